@@ -1,0 +1,206 @@
+"""The errors that cross a service's border, and the one table that maps them to gRPC and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NoReturn, cast
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from baton.v1 import types_pb2
+
+# https://cloud.google.com/apis/design/errors, with 499 for a caller that went away.
+HTTP_STATUS: Mapping[grpc.StatusCode, int] = {
+    grpc.StatusCode.OK: 200,
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.UNKNOWN: 500,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DATA_LOSS: 500,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+}
+
+_CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class ServiceError(Exception):
+    """Anything that a caller is told. Subclasses set the code; instances carry the numbers."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        phase: types_pb2.Phase.ValueType = types_pb2.PHASE_UNSPECIFIED,
+        worker_id: str = "",
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.phase = phase
+        self.worker_id = worker_id
+        self.retry_after_ms = retry_after_ms
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status that says the same."""
+        return HTTP_STATUS[self.code]
+
+    @property
+    def detail(self) -> types_pb2.ErrorDetail:
+        """The part for programs."""
+        return types_pb2.ErrorDetail(
+            phase=self.phase,
+            worker_id=self.worker_id,
+            retryable=self.retryable,
+            retry_after_ms=self.retry_after_ms,
+            field=self.field,
+        )
+
+
+class InvalidRequest(ServiceError):
+    """A field is missing, malformed or out of range."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(ServiceError):
+    """No such model, worker or placement."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class Mismatch(ServiceError):
+    """Two services do not fit together: other model, other layout, other version."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NoCapacity(ServiceError):
+    """Everything that could do it is full. Retry later."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class Unavailable(ServiceError):
+    """A service that is needed cannot be reached, drains or died. Retry."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    retryable = True
+
+
+class DeadlineExceeded(ServiceError):
+    """The caller's time limit passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Cancelled(ServiceError):
+    """The caller went away."""
+
+    code = grpc.StatusCode.CANCELLED
+
+
+class Unsupported(ServiceError):
+    """A known feature that this deployment does not have."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class DataLoss(ServiceError):
+    """State contradicts itself."""
+
+    code = grpc.StatusCode.DATA_LOSS
+
+
+class InternalError(ServiceError):
+    """A defect of ours. The message never has a stack trace."""
+
+
+_BY_CODE: Mapping[grpc.StatusCode, type[ServiceError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        NotFound,
+        Mismatch,
+        NoCapacity,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        Unsupported,
+        DataLoss,
+        InternalError,
+    )
+}
+
+
+def error_from_detail(code: int, message: str, detail: types_pb2.ErrorDetail) -> ServiceError:
+    """The error that an in-stream failure record stands for. `code` is a google.rpc.Code number."""
+    status = _CODE_BY_NUMBER.get(code, grpc.StatusCode.INTERNAL)
+    return _BY_CODE.get(status, InternalError)(
+        message,
+        field=detail.field,
+        phase=detail.phase,
+        worker_id=detail.worker_id,
+        retry_after_ms=detail.retry_after_ms if detail.HasField("retry_after_ms") else None,
+    )
+
+
+def error_from_rpc(rpc_error: grpc.aio.AioRpcError, what: str) -> ServiceError:
+    """Translates a failed call. `what` names the peer and its address, for the message."""
+    code = rpc_error.code()
+    details = rpc_error.details() or ""
+    detail = types_pb2.ErrorDetail()
+    status = rpc_status.from_call(cast(grpc.Call, rpc_error))
+    for packed in status.details if status is not None else ():
+        packed.Unpack(detail)
+    if status is not None and status.message:
+        return error_from_detail(code.value[0], status.message, detail)
+    return error_from_detail(code.value[0], f"{what}: {code.name} {details}".rstrip(), detail)
+
+
+def status_of(error: ServiceError) -> status_pb2.Status:
+    """The google.rpc.Status of an error, details included."""
+    details: list[any_pb2.Any] = [_packed(error.detail)]
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(error.retry_after_ms)
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = code_pb2.Code.ValueType(error.code.value[0])
+    return status_pb2.Status(code=code, message=error.message, details=details)
+
+
+async def abort_with(context: grpc.aio.ServicerContext, error: ServiceError) -> NoReturn:  # type: ignore[type-arg]
+    """Ends a call with the error's status and details."""
+    status = rpc_status.to_status(status_of(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("context.abort always raises")
+
+
+def _packed(
+    message: types_pb2.ErrorDetail | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

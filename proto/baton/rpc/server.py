@@ -1,0 +1,129 @@
+"""How services answer: one gRPC server with health, reflection, and errors turned into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.rpc.channel import SERVER_OPTIONS
+from baton.rpc.errors import InternalError, ServiceError, Unavailable, abort_with
+
+_log = logging.getLogger(__name__)
+
+Servicer = Any  # any generated servicer
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Service(NamedTuple):
+    """One gRPC service to offer."""
+
+    name: str  # fully qualified, as in the .proto
+    servicer: Servicer
+    register: Callable[[Servicer, grpc.aio.Server], None]  # the generated add_..._to_server
+
+
+class RpcServer:
+    """A server for the lifetime of an `async with`; `port` is known inside it.
+
+    Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address.
+    """
+
+    def __init__(self, address: str, services: Sequence[Service], grace_seconds: float = 2.0) -> None:
+        self._address = address
+        self._services = services
+        self._grace_seconds = grace_seconds
+        self._health = health.aio.HealthServicer()
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = grpc.aio.server(interceptors=(_ErrorInterceptor(),), options=SERVER_OPTIONS)
+        for service in self._services:
+            service.register(service.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [service.name for service in self._services]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        try:
+            self.port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {self._address}: is the port in use?") from error
+        await self.set_ready(False)
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._grace_seconds)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells grpc.health.v1 whether this process takes new work."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *(service.name for service in self._services)):
+            await self._health.set(name, status)
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a ServiceError that a handler raises into its status; anything else into INTERNAL, logged."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method), **codec)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method), **codec)
+        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **codec)
+
+
+def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            return await behavior(request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            await abort_with(context, _as_service_error(error, method))
+
+    return call
+
+
+def _stream(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for response in behavior(request, context):
+                yield response
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await abort_with(context, _as_service_error(error, method))
+
+    return call
+
+
+def _as_service_error(error: Exception, method: str) -> ServiceError:
+    if isinstance(error, ServiceError):
+        return error
+    _log.exception("unexpected error in %s", method)
+    return InternalError(f"unexpected {type(error).__name__} in {method}; see the service's log")

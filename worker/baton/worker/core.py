@@ -1,0 +1,127 @@
+"""The engine's words: what a request is, what a step is to do, and what came of it. Knows no tensors and no wire."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+BlockId = NewType("BlockId", int)
+BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
+Row = NewType("Row", int)  # a request's place in the executor's persistent batch
+
+Int32 = NDArray[np.int32]
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended; mirrors baton.v1.FinishReason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are drawn, every value resolved."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    seed: int = 0  # noise is a function of (seed, position)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    logprobs: int | None = None  # alternatives beside the sampled token's own
+    # Tokens that cannot be drawn while fewer than min_tokens were.
+    min_tokens: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()  # end-of-sequence and stop tokens, under min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When one request ends, every value resolved."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's distribution before temperature and filters."""
+
+    logprob: float
+    rank: int  # 1 is the most likely
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class RowInit:
+    """A request enters the batch: all that the executor must know of it until the row is freed."""
+
+    row: Row
+    token_ids: list[int]  # every token known so far: the prompt, and the output after a preemption or failover
+    num_prompt_tokens: int  # the first of token_ids; the rest counts as output in penalties and noise positions
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One engine step, as a difference to the executor's persistent batch.
+
+    Columns have one entry for each scheduled row: rows that decode one token first, then prefill chunks.
+    The executor applies, in this order: freed, admitted, new_blocks; then it computes.
+    """
+
+    step: int
+    freed: list[Row] = field(default_factory=list)
+    admitted: list[RowInit] = field(default_factory=list)
+    new_blocks: list[tuple[Row, list[BlockId]]] = field(default_factory=list)  # appended to the row's block table
+    rows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    num_scheduled_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    num_computed_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # before the step
+    samples: NDArray[np.bool_] = field(
+        default_factory=lambda: np.empty(0, np.bool_)
+    )  # the row's chunk reaches its last token
+    num_decodes: int = 0  # how many of the rows, from the front, decode one token
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return int(self.num_scheduled_tokens.sum())
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step sampled: one token for each of the plan's rows with `samples`, in the plan's order."""
+
+    step: int
+    token_ids: Int32
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
+    seconds: float = 0.0  # device time
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation on this worker, from submit to finish."""
+
+    request_id: str
+    token_ids: list[int]  # prompt first, then output; grows
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    stop: StopConditions
+    cache_namespace: bytes
+    priority: int = 0  # lower runs earlier
+    arrival: float = 0.0  # monotonic seconds
+    deadline: float | None = None  # monotonic seconds
+    prefill_only: bool = False  # a prefill for another worker: ends with its first token, holds its blocks until freed
+    remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here

@@ -1,0 +1,75 @@
+"""What the engine asks of a device. Executors own weights, KV memory and the persistent batch; they decide nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.worker.core import BlockId, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How KV lies in memory: a block of one layer is [2, num_kv_heads / tp_size, block_size, head_dim]."""
+
+    model_digest: bytes  # 16 bytes
+    dtype: str  # float32 | bfloat16 | float16 | float8_e4m3 | simulated
+    num_layers: int
+    num_kv_heads: int  # of the whole model
+    head_dim: int
+    block_size: int  # tokens
+    bytes_per_block_layer: int  # of this rank
+    tp_size: int = 1
+    tp_rank: int = 0
+
+    @property
+    def bytes_per_block(self) -> int:
+        """All layers of one block."""
+        return self.num_layers * self.bytes_per_block_layer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the engine and the contract need to know of the loaded model."""
+
+    digest: bytes  # 16 bytes
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+# Called on the executor's thread when a layer's KV of the step is written: (plan, layer).
+LayerHook = Callable[[StepPlan, int], None]
+
+
+class Executor(Protocol):
+    """Computes steps in the order they are launched.
+
+    Several steps may be in flight (`depth`): a launched row's input token may be one that an
+    earlier, uncollected step samples, so executors keep sampled tokens themselves.
+    """
+
+    model: ModelSpec
+    layout: KvLayout
+    num_blocks: int
+    depth: int  # steps that may be launched and not collected
+    layer_hook: LayerHook | None
+
+    def launch(self, plan: StepPlan) -> None:
+        """Applies the plan's differences and starts the step."""
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest launched step. Call once for each launch."""
+
+    def append_token(self, row: int, token_id: int) -> None:
+        """Adds a token that another worker sampled (the prefill worker's first) to a row's known tokens."""
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        """Copies one layer of these blocks out: len(block_ids) x bytes_per_block_layer bytes. Thread-safe."""
+
+    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
+        """Copies one layer of these blocks in. Thread-safe for blocks that no running row holds."""
+
+    def close(self) -> None:
+        """Frees the device. Idempotent."""
