@@ -1,0 +1,90 @@
+"""The one command line: `baton gateway|router|kvstore|worker|up|bench`. Imports a command's code only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCommand:
+    """A service and where its code is."""
+
+    package: str
+    config: str
+    summary: str
+
+
+SERVICES: Mapping[str, ServiceCommand] = {
+    "gateway": ServiceCommand("baton.gateway", "GatewayConfig", "The clients' edge: OpenAI REST and gRPC."),
+    "router": ServiceCommand("baton.router", "RouterConfig", "Decides which workers run a request."),
+    "kvstore": ServiceCommand("baton.kvstore", "KvstoreConfig", "The index of cached KV blocks."),
+    "worker": ServiceCommand("baton.worker", "WorkerConfig", "Prefills, decodes, or both."),
+}
+TOOLS: Mapping[str, str] = {
+    "up": "Runs all services on this machine.",
+    "bench": "Runs a benchmark of tests/bench.",
+}
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Runs one command. Returns the process's exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    variables = os.environ if environ is None else environ
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in SERVICES:
+        return _run_service(command, rest, variables)
+    if command == "up":
+        from baton.services import up
+
+        return up.main(rest, variables)
+    if command == "bench":
+        from baton.services import bench
+
+        return bench.main(rest)
+    if command in ("--version", "-V", "version"):
+        print(f"baton {_version()}")
+        return 0
+    if command in ("--help", "-h", "help"):
+        print(_help())
+        return 0
+    names = ", ".join((*SERVICES, *TOOLS))
+    print(f"baton: unknown command {command!r}; the commands are {names}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    from baton.services.run import Serve, run_service
+
+    command = SERVICES[name]
+    config_type: type = getattr(importlib.import_module(f"{command.package}.config"), command.config)
+
+    def load_serve() -> Serve:
+        serve: Serve = importlib.import_module(f"{command.package}.server").serve
+        return serve
+
+    return run_service(name, config_type, load_serve, argv, environ, command.summary)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("baton-inference")
+
+
+def _help() -> str:
+    rows = [*((name, command.summary) for name, command in SERVICES.items()), *TOOLS.items()]
+    listing = "\n".join(f"  {name:<9} {summary}" for name, summary in rows)
+    return (
+        "usage: baton COMMAND [flags]\n\nA gRPC-first LLM inference platform made of separate services.\n\n"
+        f"{listing}\n\nbaton COMMAND --help lists a command's flags; baton --version prints the version."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

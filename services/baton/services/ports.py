@@ -1,0 +1,58 @@
+"""TCP ports of this machine: which are free, which are taken."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from contextlib import ExitStack
+
+# Below the kernel's range for outgoing connections, so that none of those takes a port between choice and use.
+_LOWEST, _HIGHEST = 15000, 32000
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Different ports that nothing listens on now."""
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in random.sample(range(_LOWEST, _HIGHEST), k=min(_HIGHEST - _LOWEST, 50 * count + 200)):
+            if len(found) == count:
+                return found
+            probe = held.enter_context(_listener())
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            found.append(port)
+    raise OSError(errno.EADDRINUSE, f"no {count} free ports from {_LOWEST} to {_HIGHEST}")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`; ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def why_unusable(address: str) -> str | None:
+    """Why nothing can listen on `host:port` now. None: something can."""
+    try:
+        host, port = split_address(address)
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (ValueError, OSError) as error:
+        return str(error)
+    with socket.socket(family, kind, proto) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(target)
+            probe.listen(1)
+        except OSError as error:
+            return "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+    return None
+
+
+def _listener() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listener

@@ -1,0 +1,103 @@
+"""One service as a process: settings, logs, signals, exit codes. Knows no service's inside."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.services import logs, settings
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger(__name__)
+
+Serve = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """What every service's process has in common."""
+
+    log_format: logs.LogFormat | str = field(
+        default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")}
+    )
+    log_level: str = field(
+        default="info", metadata={"help": "The least level logged.", "choices": ("debug", "info", "warning", "error")}
+    )
+    parent_pid: int = field(
+        default=0,
+        metadata={"help": "Stop when this process, the parent, ends. 0: never.", "minimum": 0, "metavar": "PID"},
+    )
+
+
+def run_service(
+    name: str,
+    config_type: type,
+    load_serve: Callable[[], Serve],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    description: str,
+) -> int:
+    """Runs a service until SIGTERM or SIGINT. Returns the process's exit code."""
+    try:
+        config, process = settings.load(name, (config_type, ProcessConfig), argv, environ, description)
+    except settings.SettingsError as error:
+        print(f"baton {name}: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    logs.configure(name, process.log_format, process.log_level)
+    if process.parent_pid:
+        _stop_with(process.parent_pid)
+    return _run(name, config, load_serve())
+
+
+def _run(name: str, config: Any, serve: Serve) -> int:
+    import uvloop
+
+    from baton.rpc.errors import InvalidRequest, ServiceError
+
+    try:
+        uvloop.run(_until_signalled(serve, config))
+    except InvalidRequest as error:
+        _log.error("%s cannot start: %s", name, error.message)
+        return EXIT_MISCONFIGURED
+    except ServiceError as error:
+        _log.error("%s stopped: %s", name, error.message)
+        return EXIT_FAILED
+    except Exception:
+        _log.exception("%s failed", name)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _until_signalled(serve: Serve, config: Any) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            _log.warning("%s again: leaving without a drain", number.name)
+            os._exit(128 + number)
+        _log.info("%s: draining", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await serve(config, stop)
+
+
+def _stop_with(parent_pid: int) -> None:
+    """Asks the kernel for a SIGTERM when the parent ends (Linux); the parent may have ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,34 @@
+"""What `baton up` shows: lines that stay, and on a terminal one live line below them."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class StatusLines:
+    """Writes to a terminal or a plain stream. Owns nothing but the live line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._shown = ""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._stream.write(f"{_CLEAR_LINE if self._live and self._shown else ''}{line}\n")
+        self._shown = ""
+        self._stream.flush()
+
+    def wait(self, waiting_for: list[str], seconds: float) -> None:
+        """What is being waited for: redrawn on a terminal, elsewhere one line at each change."""
+        names = ", ".join(waiting_for)
+        if self._live:
+            self._stream.write(f"{_CLEAR_LINE}waiting for {names} ({seconds:.0f} s)")
+            self._stream.flush()
+            self._shown = names
+        elif names != self._shown:
+            self._stream.write(f"waiting for {names}\n")
+            self._stream.flush()
+            self._shown = names

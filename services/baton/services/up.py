@@ -1,0 +1,162 @@
+"""`baton up`: a tandem on this machine, from start to a stop that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from baton.services import settings, tandem
+from baton.services.ports import free_ports
+from baton.services.processes import Child
+from baton.services.readiness import is_ready
+from baton.services.status_lines import StatusLines
+
+_STOP_GRACE_SECONDS = 10.0
+_PROBE_INTERVAL_SECONDS = 0.1
+
+
+class UpFailed(Exception):
+    """The tandem cannot go on. The message is for the user."""
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs a tandem until Ctrl-C or SIGTERM. Returns the process's exit code."""
+    try:
+        (config,) = settings.load("up", (tandem.UpConfig,), argv, environ, "Runs a whole tandem on this machine.")
+        config = tandem.check_listen_addresses(config)
+        model = tandem.resolve_model(config)
+    except settings.SettingsError as error:
+        print(f"baton up: {error}", file=sys.stderr)
+        return 2
+    log_dir = Path(config.log_dir or tempfile.mkdtemp(prefix="baton-up-"))
+    log_dir.mkdir(parents=True, exist_ok=True)
+    plans = tandem.plan(config, model, free_ports)
+    lines = StatusLines(sys.stdout)
+    lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
+    try:
+        clean = asyncio.run(_run(config, plans, log_dir, environ, lines))
+    except UpFailed as error:
+        lines.say(f"baton up: {error}")
+        return 1
+    if clean and not config.log_dir:
+        shutil.rmtree(log_dir, ignore_errors=True)
+    return 0 if clean else 1
+
+
+async def _run(
+    config: tandem.UpConfig,
+    plans: Sequence[tandem.ServicePlan],
+    log_dir: Path,
+    environ: Mapping[str, str],
+    lines: StatusLines,
+) -> bool:
+    """True: stopped as asked, and everything ended by itself."""
+    stop = asyncio.Event()
+    children: list[Child] = []
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _on_signal, stop, children)
+    try:
+        # All at once: every service waits for those it needs.
+        for plan in reversed(plans):
+            children.append(await Child.start(plan, log_dir, environ))
+        await _until(stop, children, _announce_ready(config, children, lines))
+    except BaseException:
+        await _stop_all(children)
+        raise
+    lines.say("stopping")
+    stragglers = await _stop_all(children)
+    for child in stragglers:
+        lines.say(f"{child.plan.name} had to be killed; its log is {child.log_path}")
+    return not stragglers
+
+
+def _on_signal(stop: asyncio.Event, children: Sequence[Child]) -> None:
+    if stop.is_set():
+        for child in children:
+            child.kill()
+    stop.set()
+
+
+async def _until(stop: asyncio.Event, children: Sequence[Child], start: Coroutine[Any, Any, None]) -> None:
+    """Returns when `stop` is set; raises UpFailed when a service ends or the start fails."""
+    starting: asyncio.Task[Any] = asyncio.create_task(start)
+    stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
+    exits: dict[asyncio.Task[Any], Child] = {asyncio.create_task(child.process.wait()): child for child in children}
+    tasks = {starting, stopping, *exits}
+    try:
+        while not stopping.done():
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                return
+            if starting in done:
+                starting.result()
+            if ended := [exits[task] for task in done if task in exits]:
+                raise UpFailed(_obituary(ended[0]))
+    finally:
+        for task in (starting, stopping, *exits):
+            task.cancel()
+
+
+def _obituary(child: Child) -> str:
+    tail = "\n".join(f"  | {line}" for line in child.log_tail().splitlines()) or "  | (its log is empty)"
+    return f"{child.plan.name} {child.ending}; the end of {child.log_path}:\n{tail}"
+
+
+async def _announce_ready(config: tandem.UpConfig, children: Sequence[Child], lines: StatusLines) -> None:
+    began = time.monotonic()
+    waiting = list(children)
+    while waiting:
+        seconds = time.monotonic() - began
+        if seconds > config.ready_timeout:
+            raise UpFailed(
+                f"not ready after {seconds:.0f} s: {', '.join(child.plan.name for child in waiting)}; "
+                f"the end of {waiting[0].log_path}:\n{waiting[0].log_tail()}"
+            )
+        lines.wait([child.plan.name for child in waiting], seconds)
+        ready = await asyncio.gather(*(is_ready(child.plan.probe, child.plan.probe_address) for child in waiting))
+        for child in [child for child, answer in zip(waiting, ready, strict=True) if answer]:
+            plan = child.plan
+            lines.say(
+                f"  {plan.name:<17} ready after {time.monotonic() - began:4.1f} s   "
+                f"gRPC {plan.address}   http://{plan.metrics}/metrics"
+            )
+            waiting.remove(child)
+        await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
+    lines.say(_welcome(config, children))
+
+
+def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
+    gateway = next(child.plan for child in children if child.plan.command == "gateway")
+    model = gateway.flags[gateway.flags.index("--served-model-name") + 1]
+    body = {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "Tell me a story about a dog and a river."}],
+    }
+    url = f"http://{config.rest_listen}"
+    return (
+        f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n\n"
+        "Ctrl-C stops it."
+    )
+
+
+async def _stop_all(children: Sequence[Child]) -> list[Child]:
+    """Stops stage by stage. Returns those that had to be killed."""
+    killed: list[Child] = []
+    ordered = sorted(children, key=lambda child: child.plan.stop_stage)
+    for _, stage in groupby(ordered, key=lambda child: child.plan.stop_stage):
+        members = list(stage)
+        ended = await asyncio.gather(*(child.stop(_STOP_GRACE_SECONDS) for child in members))
+        killed += [child for child, by_itself in zip(members, ended, strict=True) if not by_itself]
+    return killed
