@@ -1,0 +1,109 @@
+"""The words between the gateway's edges (REST, gRPC) and its generation side. Knows neither of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.rpc.errors import ServiceError
+from baton.v1 import types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, n choices. `sampling` and `stop` are as the client gave them; unset fields get their defaults later."""
+
+    request_id: str
+    model: str  # empty: the only model served
+    prompt_token_ids: list[int]
+    sampling: types_pb2.SamplingParams = field(default_factory=types_pb2.SamplingParams)
+    stop: types_pb2.StopConditions = field(default_factory=types_pb2.StopConditions)
+    n: int = 1
+    priority: int = 0  # lower runs earlier
+    cache_salt: str = ""
+    timeout_ms: int = 0  # 0: no limit
+    adapter: str = ""
+    tenant: str = ""
+    traceparent: str = ""
+    detokenize: bool = True  # False: deltas have token ids and no text
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely tokens at a position."""
+
+    token: str
+    token_bytes: bytes
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One output token's log-probability, and those of the most likely ones there."""
+
+    token: str  # bytes that are no whole characters show as U+FFFD
+    token_bytes: bytes
+    token_id: int
+    logprob: float
+    top: tuple[TopLogprob, ...]  # most likely first
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one choice. Text may lag behind the tokens: incomplete characters and possible stop strings wait."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, where asked for
+    finish_reason: str | None = None  # "stop" | "length", set in the choice's last delta
+    stop_reason: str | int | None = None  # the stop string or stop token id that matched; None for end-of-sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens that were not computed, because a worker held their KV
+
+
+class Sink(Protocol):
+    """Where a generation goes. Called synchronously from the worker's stream: must neither block nor raise.
+
+    After on_done or on_error nothing more is called; after Generation.abort() nothing at all is.
+    """
+
+    @property
+    def writable(self) -> bool:
+        """False: keep deltas back and merge them, until Generation.resume() is called."""
+
+    def on_delta(self, delta: Delta) -> None:
+        """Takes the next piece of one choice."""
+
+    def on_done(self, usage: Usage) -> None:
+        """Every choice has had its finish_reason."""
+
+    def on_error(self, error: ServiceError) -> None:
+        """The request failed; deltas may have been sent before."""
+
+
+class Generation(Protocol):
+    """A request that runs."""
+
+    def abort(self) -> None:
+        """Ends it now: the sink hears nothing more, the worker frees the blocks. Idempotent; fine after the end."""
+
+    def resume(self) -> None:
+        """Call when the sink has become writable again."""
+
+
+class Generator(Protocol):
+    """Runs requests on workers."""
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        """Validates, places and submits. Raises ServiceError before the sink hears anything."""
