@@ -79,7 +79,9 @@ class StepPlan:
     """One engine step, as a difference to the executor's persistent batch.
 
     Columns have one entry for each scheduled row: rows that decode one token first, then prefill chunks.
-    The executor applies, in this order: freed, admitted, new_blocks; then it computes.
+    The executor applies, in this order: freed, admitted, new_blocks; then it computes. Admission replaces
+    whatever the row held and starts with an empty block table; admitted and new_blocks name scheduled rows only.
+    Freeing a row that holds nothing is no error: after a launch that failed the engine cannot know.
     """
 
     step: int
@@ -112,7 +114,11 @@ class StepResult:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation on this worker, from submit to finish."""
+    """One generation on this worker, from submit to finish.
+
+    `token_ids` is the prompt and, after a failover, the output that the client has already; num_prompt_tokens says where
+    the prompt ends. The engine appends to it. `request_id` is unique among the engine's live requests.
+    """
 
     request_id: str
     token_ids: list[int]  # prompt first, then output; grows
@@ -125,3 +131,5 @@ class Request:
     deadline: float | None = None  # monotonic seconds
     prefill_only: bool = False  # a prefill for another worker: ends with its first token, holds its blocks until freed
     remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here
+    owner: object = None  # whatever the submitter wants to find again in the outputs; the engine never looks at it
+    num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over

@@ -1,0 +1,31 @@
+"""What an engine is allowed: batch, budget and queue limits. Knows no flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.rpc.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Limits of one engine, every value resolved."""
+
+    max_num_requests: int = 256  # rows of the running batch
+    max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
+    max_queue_depth: int = 1024  # requests that wait; one more is refused with NoCapacity
+    min_remote_prefill_tokens: int = 64  # fewer uncached prompt tokens are always computed here
+    prefix_caching: bool = True
+
+    def validate(self) -> None:
+        """Raises InvalidRequest for limits that cannot work together."""
+        for name in ("max_num_requests", "max_num_batched_tokens", "max_queue_depth", "min_remote_prefill_tokens"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidRequest(f"{name} is {value}; it must be at least 1", field=name)
+        if self.max_num_batched_tokens < self.max_num_requests:
+            raise InvalidRequest(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "
+                f"{self.max_num_requests}: a step must have room for one token of every request",
+                field="max_num_batched_tokens",
+            )
