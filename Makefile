@@ -1,0 +1,93 @@
+# Baton needs Python 3.11 to 3.13 and nothing else; everything below makes its own virtual environment first.
+
+MODEL ?= models/storyteller-7m
+UP_FLAGS ?=
+PYTEST_FLAGS ?=
+# Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
+TORCH ?= torch==2.13.0
+PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV ?= .venv
+PROTO_VENV ?= .venv-proto
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PROTOS := $(wildcard proto/baton/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check fmt proto test-gpu bench clean
+
+help: ## Show this list
+	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
+	@echo
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -nE 's/^([a-z-]+):.*## (.*)/  make \1  \2/p' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make run MODEL=/path/to/a/hugging-face/folder   serves another model"
+	@echo "  make run UP_FLAGS='--rest-listen 0.0.0.0:8000'  passes flags to 'baton up' ($(BIN)/baton up --help)"
+
+run: $(VENV)/.installed ## Serve the sample model through five services on this machine
+	@exec $(BIN)/baton up --model "$(MODEL)" $(UP_FLAGS)
+
+test: $(VENV)/.installed-dev ## Run every test that needs no GPU
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	@rm -rf build/proto && mkdir -p build/proto
+	@$(call generate,build/proto)
+	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
+
+fmt: $(VENV)/.installed-dev ## Format the code and the contracts
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format -w
+
+proto: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Regenerate the code of proto/
+	$(BIN)/buf lint
+	$(call generate,proto)
+
+test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
+	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
+	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
+
+bench: $(VENV)/.installed-dev ## Run every benchmark; `make bench NAME=wire` runs one
+	@set -e; for name in $(if $(NAME),$(NAME),$(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))); do \
+	  echo "== $$name"; $(BIN)/baton bench $$name $(BENCH_FLAGS); done
+
+clean: ## Remove everything that make made
+	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf tests/examples/node/node_modules
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(1): the folder that takes the generated code. An old compiler, so that one output loads on protobuf 5.29 to 7.
+define generate
+$(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_python_out=$(1) \
+  --plugin=protoc-gen-mypy=$(PROTO_VENV)/bin/protoc-gen-mypy \
+  --plugin=protoc-gen-mypy_grpc=$(PROTO_VENV)/bin/protoc-gen-mypy_grpc \
+  --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+endef
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Baton needs Python 3.11, 3.12 or 3.13; none is on the PATH (make PYTHON=/path/to/python)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "Baton needs Python 3.11, 3.12 or 3.13; $(PYTHON) is another (make PYTHON=/path/to/python)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) '$(TORCH)'
+	$(PIP) --editable '.[all]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(PROTO_VENV)/.installed: | $(VENV)/bin/python
+	$(BIN)/python -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.71.2 mypy-protobuf==3.6.0
+	@touch $@
