@@ -12,7 +12,7 @@ from baton.v1 import types_pb2
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt, n choices. `sampling` and `stop` are as the client gave them; unset fields get their defaults later."""
+    """One prompt, n choices. `sampling` and `stop` are as the client gave them: unset fields get defaults later."""
 
     request_id: str
     model: str  # empty: the only model served
@@ -53,7 +53,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one choice. Text may lag behind the tokens: incomplete characters and possible stop strings wait."""
+    """What is new of one choice. Text may lag behind tokens: incomplete characters and possible stop strings wait."""
 
     index: int
     text: str
