@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -39,29 +42,31 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def start_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackFactory]:
-    """Starts tandems with `start_stack(executor="sim", prefill_workers=1, ..., extra={"worker": (flags)})`.
-
-    All that still run are stopped at the session's end; a test that wants it earlier calls stop().
-    """
-    stacks: list[Stack] = []
-
-    def start(extra: dict[str, tuple[str, ...]] | None = None, environ: dict[str, str] | None = None, **config: Any) -> Stack:
-        defaults = {"model": str(MODEL), "served_model_name": MODEL_NAME}
-        listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
-        settings = tandem.UpConfig(**{**defaults, **listen, **config})
-        stack = Stack.planned(tmp_path_factory.mktemp("stack"), settings, environ or {}, extra or {})
-        stacks.append(stack)
-        stack.start()
-        return stack
-
-    yield start
-    for stack in stacks:
-        stack.stop()
+@pytest.fixture
+def start_stack(tmp_path: Path) -> Iterator[StackFactory]:
+    """Starts tandems with `start_stack(executor="sim", prefill_workers=1, ..., extra={"worker": (flags)})`."""
+    with ExitStack() as cleanup:
+        yield partial(_start, tmp_path, cleanup)
 
 
 @pytest.fixture(scope="session")
-def tandem_stack(start_stack: StackFactory) -> Stack:
+def tandem_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker with the sample model, shared by tests that leave it as it was."""
-    return start_stack()
+    with ExitStack() as cleanup:
+        yield _start(tmp_path_factory.mktemp("tandem"), cleanup)
+
+
+def _start(
+    folder: Path,
+    cleanup: ExitStack,
+    extra: Mapping[str, tuple[str, ...]] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **config: Any,
+) -> Stack:
+    defaults = {"model": str(MODEL), "served_model_name": MODEL_NAME}
+    listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
+    settings = tandem.UpConfig(**{**defaults, **listen, **config})
+    stack = Stack.planned(Path(mkdtemp(dir=folder)), settings, environ or {}, extra or {})
+    cleanup.callback(stack.stop)
+    stack.start()
+    return stack

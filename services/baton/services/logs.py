@@ -7,14 +7,12 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
-
-LogFormat = Literal["json", "text"]
+from typing import Any, TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(service: str, log_format: LogFormat, level: str, stream: TextIO | None = None) -> None:
+def configure(service: str, log_format: str, level: str, stream: TextIO | None = None) -> None:
     """Sends every logger's records to `stream` (standard error), in the given form."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if log_format == "json" else TextFormatter(service))

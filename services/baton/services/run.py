@@ -29,9 +29,7 @@ Serve = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
 class ProcessConfig:
     """What every service's process has in common."""
 
-    log_format: logs.LogFormat | str = field(
-        default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")}
-    )
+    log_format: str = field(default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")})
     log_level: str = field(
         default="info", metadata={"help": "The least level logged.", "choices": ("debug", "info", "warning", "error")}
     )

@@ -1,0 +1,69 @@
+import subprocess
+import sys
+
+import pytest
+
+from baton.services import bench, cli
+
+
+def test_help_lists_every_command(capsys):
+    assert cli.main(["--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in (*cli.SERVICES, *cli.TOOLS))
+
+
+def test_an_unknown_command_is_an_error_that_names_those_there_are(capsys):
+    assert cli.main(["gatewya"], {}) == 2
+    assert "unknown command 'gatewya'; the commands are gateway, router" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"]])
+def test_the_cli_itself_imports_neither_torch_nor_grpc(words):
+    program = (
+        "import sys; from baton.services import cli; assert cli.main(sys.argv[1:]) == 0;"
+        "heavy = {'torch', 'grpc', 'numpy', 'asyncio', 'argparse'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("service", list(cli.SERVICES))
+def test_a_service_explains_its_flags_without_importing_torch(service):
+    program = (
+        "import sys; from baton.services import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "except SystemExit as leave: assert leave.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, service, "--help"], check=True, capture_output=True, text=True
+    )
+    assert "--log-format {text,json}" in shown.stdout
+    assert f"BATON_{service.upper()}_" in shown.stdout
+
+
+@pytest.mark.parametrize("service", list(cli.SERVICES))
+def test_a_wrong_flag_ends_a_service_with_2_and_one_line(service):
+    ended = subprocess.run(
+        [sys.executable, "-m", "baton.services.cli", service, "--log-level", "loud"], capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"baton {service}: --log-level: 'loud' is not allowed; give one of debug, info, warning, error\n"
+    )
+
+
+def test_bench_lists_and_runs_the_programs_of_a_folder(tmp_path, capfd):
+    (tmp_path / "bench_laps.py").write_text(
+        '"""Laps a second.\n\nMore."""\nimport sys\nprint("ran", sys.argv[1:])\nsys.exit(3)'
+    )
+    assert bench.main([], tmp_path) == 0
+    assert "laps             Laps a second." in capfd.readouterr().out
+    assert bench.main(["laps", "--fast"], tmp_path) == 3
+    assert "ran ['--fast']" in capfd.readouterr().out
+    assert bench.main(["lps"], tmp_path) == 2
+    assert "there are laps" in capfd.readouterr().err
+
+
+def test_bench_says_where_it_looked_when_there_are_none(tmp_path, capsys):
+    assert bench.main([], tmp_path) == 1
+    assert str(tmp_path) in capsys.readouterr().err
