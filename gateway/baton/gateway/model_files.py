@@ -1,0 +1,146 @@
+"""The small files of a model folder that a gateway needs: tokenizer, templates, default sampling. Never its weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, Unsupported
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_PATTERNS = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What was read from one model folder."""
+
+    folder: Path
+    special_tokens: Mapping[str, str]  # bos_token, eos_token, ...: what chat templates name them by
+    chat_templates: Mapping[str, str]  # by name; "default" is the one for chats without tools. Empty: none
+    generation_config: Mapping[str, Any]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Where tokenizer.json is."""
+        return self.folder / "tokenizer.json"
+
+    @property
+    def default_name(self) -> str:
+        """What the model is called unless told otherwise."""
+        return self.folder.resolve().name
+
+
+def read_model_files(source: str) -> ModelFiles:
+    """Reads a local folder, or a hub id where no such folder exists. A broken file is an error that names it."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = _download(source)
+    if not (folder / "tokenizer.json").is_file():
+        raise _broken(folder / "tokenizer.json", "is missing; the gateway needs the model's fast tokenizer")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"))
+    return ModelFiles(
+        folder=folder,
+        special_tokens={**special_tokens, **_special_tokens(tokenizer_config)},
+        chat_templates=_chat_templates(folder, tokenizer_config),
+        generation_config=_read_json(folder / "generation_config.json"),
+    )
+
+
+def _broken(path: Path, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"model file {path} {problem}", field="model")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _broken(path, f"cannot be read: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _broken(path, f"is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _broken(path, f"must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Later sources win, as in transformers: tokenizer_config.json, chat_template.json, *.jinja files."""
+    templates = _named_templates(tokenizer_config.get("chat_template"), folder / "tokenizer_config.json")
+    path = folder / "chat_template.json"
+    templates |= _named_templates(_read_json(path).get("chat_template"), path)
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = _read_text(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    return templates
+
+
+def _named_templates(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        entries = list(value.items())
+    elif isinstance(value, list):
+        entries = [(e.get("name"), e.get("template")) if isinstance(e, dict) else (None, None) for e in value]
+    else:
+        entries = [(None, None)]
+    for name, template in entries:
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise _broken(path, "has a chat_template that is neither a text nor named texts")
+    return dict(entries)
+
+
+def _download(source: str) -> Path:
+    if not _HUB_ID.fullmatch(source):
+        raise InvalidRequest(
+            f"model {source!r} is neither a folder on this machine nor a hub id like org/name", field="model"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise Unsupported(
+            f"model {source!r} is no local folder, and huggingface_hub, which could fetch it, is not installed",
+            field="model",
+        ) from error
+    try:
+        return Path(snapshot_download(source, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:
+        raise _hub_error(source, error) from error
+
+
+def _hub_error(source: str, error: Exception) -> ServiceError:
+    return Unavailable(
+        f"model {source!r} is no local folder and could not be fetched from the hub: {type(error).__name__}: {error}",
+        field="model",
+    )

@@ -1,0 +1,102 @@
+"""A model's tokenizer: text to token ids and back. Long texts are encoded beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from baton.gateway.detokenizer import (
+    ByteFallbackDetokenizer,
+    ByteLevelDetokenizer,
+    Detokenizer,
+    PrefixDiffDetokenizer,
+)
+from baton.gateway.token_table import Joining, build_token_table
+from baton.rpc.errors import InvalidRequest
+
+# Shorter texts take less time to encode than to hand to another thread.
+_INLINE_CHARS = 1024
+_MAX_ENCODING_THREADS = 2
+# The end of a prompt that decides how the output's first token is spelled, special tokens included.
+_MAX_CONTEXT_TOKENS = 16
+
+
+class Tokenizer:
+    """Thread-safe. Never truncates or pads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._rust = RustTokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises bare Exception
+            raise InvalidRequest(f"model file {path} is no valid tokenizer: {error}", field="model") from error
+        self._rust.no_truncation()
+        self._rust.no_padding()
+        self._table = build_token_table(self._rust)
+        self._special_ids = frozenset(
+            token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
+        )
+        self._threads = ThreadPoolExecutor(_MAX_ENCODING_THREADS, thread_name_prefix="encode")
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens known, added ones included. The model's own vocabulary may be padded beyond it."""
+        return self._rust.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without."""
+        try:
+            # Unlike encode(), the batch call lets other threads run, and computes no offsets.
+            ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text has a lone surrogate, which is no character", field="prompt") from error
+        return ids
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The same, without keeping the event loop from other work while a long text is encoded."""
+        if len(text) <= _INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: self.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of a whole sequence."""
+        try:
+            return self._rust.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequest("token ids must be whole numbers of 0 or more", field="token_ids") from error
+
+    def token_text(self, token_id: int) -> str:
+        """One token alone; bytes that are no whole characters show as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for."""
+        if self._table is not None:
+            return self._table.token_bytes(token_id)
+        return self._rust.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it. Empty: no such token."""
+        return self._rust.id_to_token(token_id) or ""
+
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """A detokenizer for the output that follows this prompt."""
+        table = self._table
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        if table is None:
+            context = prompt_token_ids[-_MAX_CONTEXT_TOKENS:]
+            return PrefixDiffDetokenizer(lambda ids: self._rust.decode(ids, skip_special_tokens=False), context, hidden)
+        if table.joining is Joining.BYTE_LEVEL:
+            return ByteLevelDetokenizer(table, skip_special_tokens)
+        at_start = all(token_id in hidden for token_id in prompt_token_ids)
+        return ByteFallbackDetokenizer(table, skip_special_tokens, at_start)
+
+    def close(self) -> None:
+        """Ends the encoding threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
