@@ -5,7 +5,9 @@ UP_FLAGS ?=
 PYTEST_FLAGS ?=
 # Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
 TORCH ?= torch==2.13.0
-PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+  $$name -c '$(SUPPORTED)' 2>/dev/null && echo $$name && break; done)
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
 
@@ -73,9 +75,8 @@ $(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_p
 endef
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "Baton needs Python 3.11, 3.12 or 3.13; none is on the PATH (make PYTHON=/path/to/python)"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
-	  || { echo "Baton needs Python 3.11, 3.12 or 3.13; $(PYTHON) is another (make PYTHON=/path/to/python)"; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(SUPPORTED)' || \
+	  { echo "Baton needs Python 3.11, 3.12 or 3.13, and $(or $(PYTHON),what is on the PATH) is none (make PYTHON=/path/to/python)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
