@@ -1,0 +1,128 @@
+"""What an operator can set on a worker, and which values fit together. Knows no flag parser and no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.rpc.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker: what it serves, where it listens, how much it takes on."""
+
+    worker_id: str = field(default="", metadata={"help": "name in the fleet; empty: made from host and port"})
+    role: str = field(
+        default="both",
+        metadata={"help": "what this worker computes for others", "choices": ("prefill", "decode", "both")},
+    )
+    listen: str = field(default="127.0.0.1:8100", metadata={"help": "gRPC address", "metavar": "HOST:PORT"})
+    advertise: str = field(
+        default="",
+        metadata={"help": "host that other services reach this worker at; empty: the listen host", "metavar": "HOST"},
+    )
+    metrics_listen: str = field(default="", metadata={"help": "Prometheus address; empty: off", "metavar": "HOST:PORT"})
+    transfer_listen: str = field(
+        default="127.0.0.1:0",
+        metadata={"help": "where KV of other workers is taken; port 0: any free one", "metavar": "HOST:PORT"},
+    )
+    kvstore: str = field(
+        default="", metadata={"help": "kvstore to publish KV events to; empty: none", "metavar": "HOST:PORT"}
+    )
+
+    model: str = field(
+        default="models/storyteller-7m", metadata={"help": "folder in Hugging Face form", "metavar": "FOLDER"}
+    )
+    served_model_name: str = field(default="", metadata={"help": "name clients use; empty: the model folder's name"})
+    load_format: str = field(
+        default="auto",
+        metadata={"help": "where weights come from; dummy: random ones", "choices": ("auto", "safetensors", "dummy")},
+    )
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "of weights and KV; auto: what suits the device",
+            "choices": ("auto", "float32", "bfloat16", "float16"),
+        },
+    )
+    executor: str = field(
+        default="cpu", metadata={"help": "what computes steps; sim: a clock, no tensors", "choices": ("cpu", "sim")}
+    )
+    threads: int = field(default=0, metadata={"help": "compute threads; 0: one a core", "minimum": 0, "maximum": 1024})
+
+    block_size: int = field(default=16, metadata={"help": "tokens a KV block", "minimum": 1, "maximum": 1024})
+    num_blocks: int = field(
+        default=0, metadata={"help": "KV blocks; 0: from --kv-cache-memory", "minimum": 0, "maximum": 2**31 - 1}
+    )
+    kv_cache_memory: int = field(
+        default=0,
+        metadata={"help": "bytes for KV; 0: a tenth of this machine's memory, at most 4 GiB", "minimum": 0},
+    )
+    max_model_len: int = field(
+        default=0, metadata={"help": "tokens of prompt and output together; 0: the model's own limit", "minimum": 0}
+    )
+    max_num_requests: int = field(
+        default=256, metadata={"help": "requests in the running batch", "minimum": 1, "maximum": 65536}
+    )
+    max_num_batched_tokens: int = field(
+        default=2048, metadata={"help": "tokens a step computes at most", "minimum": 1, "maximum": 1048576}
+    )
+    max_queue: int = field(
+        default=1024, metadata={"help": "requests that may wait; more are refused", "minimum": 0, "maximum": 1048576}
+    )
+
+    min_remote_prefill_tokens: int = field(
+        default=64,
+        metadata={"help": "uncached prompt tokens below which a prompt is always computed here", "minimum": 0},
+    )
+    lease_ms: int = field(
+        default=1000,
+        metadata={"help": "silence after which a KV transfer's lease ends", "minimum": 100, "maximum": 60000},
+    )
+    verify_transfers: bool = field(default=False, metadata={"help": "checksum every piece of transferred KV"})
+
+    drain_timeout: float = field(
+        default=30.0, metadata={"help": "seconds that running requests get at shutdown", "minimum": 0.0}
+    )
+    step_timeout: float = field(
+        default=120.0,
+        metadata={"help": "seconds without a sign from the engine until it counts as hung; 0: never", "minimum": 0.0},
+    )
+    engine_process: bool = field(
+        default=True, metadata={"help": "run the engine in a process of its own (sim only: may be off)"}
+    )
+
+    def validate(self) -> None:
+        """Raises InvalidRequest where fields contradict each other."""
+        if self.executor != "sim" and not self.engine_process:
+            raise InvalidRequest(
+                f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"
+            )
+        if self.num_blocks and self.kv_cache_memory:
+            raise InvalidRequest(
+                f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",
+                field="num_blocks",
+            )
+        if self.max_num_batched_tokens < self.max_num_requests:
+            raise InvalidRequest(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least"
+                f" max_num_requests={self.max_num_requests}",
+                field="max_num_batched_tokens",
+            )
+        for name in ("listen", "transfer_listen", "metrics_listen", "kvstore"):
+            value: str = getattr(self, name)
+            if value or name in ("listen", "transfer_listen"):
+                split_address(value, name)
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
+
+
+def split_address(address: str, field_name: str) -> tuple[str, int]:
+    """Host and port of `host:port`; IPv6 hosts stand in brackets."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequest(f"{field_name}={address!r} is not host:port with a port of 0 to 65535", field=field_name)
+    return host, int(port)

@@ -1,0 +1,247 @@
+"""The engine as its front sees it: started, spoken to, and missed at once when it ends. Knows no gRPC service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+from google.rpc import status_pb2
+
+from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unavailable, error_from_detail
+from baton.v1 import types_pb2
+from baton.worker.config import WorkerConfig
+from baton.worker.link import Frame, FrontLink, Kind
+
+_log = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 5.0
+_CHECKS_PER_STEP_TIMEOUT = 4
+
+Handler = Callable[[int, bytes], None]  # channel, payload
+
+
+class EngineHost:
+    """One engine for the lifetime of an `async with`. `ended` is set, with `end`, when it is gone."""
+
+    def __init__(self, config: WorkerConfig, worker_id: str, advertised_host: str) -> None:
+        self._config = config
+        self._start = {
+            "config": asdict(config),
+            "worker_id": worker_id,
+            "advertised_host": advertised_host,
+            "log_level": logging.getLogger().getEffectiveLevel(),
+        }
+        self._handlers: dict[int, Handler] = {
+            Kind.READY: self._on_ready,
+            Kind.FAILED: self._on_failed,
+            Kind.REPLY: self._on_reply,
+            Kind.REFUSAL: self._on_refusal,
+            Kind.LOG: _on_log,
+        }
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._call_ids = itertools.count(1)
+        self._failure: ServiceError | None = None  # told by the engine, or found by the watch
+        self._lost_hooks: list[Callable[[ServiceError], None]] = []
+        self._num_frames = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self.end: ServiceError | None = None  # why there is no engine any more
+        self.ended = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Task[None] | None = None
+        ours, theirs = socket.socketpair()
+        self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
+        if self._config.engine_process:
+            await self._spawn(theirs)
+        else:
+            self._run_thread(theirs)
+        self.send(Kind.START, payload=json.dumps(self._start).encode())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        self.send(Kind.STOP)
+        self._link.close()
+        await self._reap()
+        if self._ending is not None:
+            await self._ending
+
+    def on(self, kind: Kind, handler: Handler) -> None:
+        """Calls `handler` for every frame of a kind."""
+        self._handlers[kind] = handler
+
+    def on_lost(self, hook: Callable[[ServiceError], None]) -> None:
+        """Calls `hook` at once when the engine is gone."""
+        self._lost_hooks.append(hook)
+
+    def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
+        """Queues a frame for the engine."""
+        self._link.send(kind, channel, payload)
+
+    async def writable(self) -> None:
+        """Returns once the engine keeps up with what is sent."""
+        await self._link.writable()
+
+    async def ready(self) -> bytes:
+        """The engine's first state, once it can take requests. Raises what kept it from starting."""
+        return await asyncio.shield(self._ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent."""
+        return self._ready.done() and self.end is None
+
+    async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
+        """Asks the engine, between two steps. Raises ServiceError."""
+        if self.end is not None:
+            raise self.end
+        if not self._ready.done():
+            raise Unavailable("the worker is still starting")
+        channel = next(self._call_ids)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._calls[channel] = answer
+        self.send(Kind.CALL, channel, bytes([method]) + request)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout:g} s; a step takes that long") from None
+        finally:
+            del self._calls[channel]
+
+    async def watch(self) -> None:
+        """Ends an engine that gives no sign of life for step_timeout. Runs until the engine has ended."""
+        if not self._config.step_timeout:
+            await self.ended.wait()
+            return
+        silent_checks, seen = 0, -1
+        while not self.ended.is_set():
+            # Counting checks, not seconds: a front that was itself suspended must not blame the engine.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.step_timeout / _CHECKS_PER_STEP_TIMEOUT):
+                    await self.ended.wait()
+            silent_checks = silent_checks + 1 if seen == self._num_frames else 0
+            seen = self._num_frames
+            if silent_checks >= _CHECKS_PER_STEP_TIMEOUT and self._ready.done():
+                self._failure = InternalError(
+                    f"the engine hung: no sign of life for {self._config.step_timeout:g} s; it was ended"
+                )
+                self._kill()
+                self._link.close()
+                await self.ended.wait()
+
+    async def _spawn(self, theirs: socket.socket) -> None:
+        words = (sys.executable, "-m", "baton.worker.engine_process", str(theirs.fileno()), str(os.getpid()))
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+            )
+        _log.debug("engine process started", extra={"engine_pid": self._process.pid})
+
+    def _run_thread(self, theirs: socket.socket) -> None:
+        from baton.worker.engine_process import run_engine
+
+        self._thread = threading.Thread(target=run_engine, args=(theirs,), name="engine", daemon=True)
+        self._thread.start()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _reap(self) -> str:
+        """Waits for the engine's exit, and says how it ended."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _EXIT_SECONDS)
+            return "its thread ended" if not self._thread.is_alive() else "its thread does not end"
+        if self._process is None:
+            return "it was never started"
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            _log.warning("the engine process does not end within %g s; killing it", _EXIT_SECONDS)
+            self._kill()
+            code = await self._process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _on_frame(self, frame: Frame) -> None:
+        self._num_frames += 1
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            _log.error("a frame of kind %d from the engine has no handler; dropped", frame.kind)
+            return
+        handler(frame.channel, frame.payload)
+
+    def _on_link_closed(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        # Streams are cut before the exit code is known: gateways must move on at once.
+        self._lose(Unavailable("the worker's engine ended"))
+        how = await self._reap()
+        self.end = self._failure or InternalError(f"the engine ended: {how}")
+        if not self._stopping:
+            _log.error("%s", self.end.message, extra={"engine_exit": how})
+        if not self._ready.done():
+            self._ready.set_exception(self.end)
+            self._ready.exception()  # nobody need have waited for it
+        self.ended.set()
+
+    def _lose(self, error: ServiceError) -> None:
+        self.end = error
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+        for hook in self._lost_hooks:
+            hook(error)
+
+    def _on_ready(self, channel: int, payload: bytes) -> None:
+        if not self._ready.done():
+            self._ready.set_result(payload)
+
+    def _on_failed(self, channel: int, payload: bytes) -> None:
+        self._failure = error_of_status(payload)
+
+    def _on_reply(self, channel: int, payload: bytes) -> None:
+        answer = self._calls.get(channel)
+        if answer is not None and not answer.done():
+            answer.set_result(payload)
+
+    def _on_refusal(self, channel: int, payload: bytes) -> None:
+        answer = self._calls.get(channel)
+        if answer is not None and not answer.done():
+            answer.set_exception(error_of_status(payload))
+
+
+def error_of_status(serialized: bytes) -> ServiceError:
+    """The error that a google.rpc.Status stands for."""
+    status = status_pb2.Status.FromString(serialized)
+    detail = types_pb2.ErrorDetail()
+    for packed in status.details:
+        packed.Unpack(detail)
+    return error_from_detail(status.code, status.message, detail)
+
+
+def _on_log(channel: int, payload: bytes) -> None:
+    record = logging.makeLogRecord(json.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)

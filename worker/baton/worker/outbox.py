@@ -1,0 +1,78 @@
+"""What one gRPC stream still has to send: bounded, and merged where its reader lags. Knows no contents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from baton.rpc.errors import NoCapacity, ServiceError
+
+# A reader this far behind is cut off: ~1 M tokens.
+MAX_BUFFERED_BYTES = 4 << 20
+_MAX_MERGED_BYTES = 256 << 10
+
+
+class Outbox:
+    """One writer pushes, one reader takes. Both on the same event loop."""
+
+    def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._messages: deque[tuple[bytes, bool]] = deque()
+        self._num_bytes = 0
+        self._closed = False
+        self._error: ServiceError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, message: bytes, mergeable: bool = False) -> None:
+        """Adds a message. Mergeable ones mean the same when their bytes are concatenated."""
+        if self._closed:
+            return
+        self._messages.append((message, mergeable))
+        self._num_bytes += len(message)
+        if self._num_bytes > self._max_bytes:
+            self._messages.clear()
+            self.close(NoCapacity(f"the stream's reader lags by more than {self._max_bytes} bytes; it was cut off"))
+        else:
+            self._wake()
+
+    def close(self, error: ServiceError | None = None) -> None:
+        """Nothing more is pushed. What is there can still be taken. Idempotent: the first error counts."""
+        if not self._closed:
+            self._closed = True
+            self._error = error
+            self._wake()
+
+    @property
+    def closed(self) -> bool:
+        """Whether pushes are dropped by now."""
+        return self._closed
+
+    async def take(self) -> bytes | None:
+        """The next message, or several merged into one. None: the end; raises the error the outbox was closed with."""
+        while not self._messages:
+            if self._closed:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message, mergeable = self._messages.popleft()
+        if mergeable and self._messages:
+            message = self._merged(message)
+        self._num_bytes -= len(message)
+        return message
+
+    def _merged(self, message: bytes) -> bytes:
+        parts, size = [message], len(message)
+        while self._messages and self._messages[0][1] and size < _MAX_MERGED_BYTES:
+            part, _ = self._messages.popleft()
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,258 @@
+"""GenerateStream on the engine's side: requests of many streams in, one frame a step and stream out. Knows no gRPC."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import FinishReason, Request, TokenLogprobs
+from baton.worker.executor.base import ModelSpec
+from baton.worker.link import Kind
+from baton.worker.outputs import Finish, StepOutputs
+from baton.worker.submit import generation_of
+
+_log = logging.getLogger(__name__)
+
+_REASONS = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
+}
+
+Send = Callable[[int, int, bytes], None]  # kind, channel, payload
+
+
+class Runner(Protocol):
+    """What sessions need of an engine."""
+
+    max_model_len: int
+
+    def submit(self, request: Request) -> None:
+        """Takes a request, or raises a ServiceError."""
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request. Idempotent."""
+
+
+class RemotePrefills(Protocol):
+    """What sessions need of the decode side of hand-overs."""
+
+    def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
+        """A request that was just submitted may be prefilled by this worker."""
+
+    def num_prefill_cached_tokens(self, request: Request) -> int:
+        """How many of a finished request's transferred tokens the prefill worker had cached."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One stream. Who asks is not known here."""
+
+    channel: int
+    requests: dict[int, Request] = field(default_factory=dict)  # by slot
+    slots: dict[Request, int] = field(default_factory=dict)  # the inverse
+    frame: worker_pb2.GenerateStreamResponse | None = None  # what goes out next
+
+
+class Sessions:
+    """All open streams. Used by the engine thread only."""
+
+    def __init__(
+        self,
+        engine: Runner,
+        model: ModelSpec,
+        worker_id: str,
+        send: Send,
+        remote: RemotePrefills | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._worker_id = worker_id
+        self._send = send
+        self._remote = remote
+        self._clock = clock
+        self._serial = itertools.count(1)
+        self._sessions: dict[int, _Session] = {}
+        self._session_of: dict[Request, _Session] = {}
+        self._unsent: list[_Session] = []  # those with a frame
+        self._step = 0
+        self.draining = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have neither finished nor failed."""
+        return len(self._session_of)
+
+    def open(self, channel: int) -> None:
+        """A stream began."""
+        self._sessions[channel] = _Session(channel)
+
+    def receive(self, channel: int, payload: bytes) -> None:
+        """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream."""
+        session = self._sessions.get(channel)
+        if session is None:
+            return  # cut a moment ago
+        try:
+            message = worker_pb2.GenerateStreamRequest.FromString(payload)
+        except DecodeError:
+            self.close(channel)
+            error = InvalidRequest("a message on the stream is no GenerateStreamRequest", worker_id=self._worker_id)
+            self._send(Kind.GENERATE_CLOSE, channel, status_of(error).SerializeToString())
+            return
+        for slot in message.aborts:
+            if request := session.requests.get(slot):
+                self._engine.abort(request.request_id)
+        for submit in message.submits:
+            try:
+                self._submit(session, submit)
+            except ServiceError as error:
+                self._fail(session, submit.slot, submit.request_id, error)
+
+    def close(self, channel: int) -> None:
+        """The stream ended: its requests are aborted. Idempotent."""
+        session = self._sessions.pop(channel, None)
+        if session is None:
+            return
+        session.frame = None
+        for slot, request in list(session.requests.items()):
+            self._forget(session, slot, request)
+            self._engine.abort(request.request_id)
+
+    def abort_all(self, reason: str) -> None:
+        """Fails every request, retryable."""
+        for session in self._sessions.values():
+            for slot, request in list(session.requests.items()):
+                self._forget(session, slot, request)
+                self._engine.abort(request.request_id)
+                self._fail(session, slot, request.request_id, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
+
+    def emit(self, outputs: StepOutputs) -> None:
+        """Sends what a step brought, and what went wrong before it: one frame a stream."""
+        self._step = max(self._step, outputs.step)
+        if outputs.token_ids:
+            self._add_tokens(outputs)
+        for finish in outputs.finishes:
+            self._add_finish(finish)
+        for failure in outputs.failures:
+            if session := self._session_of.get(failure.request):
+                slot = session.slots[failure.request]
+                self._forget(session, slot, failure.request)
+                self._fail(session, slot, failure.request_id, failure.error)
+        for session in self._unsent:
+            if frame := session.frame:
+                session.frame = None
+                frame.step = self._step
+                kind = Kind.GENERATE if frame.token_counts or frame.logprobs else Kind.GENERATE_PLAIN
+                self._send(kind, session.channel, frame.SerializeToString())
+        self._unsent.clear()
+
+    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest) -> None:
+        if self.draining:
+            raise Unavailable("the worker is draining and takes no new requests", phase=types_pb2.PHASE_QUEUE)
+        if running := session.requests.get(submit.slot):
+            # Nothing may follow a slot's failure, so that the slot's first request ends with it.
+            self._forget(session, submit.slot, running)
+            self._engine.abort(running.request_id)
+            raise InvalidRequest(
+                f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
+            )
+        name = f"{submit.request_id}#{next(self._serial)}"
+        request = generation_of(submit, self._model, self._engine.max_model_len, name, self._clock())
+        self._engine.submit(request)
+        if request.remote_prefill and self._remote is not None:
+            self._remote.expect(request, submit.prefill)
+        session.requests[submit.slot] = request
+        session.slots[request] = submit.slot
+        self._session_of[request] = session
+
+    def _add_tokens(self, outputs: StepOutputs) -> None:
+        if len(self._sessions) == 1:
+            (session,) = self._sessions.values()
+            slots = list(map(session.slots.get, outputs.requests))
+            if None not in slots:
+                self._add_columns(session, cast(list[int], slots), outputs.token_ids, outputs.logprobs)
+                return
+        rows: dict[_Session, list[int]] = {}
+        for row, request in enumerate(outputs.requests):
+            if owner := self._session_of.get(request):
+                rows.setdefault(owner, []).append(row)
+        for session, indexes in rows.items():
+            self._add_columns(
+                session,
+                [session.slots[outputs.requests[i]] for i in indexes],
+                [outputs.token_ids[i] for i in indexes],
+                {n: outputs.logprobs[i] for n, i in enumerate(indexes) if i in outputs.logprobs},
+            )
+
+    def _add_columns(
+        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> None:
+        frame = self._frame_of(session)
+        if len(set(slots)) == len(slots):
+            frame.slots.extend(slots)
+            frame.token_ids.extend(token_ids)
+        else:
+            tokens_of: dict[int, list[int]] = {}
+            for slot, token_id in zip(slots, token_ids, strict=True):
+                tokens_of.setdefault(slot, []).append(token_id)
+            frame.slots.extend(tokens_of)
+            frame.token_counts.extend(map(len, tokens_of.values()))
+            frame.token_ids.extend(itertools.chain.from_iterable(tokens_of.values()))
+        records: dict[int, worker_pb2.SlotLogprobs] = {}
+        for row in sorted(logprobs):
+            slot = slots[row]
+            if slot not in records:
+                records[slot] = frame.logprobs.add(slot=slot)
+            records[slot].tokens.append(logprobs_message(logprobs[row]))
+
+    def _add_finish(self, finish: Finish) -> None:
+        session = self._session_of.get(finish.request)
+        if session is None:
+            return
+        slot = session.slots[finish.request]
+        self._forget(session, slot, finish.request)
+        self._frame_of(session).finishes.add(
+            slot=slot,
+            reason=_REASONS[finish.reason],
+            stop_token_id=finish.stop_token_id,
+            num_cached_tokens=finish.num_cached_tokens,
+            num_transferred_tokens=finish.num_transferred_tokens,
+            num_prefill_cached_tokens=self._remote.num_prefill_cached_tokens(finish.request) if self._remote else 0,
+            num_preemptions=finish.num_preemptions,
+            queue_us=round(finish.queue_seconds * 1e6),
+            prefill_us=round(finish.prefill_seconds * 1e6),
+        )
+
+    def _fail(self, session: _Session, slot: int, request_id: str, error: ServiceError) -> None:
+        _log.info("request failed: %s", error.message, extra={"request_id": request_id, "code": error.code.name})
+        detail = error.detail
+        detail.worker_id = detail.worker_id or self._worker_id
+        self._frame_of(session).failures.add(slot=slot, code=error.code.value[0], message=error.message, detail=detail)
+
+    def _forget(self, session: _Session, slot: int, request: Request) -> None:
+        del session.requests[slot], session.slots[request], self._session_of[request]
+
+    def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:
+        if session.frame is None:
+            session.frame = worker_pb2.GenerateStreamResponse()
+            self._unsent.append(session)
+        return session.frame
+
+
+def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    """The contract's form of one token's log-probabilities."""
+    return types_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )

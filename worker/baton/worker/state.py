@@ -1,0 +1,91 @@
+"""What the engine tells routers of itself: identity, epoch, load. Decides when it is worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.worker.executor.base import KvLayout
+from baton.worker.outputs import LoadSnapshot
+
+_MIN_INTERVAL_SECONDS = 0.1
+_MAX_INTERVAL_SECONDS = 1.0
+
+_DTYPES = {
+    "float32": kv_pb2.KV_DTYPE_FLOAT32,
+    "bfloat16": kv_pb2.KV_DTYPE_BFLOAT16,
+    "float16": kv_pb2.KV_DTYPE_FLOAT16,
+    "float8_e4m3": kv_pb2.KV_DTYPE_FLOAT8_E4M3,
+    "simulated": kv_pb2.KV_DTYPE_SIMULATED,
+}
+
+
+class StateReporter:
+    """Sends the state when it changes, ten times a second at most, and once a second at least."""
+
+    def __init__(self, read: Callable[[], worker_pb2.WorkerState], send: Callable[[bytes], None]) -> None:
+        self._read = read
+        self._send = send
+        self._sent = b""
+        self._sent_at = 0.0
+
+    def current(self) -> bytes:
+        """The state as of now, as a WatchStateResponse."""
+        return worker_pb2.WatchStateResponse(state=self._read()).SerializeToString(deterministic=True)
+
+    def report(self, now: float, at_once: bool = False) -> None:
+        """Sends the state if that is due."""
+        age = now - self._sent_at
+        if age < _MIN_INTERVAL_SECONDS and not at_once:
+            return
+        state = self.current()
+        if state != self._sent or age >= _MAX_INTERVAL_SECONDS or at_once:
+            self._send(state)
+            self._sent, self._sent_at = state, now
+
+    def deadline(self, changing: bool) -> float:
+        """When `report` must be called next; sooner while the state may have changed."""
+        return self._sent_at + (_MIN_INTERVAL_SECONDS if changing else _MAX_INTERVAL_SECONDS)
+
+
+def layout_message(layout: KvLayout) -> kv_pb2.KvLayout:
+    """The contract's form of a layout."""
+    return kv_pb2.KvLayout(
+        model_digest=layout.model_digest,
+        dtype=_DTYPES[layout.dtype],
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        block_size=layout.block_size,
+        tp_size=layout.tp_size,
+        tp_rank=layout.tp_rank,
+    )
+
+
+def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
+    """The contract's form of the load."""
+    return worker_pb2.WorkerLoad(
+        num_running=load.num_running,
+        queue_depth=load.queue_depth,
+        num_pending_prefill_tokens=load.num_pending_prefill_tokens,
+        num_context_tokens=load.num_context_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        max_num_requests=load.max_num_requests,
+        prefill_tokens_per_second=load.prefill_tokens_per_second,
+        decode_step_seconds=load.decode_step_seconds,
+        transfer_bytes_per_second=transfer_bytes_per_second,
+        kv_bytes_per_token=layout.bytes_per_block // layout.block_size,
+    )
+
+
+def model_message(name: str, model_digest: bytes, max_model_len: int, vocab_size: int, block_size: int, eos: tuple[int, ...]) -> types_pb2.ModelInfo:
+    """The model as it is served."""
+    return types_pb2.ModelInfo(
+        name=name,
+        digest=model_digest,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        block_size=block_size,
+        eos_token_ids=eos,
+    )

@@ -1,0 +1,184 @@
+"""What a submitted generation means: the contract's SubmitRequest as the engine's Request, or a clear refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import Request, SamplingParams, StopConditions
+from baton.worker.executor.base import ModelSpec
+
+_MAX_LOGPROBS = 1024
+
+_REQUIRED_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+# Inclusive bounds of the contract.
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, math.inf),
+}
+_ABOVE_ZERO = ("top_p", "repetition_penalty")
+
+
+def generation_of(
+    submit: worker_pb2.SubmitRequest, model: ModelSpec, max_model_len: int, name: str, now: float
+) -> Request:
+    """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field."""
+    if submit.adapter:
+        raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
+    prompt, output = list(submit.prompt_token_ids), list(submit.resume.output_token_ids)
+    _check_namespace(submit.cache_namespace)
+    check_prompt(prompt, model.vocab_size, max_model_len)
+    check_token_ids(output, model.vocab_size, "resume.output_token_ids")
+    stop = stop_conditions_of(submit.stop, model)
+    if len(output) >= stop.max_tokens:
+        raise InvalidRequest(
+            f"resume has {len(output)} output tokens, and max_tokens is {stop.max_tokens}: nothing is left to generate",
+            field="resume.output_token_ids",
+        )
+    return Request(
+        request_id=name,
+        token_ids=prompt + output,
+        num_prompt_tokens=len(prompt),
+        sampling=sampling_of(submit.sampling, stop, model.vocab_size),
+        stop=stop,
+        cache_namespace=submit.cache_namespace,
+        priority=submit.priority,
+        arrival=now,
+        deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
+        remote_prefill=submit.HasField("prefill"),
+    )
+
+
+def prefill_of(
+    submit: worker_pb2.PrefillSubmit, model: ModelSpec, max_model_len: int, name: str, now: float
+) -> Request:
+    """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field."""
+    if submit.adapter:
+        raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
+    token_ids = list(submit.prompt_token_ids)
+    _check_namespace(submit.cache_namespace)
+    check_prompt(token_ids, model.vocab_size, max_model_len)
+    if submit.num_output_tokens >= len(token_ids):
+        raise InvalidRequest(
+            f"num_output_tokens={submit.num_output_tokens} leaves no prompt of {len(token_ids)} tokens",
+            field="num_output_tokens",
+        )
+    stop = stop_conditions_of(submit.stop, model)
+    return Request(
+        request_id=name,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids) - submit.num_output_tokens,
+        sampling=sampling_of(submit.sampling, stop, model.vocab_size),
+        stop=stop,
+        cache_namespace=submit.cache_namespace,
+        priority=submit.priority,
+        arrival=now,
+        deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
+        prefill_only=True,
+    )
+
+
+def check_prompt(token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> None:
+    """Raises InvalidRequest unless a prompt leaves room for one token, and the model knows all of its tokens."""
+    if not token_ids:
+        raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt_token_ids")
+    if len(token_ids) >= max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens; the context of {max_model_len} must hold it and one more",
+            field="prompt_token_ids",
+        )
+    check_token_ids(token_ids, vocab_size, "prompt_token_ids")
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest where a token is not the model's."""
+    if token_ids and max(token_ids) >= vocab_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        raise InvalidRequest(
+            f"{field}[{index}] is {token_ids[index]}; the vocabulary has {vocab_size} tokens", field=field
+        )
+
+
+def stop_conditions_of(stop: types_pb2.StopConditions, model: ModelSpec) -> StopConditions:
+    """When the request ends. Raises InvalidRequest."""
+    if not stop.max_tokens:
+        raise InvalidRequest("max_tokens must be set, and at least 1", field="stop.max_tokens")
+    if stop.min_tokens > stop.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens={stop.min_tokens} is above max_tokens={stop.max_tokens}", field="stop.min_tokens"
+        )
+    check_token_ids(stop.stop_token_ids, model.vocab_size, "stop.stop_token_ids")
+    return StopConditions(
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        eos_token_ids=frozenset() if stop.ignore_eos else frozenset(model.eos_token_ids),
+        stop_token_ids=frozenset(stop.stop_token_ids),
+    )
+
+
+def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_size: int) -> SamplingParams:
+    """How tokens are drawn. Raises InvalidRequest."""
+    present = {descriptor.name for descriptor, _ in sampling.ListFields()}
+    for name in _REQUIRED_SAMPLING:
+        if name not in present:
+            raise InvalidRequest(
+                f"sampling.{name} is not set; workers take resolved parameters", field=f"sampling.{name}"
+            )
+    for name, (low, high) in _RANGES.items():
+        _check_range(name, getattr(sampling, name), low, high)
+    ids, values = sampling.logit_bias_token_ids, sampling.logit_bias_values
+    if len(ids) != len(values):
+        raise InvalidRequest(
+            f"logit_bias has {len(ids)} tokens and {len(values)} values", field="sampling.logit_bias_values"
+        )
+    check_token_ids(ids, vocab_size, "sampling.logit_bias_token_ids")
+    check_token_ids(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
+    if sampling.logprobs > _MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"sampling.logprobs is {sampling.logprobs}, at most {_MAX_LOGPROBS} are given", field="sampling.logprobs"
+        )
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=tuple(zip(ids, values, strict=True)),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        logprobs=min(sampling.logprobs, vocab_size) if sampling.HasField("logprobs") else None,
+        min_tokens=stop.min_tokens,
+        suppressed_token_ids=tuple(sorted(stop.eos_token_ids | stop.stop_token_ids)) if stop.min_tokens else (),
+    )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    above_zero = name in _ABOVE_ZERO
+    if not low <= value <= high or (above_zero and value == 0):  # also refuses NaN
+        bounds = f"{'(' if above_zero else '['}{low:g}, {high:g}]"
+        raise InvalidRequest(f"sampling.{name} is {value:g}, must be in {bounds}", field=f"sampling.{name}")
+
+
+def _check_namespace(cache_namespace: bytes) -> None:
+    if len(cache_namespace) != HASH_BYTES:
+        raise InvalidRequest(
+            f"cache_namespace has {len(cache_namespace)} bytes, must have {HASH_BYTES}", field="cache_namespace"
+        )
