@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import grpc
@@ -173,6 +175,7 @@ class Stack:
         return cls(config, services)
 
     def start(self) -> None:
+        _RUNNING.append(self)
         for service in reversed(self.services.values()):
             service.spawn()
         for service in reversed(self.services.values()):
@@ -181,6 +184,7 @@ class Stack:
     def stop(self) -> None:
         for service in self.services.values():
             service.stop_by_force()
+        _RUNNING.remove(self)
 
     def __getitem__(self, name: str) -> Service:
         return self.services[name]
@@ -257,6 +261,31 @@ class Stack:
         total = stats.num_held_blocks + stats.num_leased_blocks + stats.num_cached_blocks + stats.num_empty_blocks
         assert total == stats.state.load.num_blocks, stats
         return stats.num_held_blocks == 0 and stats.num_leased_blocks == 0
+
+
+_RUNNING: list[Stack] = []
+
+
+def running() -> list[Stack]:
+    """Every stack that was started and not stopped."""
+    return list(_RUNNING)
+
+
+def start_stack(
+    folder: Path,
+    cleanup: ExitStack,
+    extra: Mapping[str, tuple[str, ...]] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **config: Any,
+) -> Stack:
+    """Starts a tandem with UpConfig's fields as given; `extra` flags go by command or service name."""
+    defaults = {"model": str(MODEL), "served_model_name": MODEL_NAME}
+    listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
+    settings = tandem.UpConfig(**{**defaults, **listen, **config})
+    stack = Stack.planned(Path(mkdtemp(dir=folder)), settings, environ or {}, extra or {})
+    cleanup.callback(stack.stop)
+    stack.start()
+    return stack
 
 
 def metric(text: str, name: str, **labels: str) -> float:

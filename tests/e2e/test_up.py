@@ -1,0 +1,206 @@
+"""`baton up` as a user meets it: a program with an output and an exit code."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from stack import MODEL, ROOT, wait_until
+
+
+class Up:
+    """A running `baton up`, its output read line by line."""
+
+    def __init__(self, tmp_path: Path, *flags: str, **environ: str) -> None:
+        self.output_path = tmp_path / "output"
+        self.tmp = tmp_path / "tmp"
+        self.tmp.mkdir(exist_ok=True)
+        words = [sys.executable, "-m", "baton.services.cli", "up", *flags]
+        variables = {**os.environ, "TMPDIR": str(self.tmp), **environ}
+        with self.output_path.open("wb") as output:
+            self.process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=variables
+            )
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text()
+
+    def wait_ready(self) -> str:
+        def ready():
+            assert self.process.poll() is None, self.output
+            return "Baton is ready" in self.output
+
+        wait_until(ready, "ready", 60)
+        return re.search(r"http://(\S+) \(REST\)", self.output)[1]
+
+    def family(self) -> list[psutil.Process]:
+        """Every process that it started, directly or not."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def up(tmp_path):
+    started = []
+
+    def start(*flags: str, **environ: str) -> Up:
+        listen = ("--rest-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
+        started.append(Up(tmp_path, *listen, *flags, **environ))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.terminate()
+        one.process.wait(60)
+
+
+def listening_ports(processes):
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found |= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def assert_nothing_left(family, ports, seconds=5):
+    wait_until(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], "no process left", seconds)
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_starts_answers_and_leaves_nothing_after_a_signal(up, number):
+    before = shared_memory()
+    one = up()
+    address = one.wait_ready()
+    curl = next(line for line in one.output.splitlines() if line.strip().startswith("curl "))
+    answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.rstrip().endswith("data: [DONE]"), answer
+    assert address in curl
+    for name in ("gateway", "router", "worker prefill-0", "worker decode-0", "kvstore"):
+        assert re.search(rf"{name} +ready after", one.output), name
+    family = one.family()
+    ports = listening_ports(family)
+    assert len(family) >= 5
+    assert len(ports) >= 6
+    one.process.send_signal(number)
+    assert one.process.wait(30) == 0, one.output
+    assert_nothing_left(family, ports)
+    assert list(one.tmp.iterdir()) == []
+    assert shared_memory() - before == set()
+
+
+def test_a_running_answer_does_not_hold_up_a_stop(up):
+    one = up("--executor", "sim")
+    address = one.wait_ready()
+    host, _, port = address.partition(":")
+    body = b'{"prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true}'
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        assert b"200" in client.recv(4096)
+        family = one.family()
+        one.process.terminate()
+        one.process.wait(60)
+    assert_nothing_left(family, ())
+
+
+def test_kill_9_takes_the_services_along(up):
+    one = up("--executor", "sim")
+    one.wait_ready()
+    family = one.family()
+    ports = listening_ports(family)
+    one.process.kill()
+    one.process.wait(10)
+    assert_nothing_left(family, ports, 20)
+
+
+def test_a_service_that_dies_is_named_with_the_end_of_its_log(up):
+    one = up("--executor", "sim")
+    one.wait_ready()
+    family = one.family()
+    (router,) = [process for process in family if "router" in process.cmdline()]
+    router.kill()
+    assert one.process.wait(30) == 1
+    assert "router was ended by SIGKILL; the end of" in one.output
+    assert "listening" in one.output.partition("the end of")[2]
+    assert_nothing_left(family, ())
+    assert list(one.tmp.glob("baton-up-*/router.log")), "the logs of a failed tandem stay"
+
+
+def test_a_port_in_use_is_named_before_anything_starts(up):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        one = up("--rest-listen", address)
+        assert one.process.wait(10) == 2
+    assert (
+        one.output
+        == f"baton up: --rest-listen {address}: the port is in use; give another with --rest-listen HOST:PORT\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "/no/such/folder"), "--model: '/no/such/folder' is no folder"),
+        (("--executor", "abacus"), "--executor: 'abacus' is not allowed; give one of cpu, sim"),
+        (("--decode-workers", "0"), "--decode-workers: '0' is not allowed; give an integer from 1 to 64"),
+        (("--rest-listen", "8000"), "is not host:port"),
+        (("--modle", "x"), "unknown argument '--modle'; did you mean --model?"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_code_2(up, flags, message):
+    one = up(*flags)
+    assert one.process.wait(10) == 2
+    assert message in one.output
+    assert one.output.count("\n") == 1
+
+
+BROKEN = {
+    "empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+    "cut weights": (lambda folder: os.truncate(folder / "model.safetensors", 5_000_000), "model.safetensors"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    "unknown architecture": (
+        lambda folder: (folder / "config.json").write_text('{"architectures": ["AbacusForCausalLM"]}'),
+        "AbacusForCausalLM",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_folder_is_named(up, tmp_path, case):
+    folder = tmp_path / "broken"
+    shutil.copytree(MODEL, folder)
+    damage, word = BROKEN[case]
+    damage(folder)
+    one = up("--model", str(folder))
+    assert one.process.wait(60) != 0
+    assert str(folder) in one.output
+    tail = one.output.partition("the end of")[2]
+    assert word in (tail or one.output), one.output
+    assert "Traceback" not in one.output
+
+
+def test_it_says_what_it_waits_for(up):
+    one = up()
+    began = time.monotonic()
+    wait_until(lambda: "waiting for " in one.output, "a line of what it waits for", 10)
+    one.wait_ready()
+    print(f"ready after {time.monotonic() - began:.1f} s")
+    assert "logs are in" in one.output
