@@ -1,0 +1,218 @@
+"""Attention of one new token a sequence over its paged KV: split over the sequence, merged in the same launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _decode_kernel(
+    out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
+    query_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM], rows of query_stride
+    cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    block_table_ptr,  # [num_seqs, table_stride] int32
+    seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
+    partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
+    lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
+    arrived_ptr,  # [num_seqs, num_kv_heads] int32, zeros before and after
+    scale_log2,
+    query_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    PLANE_PAD: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """out = softmax(scale q K^T) V, each split over its share of K and V; the last to arrive merges:
+    out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max)"""
+    # grid: (num_kv_heads, SPLITS, num_seqs)
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    seq = tl.program_id(2)
+    num_kv_heads = tl.num_programs(0)
+    seq_len = tl.load(seq_lens_ptr + seq)
+    share = tl.cdiv(tl.cdiv(seq_len, SPLITS), BLOCK_N) * BLOCK_N
+    if SPLIT_TOKENS > 0:
+        share = SPLIT_TOKENS
+    first = split * share
+    if first >= seq_len:
+        return
+    last = min(first + share, seq_len)
+    if SPLIT_TOKENS > 0 and split == SPLITS - 1:
+        last = seq_len
+
+    groups = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, DIM_PAD)
+    tokens = tl.arange(0, BLOCK_N)
+    real = (groups < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    heads = head * GROUP + groups
+    query = tl.load(
+        query_ptr + seq.to(tl.int64) * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0
+    )
+    head_size: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    side_size = num_kv_heads * head_size
+    table_row = block_table_ptr + seq.to(tl.int64) * table_stride
+    top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        position = start + tokens
+        valid = position < last
+        block = tl.load(table_row + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        at = block * (2 * side_size) + head * head_size + (position % BLOCK_SIZE) * HEAD_DIM
+        where = at[:, None] + dims[None, :]
+        mask = valid[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(cache_ptr + where, mask=mask, other=0.0)
+        value = tl.load(cache_ptr + side_size + where, mask=mask, other=0.0)
+        score = tl.dot(query, tl.trans(key)) * scale_log2
+        score = tl.where(valid[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None])
+        top = new_top
+
+    out_at = (seq.to(tl.int64) * num_kv_heads * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
+    num_live = tl.cdiv(seq_len, share)
+    if SPLIT_TOKENS > 0:
+        num_live = min(num_live, SPLITS)
+    if num_live == 1:
+        tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+        return
+    cell = seq.to(tl.int64) * num_kv_heads + head
+    inner = groups[:, None] * HEAD_DIM + dims[None, :]
+    plane: tl.constexpr = GROUP * HEAD_DIM
+    tl.store(partial_ptr + (cell * SPLITS + split) * plane + inner, acc / total[:, None], mask=real)
+    tl.store(lse_ptr + (cell * SPLITS + split) * GROUP + groups, top + tl.log2(total), mask=groups < GROUP)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived_ptr + cell, 1) == num_live - 1:
+        _merge(out_ptr, partial_ptr, lse_ptr, cell, num_live, GROUP, HEAD_DIM, PLANE_PAD, SPLITS)
+        tl.store(arrived_ptr + cell, 0)
+
+
+@triton.jit
+def _merge(
+    out_ptr,
+    partial_ptr,
+    lse_ptr,
+    cell,
+    num_live,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PLANE_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """All splits of one sequence and kv head, sixteen at a time: one after the other, each would wait for memory."""
+    plane: tl.constexpr = GROUP * HEAD_DIM
+    lanes = tl.arange(0, PLANE_PAD)
+    inside = (lanes < plane)[None, :]
+    some = tl.arange(0, 16)
+    top = tl.full([PLANE_PAD], -1.0e30, tl.float32)
+    total = tl.zeros([PLANE_PAD], tl.float32)
+    acc = tl.zeros([PLANE_PAD], tl.float32)
+    for first in range(0, num_live, 16):
+        split = first + some
+        at = (cell * SPLITS + split)[:, None]
+        mask = (split < num_live)[:, None] & inside
+        lse = tl.load(
+            lse_ptr + at * GROUP + (lanes // HEAD_DIM)[None, :], mask=mask, other=float("-inf"), cache_modifier=".cg"
+        )
+        part = tl.load(partial_ptr + at * plane + lanes[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        shrink = tl.exp2(top - new_top)
+        weight = tl.exp2(lse - new_top[None, :])
+        total = total * shrink + tl.sum(weight, 0)
+        acc = acc * shrink + tl.sum(weight * part, 0)
+        top = new_top
+    tl.store(out_ptr + cell * plane + lanes, (acc / total).to(out_ptr.dtype.element_ty), mask=lanes < plane)
+
+
+class DecodeWorkspace:
+    """Scratch memory of split launches; one for each stream."""
+
+    def __init__(self, max_seqs: int, num_q_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
+        rows = max_seqs_times_splits(max_seqs, num_kv_heads)
+        self.partial = torch.empty(rows * num_q_heads * head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(rows * num_q_heads, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
+
+
+def choose_splits(num_seqs: int, num_kv_heads: int) -> int:
+    """Programs a sequence and head, so that the device is full: a power of two, at most 64."""
+    wanted = 132 * 6 / max(1, num_seqs * num_kv_heads)
+    splits = 1
+    while splits < wanted and splits < 64:
+        splits *= 2
+    return splits
+
+
+def max_seqs_times_splits(max_seqs: int, num_kv_heads: int) -> int:
+    """The most rows that any number of sequences up to max_seqs needs."""
+    return max(count * choose_splits(count, num_kv_heads) for count in range(1, max_seqs + 1))
+
+
+def decode_attention(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    workspace: DecodeWorkspace,
+    *,
+    out: Tensor | None = None,
+    splits: int | None = None,
+    split_tokens: int = 0,
+    block_n: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> Tensor:
+    """Attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
+
+    cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks] int32, seq_lens
+    [num_seqs] int32 (0: the row is padding and stays unwritten). `split_tokens` > 0 cuts every sequence at the
+    same places whatever shares the batch, which makes the sum's order, and so the result, independent of it.
+    """
+    num_seqs, num_q_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    group = num_q_heads // num_kv_heads
+    if out is None:
+        out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
+    if splits is None:
+        splits = choose_splits(num_seqs, num_kv_heads)
+    _decode_kernel[(num_kv_heads, splits, num_seqs)](
+        out,
+        query,
+        cache,
+        block_table,
+        seq_lens,
+        workspace.partial,
+        workspace.lse,
+        workspace.arrived,
+        scale * _LOG2E,
+        query.stride(0),
+        block_table.stride(0),
+        GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size,
+        BLOCK_N=block_n,
+        SPLITS=splits,
+        SPLIT_TOKENS=split_tokens,
+        PLANE_PAD=triton.next_power_of_2(group * head_dim),
+        STAGES=num_stages,
+        num_warps=num_warps,
+    )
+    return out

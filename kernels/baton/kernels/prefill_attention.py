@@ -1,0 +1,192 @@
+"""Causal attention of prompt chunks over their sequences' paged KV, the cached prefix included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _tile(
+    acc,
+    top,
+    total,
+    query,
+    positions,
+    table_row,
+    key_base,
+    value_base,
+    block_stride,
+    start,
+    last,
+    scale_log2,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One tile of keys: acc, top and total of the online softmax, in base 2."""
+    tokens = start + tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, DIM_PAD)
+    block = tl.load(table_row + tokens // BLOCK_SIZE, mask=tokens < last, other=0)
+    at = block.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * HEAD_DIM
+    where = at[:, None] + dims[None, :]
+    if MASKED or DIM_PAD != HEAD_DIM:
+        mask = (tokens < last)[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(key_base + where, mask=mask, other=0.0)
+        value = tl.load(value_base + where, mask=mask, other=0.0)
+    else:
+        key = tl.load(key_base + where)
+        value = tl.load(value_base + where)
+    score = tl.dot(query, tl.trans(key))
+    if MASKED:
+        score = tl.where(tokens[None, :] <= positions[:, None], score, float("-inf"))
+    new_top = tl.maximum(top, tl.max(score, 1) * scale_log2)
+    weight = tl.exp2(score * scale_log2 - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None])
+    return acc, new_top, total
+
+
+@triton.jit
+def _prefill_kernel(
+    out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
+    query_ptr,  # [num_tokens, num_q_heads, HEAD_DIM], rows of query_stride
+    cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    block_table_ptr,  # [num_seqs, table_stride] int32
+    seq_lens_ptr,  # [num_seqs] int32, the chunk included
+    query_start_loc_ptr,  # [num_seqs + 1] int32
+    tile_seq_ptr,  # [num_tiles] int32
+    tile_start_ptr,  # [num_tiles] int32, within the chunk
+    scale_log2,
+    query_stride,
+    table_stride,
+    num_kv_heads,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
+    # grid: (num_q_heads, num_tiles)
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    seq = tl.load(tile_seq_ptr + tile)
+    offset = tl.load(tile_start_ptr + tile)
+    first_row = tl.load(query_start_loc_ptr + seq)
+    num_rows = tl.load(query_start_loc_ptr + seq + 1) - first_row
+    seq_len = tl.load(seq_lens_ptr + seq)
+
+    rows = offset + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, DIM_PAD)
+    real = (rows < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    token = (first_row + rows).to(tl.int64)[:, None]
+    query = tl.load(query_ptr + token * query_stride + head * HEAD_DIM + dims[None, :], mask=real, other=0.0)
+    positions = seq_len - num_rows + rows
+    side = BLOCK_SIZE * HEAD_DIM
+    key_base = cache_ptr + (head // GROUP) * side
+    value_base = key_base + num_kv_heads * side
+    block_stride = 2 * num_kv_heads * side
+    table_row = block_table_ptr + seq.to(tl.int64) * table_stride
+
+    last = min(seq_len - num_rows + offset + BLOCK_M, seq_len)
+    unmasked = (seq_len - num_rows + offset + 1) // BLOCK_N * BLOCK_N
+    acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for start in tl.range(0, unmasked, BLOCK_N, num_stages=STAGES):
+        acc, top, total = _tile(
+            acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
+            False, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+        )  # fmt: skip
+    for start in tl.range(unmasked, last, BLOCK_N, num_stages=1):
+        acc, top, total = _tile(
+            acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
+            True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+        )  # fmt: skip
+    num_q_heads = tl.num_programs(0)
+    tl.store(
+        out_ptr + (token * num_q_heads + head) * HEAD_DIM + dims[None, :],
+        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+        mask=real,
+    )
+
+
+class PrefillTiles(NamedTuple):
+    """Which rows each program takes; made on the host from the chunk lengths."""
+
+    seq: Tensor  # [num_tiles] int32
+    start: Tensor  # [num_tiles] int32
+
+
+def make_tiles(chunk_lens: list[int], prefix_lens: list[int], block_m: int, device: torch.device) -> PrefillTiles:
+    """Cuts chunks into tiles of block_m rows, the longest rows of keys first, so that no long tile starts last."""
+    tiles = [
+        (prefix + start, seq, start)
+        for seq, (chunk, prefix) in enumerate(zip(chunk_lens, prefix_lens, strict=True))
+        for start in range(0, chunk, block_m)
+    ]
+    tiles.sort(reverse=True)
+    table = torch.tensor([[seq, start] for _, seq, start in tiles], dtype=torch.int32).T.contiguous()
+    table = table.to(device, non_blocking=True)
+    return PrefillTiles(table[0], table[1])
+
+
+def prefill_attention(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    tiles: PrefillTiles,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_warps: int = 8,
+    num_stages: int = 3,
+) -> Tensor:
+    """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
+    and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
+
+    block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1], all int32.
+    """
+    num_tokens, num_q_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    if out is None:
+        out = torch.empty(num_tokens, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
+    _prefill_kernel[(num_q_heads, tiles.seq.shape[0])](
+        out,
+        query,
+        cache,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        tiles.seq,
+        tiles.start,
+        scale * _LOG2E,
+        query.stride(0),
+        block_table.stride(0),
+        num_kv_heads,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        STAGES=num_stages,
+        num_warps=num_warps,
+    )
+    return out

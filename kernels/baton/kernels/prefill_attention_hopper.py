@@ -1,0 +1,337 @@
+"""Causal prefill attention on Hopper: a loading warp feeds two warp groups from the paged pool through TMA.
+
+Same contract as prefill_attention.py; head_dim 64 or 128, block_size a power of two from 16 to 128.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from baton.kernels.prefill_attention import PrefillTiles
+
+_LOG2E = 1.4426950408889634
+BLOCK_M = 128
+_GROUP_ROWS = gl.constexpr(64)  # rows of one warp group
+_PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
+
+
+@gluon.jit
+def _load(
+    query_desc,
+    cache_desc,
+    table_row,
+    query_buf,
+    key_buf,
+    value_buf,
+    query_ready,
+    key_ready,
+    key_free,
+    value_ready,
+    value_free,
+    query_row,
+    query_head,
+    kv_head,
+    num_kv_heads,
+    num_tiles,
+    num_blocks,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    CHUNK: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The loading warp: Q once, then K and V tiles from the last to the first, a TMA copy for each chunk and panel."""
+    panels: gl.constexpr = HEAD_DIM // _PANEL
+    chunks: gl.constexpr = BLOCK_N // CHUNK
+    mbarrier.expect(query_ready, 2 * _GROUP_ROWS * HEAD_DIM * 2)
+    for group in gl.static_range(2):
+        for panel in gl.static_range(panels):
+            tma.async_copy_global_to_shared(
+                query_desc,
+                [query_row + group * _GROUP_ROWS, query_head * HEAD_DIM + panel * _PANEL],
+                query_ready,
+                query_buf.index(group * panels + panel),
+            )
+    for turn in range(num_tiles):
+        first = (num_tiles - 1 - turn) * BLOCK_N
+        stage = turn % STAGES
+        free_phase = (turn // STAGES & 1) ^ 1
+        mbarrier.wait(key_free.index(stage), free_phase)
+        mbarrier.expect(key_ready.index(stage), BLOCK_N * HEAD_DIM * 2)
+        for chunk in gl.static_range(chunks):
+            token = first + chunk * CHUNK
+            block = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, num_blocks - 1))
+            row = (block * 2 * num_kv_heads + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
+            for panel in gl.static_range(panels):
+                tma.async_copy_global_to_shared(
+                    cache_desc,
+                    [row, panel * _PANEL],
+                    key_ready.index(stage),
+                    key_buf.index((stage * panels + panel) * chunks + chunk),
+                )
+        mbarrier.wait(value_free.index(stage), free_phase)
+        mbarrier.expect(value_ready.index(stage), BLOCK_N * HEAD_DIM * 2)
+        for chunk in gl.static_range(chunks):
+            token = first + chunk * CHUNK
+            block = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, num_blocks - 1))
+            row = ((block * 2 + 1) * num_kv_heads + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
+            for panel in gl.static_range(panels):
+                tma.async_copy_global_to_shared(
+                    cache_desc,
+                    [row, panel * _PANEL],
+                    value_ready.index(stage),
+                    value_buf.index((stage * panels + panel) * chunks + chunk),
+                )
+
+
+@gluon.jit
+def _softmax(score, top, total, limit, scale_log2, MASKED: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr):
+    """One tile's weights, and the running maximum and sum they leave. `limit` is the last visible column of each row."""
+    if MASKED:
+        cols = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
+        score = gl.where(cols[None, :] <= limit[:, None], score, float("-inf"))
+    new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
+    shrink = gl.exp2(top - new_top)
+    weight = gl.exp2(score * scale_log2 - new_top[:, None])
+    return weight, new_top, total * shrink + gl.sum(weight, 1), shrink
+
+
+@gluon.jit
+def _attend(
+    out_ptr,
+    query_buf,
+    key_buf,
+    value_buf,
+    query_ready,
+    key_ready,
+    key_free,
+    value_ready,
+    value_free,
+    out_row,
+    num_live,
+    first_position,
+    num_tiles,
+    num_q_heads,
+    query_head,
+    scale_log2,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """One warp group: 64 rows. While a tile's weights multiply V, the next tile's scores are already computed."""
+    dtype: gl.constexpr = query_buf.dtype
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    query_tile = query_buf._reinterpret(dtype, [2, _GROUP_ROWS, HEAD_DIM], tile_layout).index(GROUP)
+    key_tiles = key_buf._reinterpret(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    value_tiles = value_buf._reinterpret(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+
+    rows = gl.arange(0, _GROUP_ROWS, layout=row_layout)
+    positions = first_position + GROUP * _GROUP_ROWS + rows
+    zero = gl.zeros([_GROUP_ROWS, BLOCK_N], gl.float32, score_layout)
+    acc = gl.zeros([_GROUP_ROWS, HEAD_DIM], gl.float32, out_layout)
+    # Finite, so that a tile that a row does not see at all leaves 2^(-inf - top) = 0 and not NaN.
+    top = gl.full([_GROUP_ROWS], -1.0e30, gl.float32, row_layout)
+    total = gl.zeros([_GROUP_ROWS], gl.float32, row_layout)
+
+    mbarrier.wait(query_ready, 0)
+    mbarrier.wait(key_ready.index(0), 0)
+    score = warpgroup_mma(query_tile, key_tiles.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(0, deps=[score])
+    mbarrier.arrive(key_free.index(0), count=1)
+    last_tile = num_tiles - 1
+    weight, top, total, shrink = _softmax(
+        score, top, total, positions - last_tile * BLOCK_N, scale_log2, True, BLOCK_N, score_layout
+    )
+    weight = gl.convert_layout(weight.to(dtype), weight_layout)
+
+    # Tiles that some row of this block does not see whole need the mask: with BLOCK_M = 128, the last few.
+    num_masked = gl.minimum(num_tiles, num_tiles - (first_position + 1) // BLOCK_N)
+    for turn in range(1, num_masked):
+        acc, weight, top, total = _turn(
+            acc, weight, top, total, query_tile, key_tiles, value_tiles, key_ready, key_free, value_ready, value_free,
+            positions, num_tiles, turn, scale_log2, True, dtype, BLOCK_N, STAGES, score_layout, weight_layout, zero,
+        )  # fmt: skip
+    for turn in range(gl.maximum(num_masked, 1), num_tiles):
+        acc, weight, top, total = _turn(
+            acc, weight, top, total, query_tile, key_tiles, value_tiles, key_ready, key_free, value_ready, value_free,
+            positions, num_tiles, turn, scale_log2, False, dtype, BLOCK_N, STAGES, score_layout, weight_layout, zero,
+        )  # fmt: skip
+
+    stage = last_tile % STAGES
+    mbarrier.wait(value_ready.index(stage), last_tile // STAGES & 1)
+    acc = warpgroup_mma(weight, value_tiles.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout))
+    out_rows = gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, out_layout)) + GROUP * _GROUP_ROWS
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
+    at = ((out_row + out_rows).to(gl.int64) * num_q_heads + query_head) * HEAD_DIM
+    gl.store(
+        out_ptr + at[:, None] + dims[None, :], (acc * inverse[:, None]).to(dtype), mask=(out_rows < num_live)[:, None]
+    )
+
+
+@gluon.jit
+def _turn(
+    acc, weight, top, total, query_tile, key_tiles, value_tiles, key_ready, key_free, value_ready, value_free,
+    positions, num_tiles, turn, scale_log2,
+    MASKED: gl.constexpr, dtype: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    score_layout: gl.constexpr, weight_layout: gl.constexpr, zero,
+):  # fmt: skip
+    """Scores of tile `turn`, and the weights of the tile before it times V."""
+    stage = turn % STAGES
+    before = (turn - 1) % STAGES
+    mbarrier.wait(key_ready.index(stage), turn // STAGES & 1)
+    score = warpgroup_mma(query_tile, key_tiles.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(value_ready.index(before), (turn - 1) // STAGES & 1)
+    acc = warpgroup_mma(weight, value_tiles.index(before), acc, is_async=True)
+    score = warpgroup_mma_wait(1, deps=[score])
+    mbarrier.arrive(key_free.index(stage), count=1)
+    limit = positions - (num_tiles - 1 - turn) * BLOCK_N
+    next_weight, top, total, shrink = _softmax(score, top, total, limit, scale_log2, MASKED, BLOCK_N, score_layout)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(value_free.index(before), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc, gl.convert_layout(next_weight.to(dtype), weight_layout), top, total
+
+
+@gluon.jit
+def _prefill_kernel(
+    out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
+    query_desc,  # [num_tokens, row], boxes of [64, 64]
+    cache_desc,  # [num_blocks * 2 * num_kv_heads * BLOCK_SIZE, HEAD_DIM], boxes of [CHUNK, 64]
+    block_table_ptr,  # [num_seqs, table_stride] int32
+    seq_lens_ptr,  # [num_seqs] int32
+    query_start_loc_ptr,  # [num_seqs + 1] int32
+    tile_seq_ptr,  # [num_tiles] int32
+    tile_start_ptr,  # [num_tiles] int32
+    scale_log2,
+    table_stride,
+    num_kv_heads,
+    Q_PER_KV: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    CHUNK: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
+    # grid: (num_q_heads, num_tiles)
+    head = gl.program_id(0)
+    tile = gl.program_id(1)
+    num_q_heads = gl.num_programs(0)
+    seq = gl.load(tile_seq_ptr + tile)
+    offset = gl.load(tile_start_ptr + tile)
+    first_row = gl.load(query_start_loc_ptr + seq)
+    num_rows = gl.load(query_start_loc_ptr + seq + 1) - first_row
+    seq_len = gl.load(seq_lens_ptr + seq)
+    first_position = seq_len - num_rows + offset
+    num_visible = gl.minimum(first_position + 2 * _GROUP_ROWS, seq_len)
+    num_tiles = (num_visible + BLOCK_N - 1) // BLOCK_N
+    num_blocks = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
+    table_row = block_table_ptr + seq.to(gl.int64) * table_stride
+
+    dtype: gl.constexpr = cache_desc.dtype
+    panels: gl.constexpr = HEAD_DIM // _PANEL
+    chunks: gl.constexpr = BLOCK_N // CHUNK
+    panel_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    query_buf = gl.allocate_shared_memory(dtype, [2 * panels, _GROUP_ROWS, _PANEL], panel_layout)
+    key_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, CHUNK, _PANEL], panel_layout)
+    value_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, CHUNK, _PANEL], panel_layout)
+    query_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(query_ready, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(key_ready.index(stage), count=1)
+        mbarrier.init(key_free.index(stage), count=2)
+        mbarrier.init(value_ready.index(stage), count=1)
+        mbarrier.init(value_free.index(stage), count=2)
+
+    gl.warp_specialize(
+        [
+            (_attend, (
+                out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
+                first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
+                0, HEAD_DIM, BLOCK_N, STAGES,
+            )),
+            (_attend, (
+                out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
+                first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
+                1, HEAD_DIM, BLOCK_N, STAGES,
+            )),
+            (_load, (
+                query_desc, cache_desc, table_row, query_buf, key_buf, value_buf, query_ready, key_ready, key_free,
+                value_ready, value_free, first_row + offset, head, head // Q_PER_KV, num_kv_heads, num_tiles,
+                num_blocks, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N, STAGES,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def prefill_attention_hopper(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    tiles: PrefillTiles,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    block_n: int = 128,
+    num_stages: int = 2,
+) -> Tensor:
+    """Causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
+    tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing."""
+    num_tokens, num_q_heads, head_dim = query.shape
+    num_blocks, _, num_kv_heads, block_size, _ = cache.shape
+    if out is None:
+        out = torch.empty(num_tokens, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
+    chunk = min(block_size, block_n)
+    panel = gl.NVMMASharedLayout(128, 16, rank=2)
+    rows = query.as_strided((num_tokens, num_q_heads * head_dim), (query.stride(0), 1))
+    query_desc = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [64, 64], panel)
+    flat = cache.view(-1, head_dim)
+    cache_desc = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [chunk, 64], panel)
+    _prefill_kernel[(num_q_heads, tiles.seq.shape[0])](
+        out,
+        query_desc,
+        cache_desc,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        tiles.seq,
+        tiles.start,
+        scale * _LOG2E,
+        block_table.stride(0),
+        num_kv_heads,
+        Q_PER_KV=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        CHUNK=chunk,
+        BLOCK_N=block_n,
+        STAGES=num_stages,
+        num_warps=4,
+    )
+    return out

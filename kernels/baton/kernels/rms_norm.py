@@ -1,0 +1,53 @@
+"""RMSNorm, with the residual's addition in the same pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    out_ptr,  # [num_tokens, size]
+    x_ptr,  # [num_tokens, size]
+    residual_ptr,  # [num_tokens, size], updated
+    weight_ptr,  # [size]
+    size,
+    eps,
+    RESIDUAL: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+):
+    """residual += x; out = residual / sqrt(mean(residual^2) + eps) * weight"""
+    # grid: (num_tokens)
+    row = tl.program_id(0).to(tl.int64) * size
+    dims = tl.arange(0, SIZE_PAD)
+    inside = dims < size
+    dtype = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row + dims, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual_ptr + row + dims, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual_ptr + row + dims, x.to(dtype), mask=inside)
+        x = x.to(dtype).to(tl.float32)
+    scaled = (x * tl.rsqrt(tl.sum(x * x, 0) / size + eps)).to(dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row + dims, (scaled * weight).to(dtype), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
+    """RMSNorm of x [num_tokens, size]; with `residual` [num_tokens, size], of the sum, which `residual` becomes."""
+    out = torch.empty_like(x)
+    size = x.shape[-1]
+    _rms_norm_kernel[(x.shape[0],)](
+        out,
+        x,
+        x if residual is None else residual,
+        weight,
+        size,
+        eps,
+        RESIDUAL=residual is not None,
+        SIZE_PAD=triton.next_power_of_2(size),
+        num_warps=8 if size >= 2048 else 4,
+    )
+    return out

@@ -1,0 +1,111 @@
+"""What stands between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rope_kernel(
+    qkv_ptr,  # [num_tokens, (num_q_heads + 2 num_kv_heads) * HEAD_DIM]; q is rotated in place
+    cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    positions_ptr,  # [num_tokens] int32
+    slot_mapping_ptr,  # [num_tokens] int32, block * BLOCK_SIZE + offset; -1 writes nothing
+    cos_sin_ptr,  # [max_position, HEAD_DIM] fp32: cosines, then sines
+    q_norm_ptr,  # [HEAD_DIM]
+    k_norm_ptr,  # [HEAD_DIM]
+    qkv_stride,
+    num_q_heads,
+    num_kv_heads,
+    eps,
+    NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """(a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of each head, normed first where asked"""
+    # grid: (num_tokens, (num_q_heads + 2 num_kv_heads) / HEADS)
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    half: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HALF_PAD)
+    num_heads = num_q_heads + 2 * num_kv_heads
+    real = (heads < num_heads)[:, None] & (dims < half)[None, :]
+    at = token * qkv_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+    low = tl.load(qkv_ptr + at, mask=real, other=0.0)
+    high = tl.load(qkv_ptr + at + half, mask=real, other=0.0)
+    a = low.to(tl.float32)
+    b = high.to(tl.float32)
+    is_query = heads < num_q_heads
+    is_value = heads >= num_q_heads + num_kv_heads
+    if NORM:
+        rms = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
+        inside = dims < half
+        q_low = tl.load(q_norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_high = tl.load(q_norm_ptr + half + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_low = tl.load(k_norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_high = tl.load(k_norm_ptr + half + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        dtype = qkv_ptr.dtype.element_ty
+        a = ((a * rms).to(dtype).to(tl.float32) * tl.where(is_query[:, None], q_low, k_low)).to(dtype).to(tl.float32)
+        b = ((b * rms).to(dtype).to(tl.float32) * tl.where(is_query[:, None], q_high, k_high)).to(dtype).to(tl.float32)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    cos = tl.load(cos_sin_ptr + position * HEAD_DIM + dims, mask=dims < half, other=0.0)[None, :]
+    sin = tl.load(cos_sin_ptr + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0)[None, :]
+    new_low = tl.where(is_value[:, None], low.to(tl.float32), a * cos - b * sin).to(low.dtype)
+    new_high = tl.where(is_value[:, None], high.to(tl.float32), b * cos + a * sin).to(low.dtype)
+    tl.store(qkv_ptr + at, new_low, mask=real & is_query[:, None])
+    tl.store(qkv_ptr + at + half, new_high, mask=real & is_query[:, None])
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot >= 0:
+        # K heads, then V heads: the pool's own order within a block.
+        side = heads - num_q_heads
+        cell = (slot // BLOCK_SIZE * 2 * num_kv_heads + side) * BLOCK_SIZE + slot % BLOCK_SIZE
+        where = cell[:, None] * HEAD_DIM + dims[None, :]
+        keep = real & (side >= 0)[:, None]
+        kv_type = cache_ptr.dtype.element_ty
+        tl.store(cache_ptr + where, new_low.to(kv_type), mask=keep)
+        tl.store(cache_ptr + where + half, new_high.to(kv_type), mask=keep)
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    cache: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    num_q_heads: int,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
+    [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
+
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position.
+    """
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
+    num_heads = num_q_heads + 2 * num_kv_heads
+    heads = min(16, triton.next_power_of_2(num_heads))
+    _rope_kernel[(qkv.shape[0], triton.cdiv(num_heads, heads))](
+        qkv,
+        cache,
+        positions,
+        slot_mapping,
+        cos_sin,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        qkv.stride(0),
+        num_q_heads,
+        num_kv_heads,
+        eps,
+        NORM=q_norm is not None,
+        HEAD_DIM=head_dim,
+        HALF_PAD=triton.next_power_of_2(head_dim // 2),
+        BLOCK_SIZE=block_size,
+        HEADS=heads,
+        num_warps=4,
+    )

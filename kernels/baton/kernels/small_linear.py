@@ -1,0 +1,262 @@
+"""Linear layers for few tokens, where reading the weights is all the time there is.
+
+out = f(x) @ weight^T, with what stands around it in a decoder fused in: RMSNorm of the input,
+SiLU-gating of two halves, addition to the residual. Each weight is read once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_TOKENS = 64
+
+
+class Tiling(NamedTuple):
+    """How one launch cuts the weight."""
+
+    block_n: int  # output features a program
+    block_k: int  # input features a step
+    splits: int  # programs that share the input features of one output tile
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit
+def _vector_kernel(
+    out_ptr,  # [n]
+    x_ptr,  # [k]
+    weight_ptr,  # [n, k]; GATED: [2 n, k], gates first
+    norm_ptr,  # [k]
+    residual_ptr,  # [n]
+    n,
+    eps,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One token: out_n = residual_n + act(sum_k x_k norm_k weight_nk / rms(x))"""
+    # grid: (n / BLOCK_N)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (rows < n)[:, None]
+    ks = tl.arange(0, BLOCK_K)
+    row_ptr = weight_ptr + rows.to(tl.int64)[:, None] * K
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        k = start + ks
+        whole = k < K
+        weight = tl.load(row_ptr + k[None, :], mask=inside & whole[None, :], other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + k, mask=whole, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + k, mask=whole, other=0.0).to(tl.float32)
+        acc += weight.to(tl.float32) * x[None, :]
+        if GATED:
+            other = tl.load(
+                row_ptr + n.to(tl.int64) * K + k[None, :],
+                mask=inside & whole[None, :],
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+            up += other.to(tl.float32) * x[None, :]
+    out = tl.sum(acc, 1)
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        out *= scale
+    if GATED:
+        out = out / (1.0 + tl.exp(-out)) * (tl.sum(up, 1) * scale)
+    if RESIDUAL:
+        out += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=rows < n)
+
+
+@triton.jit
+def _matrix_kernel(
+    out_ptr,  # [m, n]
+    x_ptr,  # [m, k]
+    weight_ptr,  # [n, k]; GATED: [2 n, k], gates first
+    norm_ptr,  # [k]
+    residual_ptr,  # [m, n]
+    partial_ptr,  # [splits, 1 + GATED, m, n] fp32
+    squares_ptr,  # [splits, n / BLOCK_N, BLOCK_M] fp32
+    arrived_ptr,  # [n / BLOCK_N] int32, zeros before and after
+    m,
+    n,
+    eps,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Some tokens: as _vector_kernel for each, with the weight as the left operand of the matrix unit."""
+    # grid: (n / BLOCK_N, SPLITS)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_M)
+    ks = tl.arange(0, BLOCK_K)
+    k_share: tl.constexpr = (K // BLOCK_K + SPLITS - 1) // SPLITS * BLOCK_K
+    first = split * k_share
+    last = min(first + k_share, K)
+    row_ptr = weight_ptr + rows.to(tl.int64)[:, None] * K + ks[None, :]
+    inside = (rows < n)[:, None]
+    col_ptr = x_ptr + cols[None, :] * K + ks[:, None]
+    live = (cols < m)[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for start in tl.range(first, last, BLOCK_K, num_stages=STAGES):
+        weight = tl.load(row_ptr + start, mask=inside, other=0.0)
+        x = tl.load(col_ptr + start, mask=live, other=0.0)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 0)
+            x = (wide * tl.load(norm_ptr + start + ks).to(tl.float32)[:, None]).to(x.dtype)
+        acc = tl.dot(weight, x, acc)
+        if GATED:
+            other = tl.load(row_ptr + n.to(tl.int64) * K + start, mask=inside, other=0.0)
+            up = tl.dot(other, x, up)
+    at = cols[None, :] * n + rows[:, None]
+    whole = inside & live
+    finish = True
+    if SPLITS > 1:
+        planes: tl.constexpr = 2 if GATED else 1
+        tl.store(partial_ptr + split * planes * m * n + at, acc, mask=whole)
+        if GATED:
+            tl.store(partial_ptr + (split * planes + 1) * m * n + at, up, mask=whole)
+        tiles = tl.num_programs(0)
+        if NORM:
+            tl.store(squares_ptr + (split * tiles + tile) * BLOCK_M + cols, squares)
+        tl.debug_barrier()
+        finish = tl.atomic_add(arrived_ptr + tile, 1) == SPLITS - 1
+        if finish:
+            # The partial sums are added in one order, whoever came last.
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            squares = tl.zeros([BLOCK_M], tl.float32)
+            for s in range(SPLITS):
+                acc += tl.load(partial_ptr + s * planes * m * n + at, mask=whole, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    up += tl.load(
+                        partial_ptr + (s * planes + 1) * m * n + at, mask=whole, other=0.0, cache_modifier=".cg"
+                    )
+                if NORM:
+                    squares += tl.load(squares_ptr + (s * tiles + tile) * BLOCK_M + cols, cache_modifier=".cg")
+            tl.store(arrived_ptr + tile, 0)
+    if finish:
+        out = acc
+        scale = tl.full([BLOCK_M], 1.0, tl.float32)
+        if NORM:
+            scale = tl.rsqrt(squares / K + eps)
+            out *= scale[None, :]
+        if GATED:
+            out = out / (1.0 + tl.exp(-out)) * (up * scale[None, :])
+        if RESIDUAL:
+            out += tl.load(residual_ptr + at, mask=whole, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=whole)
+
+
+class Workspace:
+    """Scratch memory that split launches share; one for each stream."""
+
+    def __init__(self, device: torch.device, num_floats: int = 1 << 23, num_tiles: int = 1 << 14) -> None:
+        self.partial = torch.empty(num_floats, dtype=torch.float32, device=device)
+        self.squares = torch.empty(num_tiles * MAX_TOKENS, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(num_tiles, dtype=torch.int32, device=device)
+
+
+def small_linear(
+    x: Tensor,
+    weight: Tensor,
+    workspace: Workspace,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 1e-6,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """f(x) @ weight^T for x [m, k], m <= 64, and weight [n, k] (gated: [2 n, k]); the result is [m, n].
+
+    `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half; `residual` [m, n] is
+    added last and may be `out` itself.
+    """
+    m, k = x.shape
+    n = weight.shape[0] // 2 if gated else weight.shape[0]
+    if out is None:
+        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    if tiling is None:
+        tiling = choose_tiling(m, n, k, gated)
+    nothing = x
+    tiles = triton.cdiv(n, tiling.block_n)
+    if m == 1:
+        _vector_kernel[(tiles,)](
+            out,
+            x,
+            weight,
+            nothing if norm is None else norm,
+            nothing if residual is None else residual,
+            n,
+            eps,
+            K=k,
+            NORM=norm is not None,
+            GATED=gated,
+            RESIDUAL=residual is not None,
+            BLOCK_N=tiling.block_n,
+            BLOCK_K=tiling.block_k,
+            STAGES=tiling.num_stages,
+            num_warps=tiling.num_warps,
+        )
+        return out
+    _matrix_kernel[(tiles, tiling.splits)](
+        out,
+        x,
+        weight,
+        nothing if norm is None else norm,
+        nothing if residual is None else residual,
+        workspace.partial,
+        workspace.squares,
+        workspace.arrived,
+        m,
+        n,
+        eps,
+        K=k,
+        NORM=norm is not None,
+        GATED=gated,
+        RESIDUAL=residual is not None,
+        SPLITS=tiling.splits,
+        BLOCK_M=max(16, triton.next_power_of_2(m)),
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        STAGES=tiling.num_stages,
+        num_warps=tiling.num_warps,
+    )
+    return out
+
+
+def choose_tiling(m: int, n: int, k: int, gated: bool) -> Tiling:
+    """A tiling that fills the device for this shape; k is a multiple of its block_k for m > 1."""
+    if m == 1:
+        return Tiling(block_n=8 if n <= 8192 else 16, block_k=512, splits=1, num_warps=4, num_stages=2)
+    block_k = next(size for size in (128, 64, 32, 16) if k % size == 0)
+    block_n = 32 if gated else 64
+    tiles = -(-n // block_n)
+    splits = max(1, min(8, -(-264 // tiles), k // (4 * block_k)))
+    return Tiling(block_n=block_n, block_k=block_k, splits=splits, num_warps=4, num_stages=4)
