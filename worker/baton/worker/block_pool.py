@@ -1,8 +1,21 @@
-"""The worker's KV blocks: who holds them, which are reusable, which go first. Knows nothing of tensors."""
+"""The worker's KV blocks: who holds them, which are reusable, which go first. Knows nothing of tensors.
+
+state    references  findable   leaves by
+empty    0           no         allocate, lease
+cached   0           yes        touch (to held), allocate or lease (evicted, least recently freed first)
+held     1 or more   maybe      free by its last holder: to cached where findable, else to empty
+leased   0           no         settle (to held), free_lease (to empty); never reused before
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.errors import DataLoss
+from baton.worker.core import BlockHash, BlockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +41,174 @@ class PoolAudit:
     num_leased_blocks: int  # a remote peer may write them
     num_cached_blocks: int  # held by nobody, reusable
     num_empty_blocks: int
+
+
+class BlockPool:
+    """Hands out blocks and remembers what is in them. Every verb is O(1) a block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._empty: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()  # the next to evict first
+        self._num_references = [0] * num_blocks
+        self._leased: set[BlockId] = set()
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._block_of: dict[BlockHash, BlockId] = {}
+        self._events: list[tuple[bool, bytearray]] = []  # (stored, hashes), in order, neighbours of one kind merged
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that allocate could hand out now, cached ones included."""
+        return len(self._empty) + len(self._cached)
+
+    def allocate(self, count: int) -> list[BlockId] | None:
+        """Holds `count` blocks for the caller, evicting cached ones where it must. None: there are not that many."""
+        if count > self.num_free:
+            return None
+        block_ids = [self._take() for _ in range(count)]
+        for block_id in block_ids:
+            self._num_references[block_id] = 1
+        return block_ids
+
+    def lookup(self, block_hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """The blocks of the longest known prefix. Touch them before anything else is allocated."""
+        block_ids: list[BlockId] = []
+        for block_hash in block_hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def touch(self, block_ids: Sequence[BlockId]) -> None:
+        """Holds blocks that lookup found."""
+        for block_id in block_ids:
+            if self._num_references[block_id] == 0:
+                del self._cached[block_id]
+            self._num_references[block_id] += 1
+
+    def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
+        """How many of these blocks touching would take from the free ones."""
+        references = self._num_references
+        return sum(1 for block_id in block_ids if references[block_id] == 0)
+
+    def free(self, block_ids: Sequence[BlockId]) -> None:
+        """Ends one holder's hold. The last block is the first to be evicted: a prefix outlives its continuations."""
+        for block_id in reversed(block_ids):
+            assert self._num_references[block_id] > 0, f"block {block_id} is freed but nobody holds it"
+            self._num_references[block_id] -= 1
+            if self._num_references[block_id] == 0:
+                self._put_back(block_id)
+
+    def store(self, block_id: BlockId, block_hash: BlockHash) -> None:
+        """Makes a held, full block findable. Where another block has the same content already, that one stays it."""
+        assert self._num_references[block_id] > 0, f"block {block_id} is stored but nobody holds it"
+        if block_hash in self._block_of or self._hash_of[block_id] is not None:
+            return
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        self._record(True, block_hash)
+
+    def lease(self, count: int) -> list[BlockId] | None:
+        """Takes blocks that a remote peer may write until settle or free_lease. None: there are not that many."""
+        if count > self.num_free:
+            return None
+        block_ids = [self._take() for _ in range(count)]
+        self._leased.update(block_ids)
+        return block_ids
+
+    def settle(self, block_ids: Sequence[BlockId]) -> None:
+        """The peer is done and what it wrote is good: leased blocks become held."""
+        for block_id in block_ids:
+            self._leased.remove(block_id)
+            self._num_references[block_id] = 1
+
+    def free_lease(self, block_ids: Sequence[BlockId]) -> None:
+        """The peer can write no more: leased blocks become empty."""
+        for block_id in block_ids:
+            self._leased.remove(block_id)
+            self._empty.append(block_id)
+
+    def reset(self) -> None:
+        """Forgets what every block holds, and the events that told of it. Holds and leases stay."""
+        self._empty.extend(self._cached)
+        self._cached.clear()
+        self._block_of.clear()
+        self._hash_of = [None] * self.num_blocks
+        self._events.clear()
+
+    def take_events(self) -> list[StoredEvent | RemovedEvent]:
+        """What became findable or stopped being so since the last call, in order."""
+        events = [StoredEvent(bytes(h)) if stored else RemovedEvent(bytes(h)) for stored, h in self._events]
+        self._events.clear()
+        return events
+
+    def cached_hashes(self) -> bytes:
+        """Everything findable, 16 bytes a block."""
+        return b"".join(self._block_of)
+
+    def audit(self) -> PoolAudit:
+        """Counts the blocks in each state. Raises DataLoss where the pool contradicts itself."""
+        self._check_free_lists()
+        self._check_hashes()
+        num_held = sum(1 for count in self._num_references if count > 0)
+        counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
+        if counted != self.num_blocks:
+            raise DataLoss(f"{counted} blocks are accounted for, the pool has {self.num_blocks}")
+        return PoolAudit(self.num_blocks, num_held, len(self._leased), len(self._cached), len(self._empty))
+
+    def check_references(self, holds: Sequence[Sequence[BlockId]], leases: Sequence[Sequence[BlockId]]) -> None:
+        """Raises DataLoss unless exactly these lists of blocks are held and leased."""
+        counts = [0] * self.num_blocks
+        for block_ids in holds:
+            for block_id in block_ids:
+                counts[block_id] += 1
+        for number, (counted, known) in enumerate(zip(counts, self._num_references, strict=True)):
+            if counted != known:
+                raise DataLoss(f"block {number} has {known} references, its holders are {counted}")
+        leased = [block_id for block_ids in leases for block_id in block_ids]
+        if len(leased) != len(self._leased) or set(leased) != self._leased:
+            raise DataLoss(f"{len(self._leased)} blocks are leased, the open leases name {len(leased)}")
+
+    def _take(self) -> BlockId:
+        if self._empty:
+            return self._empty.pop()
+        block_id, _ = self._cached.popitem(last=False)
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None, f"cached block {block_id} has no hash"
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
+        self.num_evicted += 1
+        self._record(False, block_hash)
+        return block_id
+
+    def _put_back(self, block_id: BlockId) -> None:
+        if self._hash_of[block_id] is None:
+            self._empty.append(block_id)
+        else:
+            self._cached[block_id] = None
+
+    def _record(self, stored: bool, block_hash: BlockHash) -> None:
+        if self._events and self._events[-1][0] is stored:
+            self._events[-1][1].extend(block_hash)
+        else:
+            self._events.append((stored, bytearray(block_hash)))
+
+    def _check_free_lists(self) -> None:
+        for name, block_ids in (("empty", self._empty), ("cached", self._cached), ("leased", self._leased)):
+            if len(set(block_ids)) != len(block_ids):
+                raise DataLoss(f"a block is {name} twice")
+            for block_id in block_ids:
+                if self._num_references[block_id] != 0:
+                    raise DataLoss(f"block {block_id} is {name} and has {self._num_references[block_id]} references")
+                if (self._hash_of[block_id] is not None) != (name == "cached"):
+                    raise DataLoss(f"block {block_id} is {name}, its hash is {self._hash_of[block_id]!r}")
+
+    def _check_hashes(self) -> None:
+        for block_hash, block_id in self._block_of.items():
+            if len(block_hash) != HASH_BYTES or self._hash_of[block_id] != block_hash:
+                raise DataLoss(f"block {block_id} is found as {block_hash!r} but holds {self._hash_of[block_id]!r}")
+        num_hashed = sum(1 for block_hash in self._hash_of if block_hash is not None)
+        if num_hashed != len(self._block_of):
+            raise DataLoss(f"{num_hashed} blocks have a hash, {len(self._block_of)} can be found")

@@ -116,8 +116,8 @@ class StepResult:
 class Request:
     """One generation on this worker, from submit to finish.
 
-    `token_ids` is the prompt and, after a failover, the output that the client has already; num_prompt_tokens says where
-    the prompt ends. The engine appends to it. `request_id` is unique among the engine's live requests.
+    `token_ids` is the prompt and, after a failover, the output that the client has already; num_prompt_tokens says
+    where the prompt ends. The engine appends to it. `request_id` is unique among the engine's live requests.
     """
 
     request_id: str

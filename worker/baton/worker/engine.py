@@ -1,92 +1,456 @@
-"""The engine: requests go in, steps run, tokens come out. Owns what runs when; knows no wire and no tensors.
+"""The engine: requests go in, steps run, tokens come out. Knows no wire and no tensors.
 
-Single-threaded: every method is called from the engine thread.
+Single-threaded: every method is called from the engine thread. A step's plan may be launched while earlier steps are
+in flight (executor.depth); a stop that is found then costs one computed token, which is discarded.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
+import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.block_pool import PoolAudit, RemovedEvent, StoredEvent
-from baton.worker.core import BlockId, Request, TokenLogprobs
+from baton.worker.core import BlockId, FinishReason, Request, StepResult, TokenLogprobs
 from baton.worker.executor.base import Executor
-from baton.worker.outputs import EngineCounters, LoadSnapshot, PrefillStarted, StepOutputs
+from baton.worker.outputs import (
+    EngineCounters,
+    Failure,
+    Finish,
+    FirstToken,
+    LoadSnapshot,
+    PrefillStarted,
+    StepOutputs,
+)
+from baton.worker.rates import Rates
+from baton.worker.request_state import Phase, RequestState
+from baton.worker.scheduler import ScheduledStep, Scheduler
 from baton.worker.settings import EngineSettings
+from baton.worker.validation import check_request
+
+_LOG = logging.getLogger(__name__)
+
+_MIN_RETRY_SECONDS = 0.1
+_MAX_RETRY_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A step that was launched, or that could not be."""
+
+    scheduled: ScheduledStep
+    launched: float
+    error: Exception | None = None
 
 
 class Engine:
     """Scheduler, block pool and executor, tied together."""
 
-    epoch: int  # of the cache; new at every reset_prefix_cache
-    max_model_len: int  # the model's, or what the pool can hold at most
-    # Called between schedule and launch, so that a peer can be told before its prompt is computed.
-    on_prefill_started: Callable[[PrefillStarted], None] | None
-
     def __init__(
         self, executor: Executor, settings: EngineSettings, epoch: int, clock: Callable[[], float] = time.monotonic
-    ) -> None: ...
+    ) -> None:
+        settings.validate()
+        self.epoch = epoch  # of the cache; new at every reset_prefix_cache
+        self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
+        # Called between schedule and launch, so that a peer can be told before its prompt is computed.
+        self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        self._executor = executor
+        self._settings = settings
+        self._clock = clock
+        self._counters = EngineCounters()
+        self._rates = Rates()
+        self._scheduler = Scheduler(
+            executor.num_blocks, executor.layout.block_size, self.max_model_len, settings, self._counters, clock
+        )
+        self._states: dict[str, RequestState] = {}  # live, or ended with an open lease
+        self._deadlines: list[tuple[float, int, RequestState]] = []
+        self._in_flight: deque[_InFlight] = deque()
+        self._outputs = StepOutputs()
+        self._num_submitted = 0
+        self._last_collect = 0.0
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
+        layout = self._executor.layout
+        check_request(
+            request,
+            self._executor.model.vocab_size,
+            self.max_model_len,
+            self._executor.num_blocks,
+            layout.block_size,
+        )
+        if request.request_id in self._states:
+            raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
+        self._check_queue()
+        state = self._new_state(request)
+        self._states[request.request_id] = state
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, state.rank[2], state))
+        if self._resumed_at_its_end(state):
+            return
+        if self._settings.prefix_caching:
+            state.hash_up_to(len(request.token_ids), layout.block_size)
+        self._scheduler.place(state)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request: a Finish with ABORT is in the next outputs, leased blocks stay until free_lease. Idempotent."""
+        """Ends a request: its Finish is in the next outputs, leased blocks stay until free_lease. Idempotent."""
+        state = self._live(request_id)
+        if state is not None:
+            self._finish(state, FinishReason.ABORT)
 
     def step(self) -> StepOutputs:
         """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run."""
+        self._expire_deadlines()
+        scheduled = self._scheduler.schedule()
+        if scheduled is not None:
+            self._launch(scheduled)
+        if self._in_flight and (scheduled is None or len(self._in_flight) >= self._executor.depth):
+            self._collect(self._in_flight.popleft())
+        return self._take_outputs()
 
     def has_work(self) -> bool:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
+        return bool(self._in_flight or self._outputs or self._scheduler.prefill_wanted or self._scheduler.runnable())
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
+        while self._deadlines and self._deadlines[0][2].phase is Phase.DONE:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
 
-    def load(self) -> LoadSnapshot: ...
+    def load(self) -> LoadSnapshot:
+        """How busy and how fast the engine is now."""
+        scheduler = self._scheduler
+        batch = scheduler.batch
+        pending = sum(len(state.token_ids) for state in scheduler.queued() if state.phase is not Phase.READY)
+        pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
+        return LoadSnapshot(
+            num_running=len(batch),
+            queue_depth=scheduler.num_queued,
+            num_pending_prefill_tokens=pending,
+            num_context_tokens=sum(int(batch.num_computed[state.row]) for state in batch.running()),
+            num_blocks=scheduler.pool.num_blocks,
+            num_free_blocks=scheduler.pool.num_free,
+            max_num_requests=self._settings.max_num_requests,
+            prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
+            decode_step_seconds=self._rates.decode_step_seconds,
+        )
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""
+        return dataclasses.replace(self._counters, num_evicted_blocks=self._scheduler.pool.num_evicted)
 
     def audit(self) -> PoolAudit:
         """Walks the whole pool. Raises DataLoss where it contradicts itself or the requests."""
+        self._scheduler.check_integrity(list(self._states.values()))
+        return self._scheduler.pool.audit()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         """What changed in the cache since the last call, in order."""
+        return self._scheduler.pool.take_events()
 
     def cached_hashes(self) -> bytes:
         """Everything that can be found now, 16 bytes a block; take_events first for a consistent snapshot."""
+        return self._scheduler.pool.cached_hashes()
 
     def reset_prefix_cache(self) -> int:
-        """Forgets every cached block; pending events go too. Returns the new epoch. Running requests keep their blocks."""
+        """Forgets every cached block and pending event; returns the new epoch. Running requests keep their blocks."""
+        self._scheduler.reset_prefix_cache(list(self._states.values()))
+        self.epoch += 1
+        return self.epoch
 
     # The decode side of a hand-over. The request was listed in StepOutputs.prefill_wanted.
 
     def reserve_blocks(self, request_id: str) -> list[BlockId] | None:
         """Leases the rest of the prompt's blocks. None: no room now; try again after a step, or prefill locally."""
+        state = self._states.get(request_id)
+        if state is None or state.phase is not Phase.REMOTE:
+            return None
+        return self._scheduler.reserve(state)
 
     def accept_first_token(self, request_id: str, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes the prefill worker's token: it goes out with the next outputs, and may finish the request.
 
         Ignored for a request that has ended or has gone on without it.
         """
+        state = self._live(request_id)
+        if state is None or state.phase not in (Phase.REMOTE, Phase.READY):
+            return
+        if len(state.token_ids) > state.num_remote_tokens:
+            return
+        state.first_token = self._clock()
+        self._append_token(state, token_id, logprobs)
 
     def finish_transfer(self, request_id: str) -> None:
-        """Ends the lease: the blocks are valid and cached, the request runs. Without a first token yet, it
-        computes the prompt's last token itself. For a request that has ended, the same as free_lease."""
+        """Ends the lease: the blocks are valid and cached, the request runs.
+
+        Without a first token yet, it computes the prompt's last token itself. The blocks of a request that has
+        ended stay in the cache.
+        """
+        state = self._states.get(request_id)
+        if state is None or not state.leased:
+            return
+        self._scheduler.finish_transfer(state)
+        self._forget_if_done(state)
 
     def prefill_locally(self, request_id: str) -> None:
         """Gives up on the remote prefill, after the fence: leased blocks are freed, the request queues here."""
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        if state.phase is Phase.REMOTE:
+            self._counters.num_local_fallbacks += 1
+            self._scheduler.prefill_locally(state)
+        else:
+            self.free_lease(request_id)
 
     def free_lease(self, request_id: str) -> None:
         """After a finish, failure or abort with an open lease: the fence is done, the blocks are free. Idempotent."""
+        state = self._states.get(request_id)
+        if state is not None and state.phase is Phase.DONE:
+            self._scheduler.free_lease(state)
+            self._forget_if_done(state)
 
     # The prefill side of a hand-over.
 
     def free_prefill(self, request_id: str) -> None:
         """Frees a computed prefill_only request's blocks. Idempotent."""
+        state = self._states.get(request_id)
+        if state is not None and state.phase is Phase.HOLDING:
+            self._counters.num_finished += 1
+            self._retire(state)
 
     def block_ids(self, request_id: str) -> list[BlockId]:
         """A copy of the request's block table, leased blocks included. Empty for an unknown request."""
+        state = self._states.get(request_id)
+        return [] if state is None else [*state.block_ids, *state.leased]
+
+    # Submitting.
+
+    def _check_queue(self) -> None:
+        queued = self._scheduler.num_queued
+        limit = self._settings.max_queue_depth
+        if queued - self._scheduler.batch.num_free_rows >= limit:
+            raise NoCapacity(
+                f"{queued} requests wait, the queue takes {limit}", retry_after_ms=int(self._retry_seconds() * 1000)
+            )
+
+    def _retry_seconds(self) -> float:
+        """About how long until the queue has shrunk by a part of it."""
+        load = self.load()
+        if load.prefill_tokens_per_second == 0:
+            return 1.0
+        seconds = load.num_pending_prefill_tokens / load.prefill_tokens_per_second / 4
+        return min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+
+    def _new_state(self, request: Request) -> RequestState:
+        self._num_submitted += 1
+        stop = request.stop
+        longest = request.num_prompt_tokens + stop.max_tokens
+        limit = len(request.token_ids) + 1 if request.prefill_only else min(longest, self.max_model_len)
+        return RequestState(
+            request=request,
+            rank=(request.priority, request.arrival, self._num_submitted),
+            limit=limit,
+            stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
+            submitted=self._clock(),
+            wants_remote=request.remote_prefill and not request.prefill_only,
+            caching=self._settings.prefix_caching,
+        )
+
+    def _resumed_at_its_end(self, state: RequestState) -> bool:
+        """Finishes a resumed request whose tokens were all given before, and only their Finish was lost."""
+        if state.num_output_tokens == 0 or state.request.prefill_only:
+            return False
+        return self._finish_if_stopped(state, state.token_ids[-1])
+
+    # Stepping.
+
+    def _expire_deadlines(self) -> None:
+        deadline = self.next_deadline()
+        if deadline is None:
+            return
+        now = self._clock()
+        while deadline is not None and deadline <= now:
+            state = self._deadlines[0][2]
+            waited = now - state.submitted
+            self._fail(
+                state,
+                DeadlineExceeded(f"not finished {waited:.3f} s after its submission, {state.phase.value} until now"),
+            )
+            deadline = self.next_deadline()
+
+    def _launch(self, scheduled: ScheduledStep) -> None:
+        self._outputs.prefill_started += scheduled.started
+        if self.on_prefill_started is not None:
+            for started in scheduled.started:
+                self.on_prefill_started(started)
+        in_flight = _InFlight(scheduled, self._clock())
+        self._in_flight.append(in_flight)
+        try:
+            self._executor.launch(scheduled.plan)
+        except Exception as error:  # whatever a device can raise must not end the others' requests
+            in_flight.error = error
+
+    def _collect(self, in_flight: _InFlight) -> None:
+        scheduled = in_flight.scheduled
+        plan = scheduled.plan
+        if in_flight.error is not None:
+            self._fail_step(scheduled, in_flight.error)
+            return
+        try:
+            result = self._executor.collect()
+        except Exception as error:
+            self._fail_step(scheduled, error)
+            return
+        now = self._clock()
+        seconds = result.seconds or now - max(in_flight.launched, self._last_collect)
+        self._last_collect = now
+        self._outputs.step = plan.step
+        self._outputs.seconds = seconds
+        self._outputs.num_prefill_tokens = scheduled.num_prefill_tokens
+        self._outputs.num_decodes = plan.num_decodes
+        self._counters.num_steps += 1
+        self._counters.step_seconds += seconds
+        self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
+        self._scheduler.collected(plan.step)
+        self._scheduler.commit(scheduled)
+        self._update(scheduled, result, now)
+
+    def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
+        """Gives each request its token, and ends those that stop."""
+        plan = scheduled.plan
+        token_ids = result.token_ids.tolist()
+        for index in range(plan.num_decodes):
+            self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
+        sampled = plan.num_decodes
+        for index in range(plan.num_decodes, len(scheduled.states)):
+            state = scheduled.states[index]
+            if state.phase is Phase.DONE:
+                sampled += int(plan.samples[index])
+                continue
+            if state.request.prefill_only:
+                computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
+                self._outputs.prefill_progress.append((state.request, computed))
+            if plan.samples[index]:
+                if state.first_token is None:
+                    state.first_token = now
+                self._append_sampled(state, token_ids[sampled], result.logprobs.get(sampled))
+                sampled += 1
+
+    def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if state.phase is Phase.DONE:
+            self._counters.num_discarded_tokens += 1
+        elif state.request.prefill_only:
+            self._outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
+            self._scheduler.hold(state)
+        else:
+            self._append_token(state, token_id, logprobs)
+
+    def _append_token(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        outputs = self._outputs
+        if logprobs is not None:
+            outputs.logprobs[len(outputs.token_ids)] = logprobs
+        outputs.requests.append(state.request)
+        outputs.token_ids.append(token_id)
+        token_ids = state.request.token_ids
+        token_ids.append(token_id)
+        self._counters.num_output_tokens += 1
+        if token_id in state.stop_token_ids or len(token_ids) >= state.limit:
+            self._finish_if_stopped(state, token_id)
+
+    def _finish_if_stopped(self, state: RequestState, token_id: int) -> bool:
+        stop = state.request.stop
+        if token_id in state.stop_token_ids and state.num_output_tokens >= stop.min_tokens:
+            is_eos = token_id in stop.eos_token_ids
+            self._finish(state, FinishReason.STOP, None if is_eos else token_id)
+        elif len(state.token_ids) >= state.limit:
+            self._finish(state, FinishReason.LENGTH)
+        return state.phase is Phase.DONE
+
+    # Ending.
+
+    def _finish(self, state: RequestState, reason: FinishReason, stop_token_id: int | None = None) -> None:
+        if reason is FinishReason.ABORT:
+            self._counters.num_aborted += 1
+        else:
+            self._counters.num_finished += 1
+        started = state.started if state.started is not None else state.submitted
+        first_token = state.first_token if state.first_token is not None else started
+        finish = Finish(
+            request=state.request,
+            reason=reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=state.num_cached_tokens,
+            num_transferred_tokens=state.num_transferred_tokens,
+            num_preemptions=state.num_preemptions,
+            queue_seconds=started - state.submitted,
+            prefill_seconds=first_token - started,
+        )
+        self._retire(state)
+        self._outputs.finishes.append(finish)
+
+    def _fail(self, state: RequestState, error: ServiceError) -> None:
+        self._counters.num_failed += 1
+        self._retire(state)
+        self._outputs.failures.append(Failure(state.request, error))
+        _LOG.warning("request failed: %s", error.message, extra={"request_id": state.request.request_id})
+
+    def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
+        """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
+        plan = scheduled.plan
+        self._counters.num_failed_steps += 1
+        _LOG.error("step %d failed with %d requests", plan.step, len(scheduled.states), exc_info=error)
+        self._scheduler.collected(plan.step)
+        failure = _as_service_error(plan.step, error)
+        for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
+            if state.row == row:
+                self._fail(state, failure)
+
+    def _retire(self, state: RequestState) -> None:
+        self._scheduler.retire(state)
+        self._forget_if_done(state)
+
+    def _forget_if_done(self, state: RequestState) -> None:
+        if state.phase is Phase.DONE and not state.leased:
+            self._states.pop(state.request.request_id, None)
+
+    def _live(self, request_id: str) -> RequestState | None:
+        state = self._states.get(request_id)
+        return None if state is None or state.phase is Phase.DONE else state
+
+    def _take_outputs(self) -> StepOutputs:
+        outputs, self._outputs = self._outputs, StepOutputs(step=self._outputs.step)
+        outputs.prefill_wanted, self._scheduler.prefill_wanted = self._scheduler.prefill_wanted, []
+        return outputs
 
 
-__all__ = ["Engine", "EngineSettings", "PrefillStarted", "StepOutputs"]
+def _as_service_error(step: int, error: Exception) -> ServiceError:
+    if isinstance(error, ServiceError):
+        return error
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or "OutOfMemory" in kind:
+        return NoCapacity(f"step {step} ran out of memory on the device ({kind})", retry_after_ms=1000)
+    return InternalError(f"step {step} failed on the device ({kind})")
+
+
+__all__ = [
+    "BlockId",
+    "Engine",
+    "EngineCounters",
+    "EngineSettings",
+    "Failure",
+    "Finish",
+    "FirstToken",
+    "LoadSnapshot",
+    "PoolAudit",
+    "PrefillStarted",
+    "RemovedEvent",
+    "StepOutputs",
+    "StoredEvent",
+]

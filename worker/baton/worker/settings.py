@@ -19,10 +19,16 @@ class EngineSettings:
 
     def validate(self) -> None:
         """Raises InvalidRequest for limits that cannot work together."""
-        for name in ("max_num_requests", "max_num_batched_tokens", "max_queue_depth", "min_remote_prefill_tokens"):
+        least = {
+            "max_num_requests": 1,
+            "max_num_batched_tokens": 1,
+            "max_queue_depth": 0,
+            "min_remote_prefill_tokens": 0,
+        }
+        for name, minimum in least.items():
             value = getattr(self, name)
-            if value < 1:
-                raise InvalidRequest(f"{name} is {value}; it must be at least 1", field=name)
+            if value < minimum:
+                raise InvalidRequest(f"{name} is {value}; it must be at least {minimum}", field=name)
         if self.max_num_batched_tokens < self.max_num_requests:
             raise InvalidRequest(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "

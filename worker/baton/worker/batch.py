@@ -1,0 +1,93 @@
+"""The running requests as columns, one row each, so that a step costs numpy calls and not a loop over requests."""
+
+from __future__ import annotations
+
+import heapq
+from typing import cast
+
+import numpy as np
+
+from baton.worker.core import Int32, Row
+from baton.worker.request_state import NO_ROW, RequestState
+
+
+class Batch:
+    """Rows of running requests. A row's columns mean nothing while it is free."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.states: list[RequestState | None] = [None] * num_rows
+        self.num_computed = np.zeros(num_rows, np.int32)  # tokens, counted when they are scheduled
+        self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
+        self.limit = np.zeros(num_rows, np.int32)
+        self.last_step = np.zeros(num_rows, np.int64)
+        self._decoding = np.zeros(num_rows, np.bool_)
+        self._prefilling: list[RequestState] = []  # by rank
+        self._free = list(range(num_rows))  # a heap: low rows first
+        self._decode_rows: Int32 | None = None  # None: stale
+
+    def __len__(self) -> int:
+        return self.num_rows - len(self._free)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def prefilling(self) -> list[RequestState]:
+        """The requests whose known tokens are not all computed, by rank."""
+        return self._prefilling
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self) - len(self._prefilling)
+
+    def running(self) -> list[RequestState]:
+        """All requests that have a row."""
+        return [state for state in self.states if state is not None]
+
+    def add(self, state: RequestState, num_computed: int, capacity: int) -> Row:
+        """Gives a request the lowest free row. It prefills until start_decoding."""
+        row = heapq.heappop(self._free)
+        self.states[row] = state
+        self.num_computed[row] = num_computed
+        self.capacity[row] = capacity
+        self.limit[row] = state.limit
+        self.last_step[row] = state.last_step
+        state.row = row
+        self._prefilling.append(state)
+        self._prefilling.sort(key=lambda other: other.rank)
+        return Row(row)
+
+    def start_decoding(self, state: RequestState) -> None:
+        """From the next step on the request computes one token a step."""
+        self._prefilling.remove(state)
+        self._decoding[state.row] = True
+        self._decode_rows = None
+
+    def remove(self, state: RequestState) -> Row:
+        """Frees the request's row, and leaves last_step with the request."""
+        row = state.row
+        state.last_step = int(self.last_step[row])
+        state.row = NO_ROW
+        self.states[row] = None
+        if self._decoding[row]:
+            self._decoding[row] = False
+            self._decode_rows = None
+        else:
+            self._prefilling.remove(state)
+        heapq.heappush(self._free, row)
+        return Row(row)
+
+    def decode_rows(self) -> Int32:
+        """Rows that can compute one more token: those whose next sample would not pass their limit."""
+        if self._decode_rows is None:
+            self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
+        rows = self._decode_rows
+        more = self.num_computed[rows] + 1 < self.limit[rows]
+        return rows if more.all() else rows[more]
+
+    def states_at(self, rows: Int32) -> list[RequestState]:
+        """The requests at these rows, none of them free."""
+        states = cast(list[RequestState], self.states)
+        return [states[row] for row in rows.tolist()]

@@ -1,0 +1,292 @@
+"""The simulated device: a calibrated clock, and KV in miniature. Imports no torch.
+
+What it generates is a function of every token before, read back from the blocks, so prefix reuse, preemption and
+transfers are right exactly when the tokens are the same. Penalties and logit_bias do not move its draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.sim_kv import Int64, SimKv, UInt64, mix
+
+_WORD_BYTES = 8
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SimSpeed:
+    """A step's seconds as a linear function of its load. The defaults are near an 8B model on one H200."""
+
+    base: float = 4.4e-3
+    per_prefill_token: float = 26e-6
+    per_decode_request: float = 12e-6
+    per_context_token: float = 30e-9  # of the requests that decode
+    factor: float = 1.0  # of all; 0: steps take no time
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """How long the plan takes."""
+        num_decodes = plan.num_decodes
+        num_prefill_tokens = plan.num_tokens - num_decodes
+        num_context_tokens = int(plan.num_computed_tokens[:num_decodes].sum())
+        return self.factor * (
+            self.base
+            + self.per_prefill_token * num_prefill_tokens
+            + self.per_decode_request * num_decodes
+            + self.per_context_token * num_context_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """The simulated model and device."""
+
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_num_requests: int = 256
+    max_model_len: int = 8192
+    vocab_size: int = 4096
+    first_token_id: int = 5  # lower ones are special and never generated, but for end-of-sequence
+    eos_token_ids: tuple[int, ...] = (2,)
+    eos_every: int = 0  # end-of-sequence comes once in so many tokens; 0: never
+    num_layers: int = 2
+    depth: int = 1
+    digest: bytes = b""  # empty: made from the model's values above
+    speed: SimSpeed = field(default_factory=SimSpeed)
+
+    def validate(self) -> None:
+        """Raises InvalidRequest for a device that cannot be."""
+        for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        if not 0 <= self.first_token_id < self.vocab_size - len(self.eos_token_ids):
+            raise InvalidRequest(
+                f"first_token_id is {self.first_token_id}, vocab_size {self.vocab_size}: nothing is left to generate",
+                field="first_token_id",
+            )
+        if len(self.digest) not in (0, _DIGEST_BYTES):
+            raise InvalidRequest(f"digest has {len(self.digest)} bytes; it must have {_DIGEST_BYTES}", field="digest")
+
+    @property
+    def model_digest(self) -> bytes:
+        """Equal for equal models: what changes tokens or KV goes in."""
+        model = (self.vocab_size, self.first_token_id, self.eos_token_ids, self.eos_every, self.num_layers)
+        return self.digest or hashlib.blake2b(repr(model).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+@dataclass(slots=True)
+class _Launched:
+    result: StepResult
+    plan: StepPlan
+    starts: float
+    ends: float
+
+
+class SimExecutor:
+    """An Executor without a device. `clock` and `sleep` may be virtual."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        settings.validate()
+        self.model = ModelSpec(
+            settings.model_digest, settings.vocab_size, settings.max_model_len, settings.eos_token_ids
+        )
+        self.layout = KvLayout(
+            model_digest=settings.model_digest,
+            dtype="simulated",
+            num_layers=settings.num_layers,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=settings.block_size,
+            bytes_per_block_layer=settings.block_size * _WORD_BYTES,
+        )
+        self.num_blocks = settings.num_blocks
+        self.depth = settings.depth
+        self.layer_hook: LayerHook | None = None
+        self._settings = settings
+        self._clock = clock
+        self._sleep = sleep
+        self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
+        self._launched: deque[_Launched] = deque()
+        self._draws = _Draws(settings)
+        num_rows = settings.max_num_requests
+        max_blocks = -(-settings.max_model_len // settings.block_size) + 1
+        self._tables = np.zeros((num_rows, max_blocks), np.int32)
+        self._table_lens = [0] * num_rows
+        self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # known when the row was admitted
+        self._last_tokens = np.zeros(num_rows, np.uint64)
+        self._digests = np.zeros(num_rows, np.uint64)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Applies the plan's differences and computes the step; its time passes in collect."""
+        self._apply(plan)
+        result = self._compute(plan)
+        result.seconds = self._settings.speed.step_seconds(plan)
+        starts = self._clock()
+        if self._launched:
+            starts = max(starts, self._launched[-1].ends)
+        self._launched.append(_Launched(result, plan, starts, starts + result.seconds))
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest launched step, telling the layer hook of each layer in its time."""
+        step = self._launched.popleft()
+        hook = self.layer_hook
+        if hook is not None:
+            for layer in range(self.layout.num_layers):
+                if step.plan.num_decodes < len(step.plan.rows):
+                    self._wait(step.starts + (step.ends - step.starts) * (layer + 1) / self.layout.num_layers)
+                hook(step.plan, layer)
+        self._wait(step.ends)
+        return step.result
+
+    def append_token(self, row: int, token_id: int) -> None:
+        """Adds a token that another worker sampled to a row's known tokens."""
+        self._last_tokens[row] = token_id
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        """Copies one layer of these blocks out."""
+        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        return bytearray(blocks[np.asarray(block_ids, np.int64)].tobytes())
+
+    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
+        """Copies one layer of these blocks in."""
+        expected = len(block_ids) * self.layout.bytes_per_block_layer
+        if len(data) != expected:
+            raise Mismatch(f"{len(block_ids)} blocks of one layer are {expected} bytes, not {len(data)}")
+        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        words = np.frombuffer(data, np.uint64).reshape(len(block_ids), -1)
+        blocks[np.asarray(block_ids, np.int64)] = words
+
+    def close(self) -> None:
+        """Frees the device. Idempotent."""
+        self._launched.clear()
+
+    def _wait(self, until: float) -> None:
+        seconds = until - self._clock()
+        if seconds > 0:
+            self._sleep(seconds)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.freed:
+            self._table_lens[row] = 0
+        for init in plan.admitted:
+            self._admit(init)
+        for row, block_ids in plan.new_blocks:
+            start = self._table_lens[row]
+            stop = start + len(block_ids)
+            self._tables[row, start:stop] = block_ids
+            self._table_lens[row] = stop
+
+    def _admit(self, init: RowInit) -> None:
+        row = init.row
+        self._table_lens[row] = 0
+        self._prompts[row] = np.array(init.token_ids, np.uint64)
+        self._draws.admit(row, init)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        admitted = {init.row for init in plan.admitted}
+        for index in range(plan.num_decodes, len(plan.rows)):
+            row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
+            if row in admitted:
+                self._digests[row] = self._kv.digest(self._tables[row], start)
+            chunk = self._prompts[row][start : start + int(plan.num_scheduled_tokens[index])]
+            with np.errstate(over="ignore"):
+                self._digests[row] += self._kv.prefill(self._tables[row], start, chunk)
+        decodes = plan.rows[: plan.num_decodes]
+        if len(decodes):
+            positions = plan.num_computed_tokens[: plan.num_decodes].astype(np.int64)
+            self._digests[decodes] += self._kv.decode(self._tables[decodes], positions, self._last_tokens[decodes])
+        rows = plan.rows[plan.samples]
+        positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples].astype(np.int64)
+        draws = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
+        token_ids, logprobs = self._draws.draw(rows, positions, draws)
+        self._last_tokens[rows] = token_ids.astype(np.uint64)
+        return StepResult(plan.step, token_ids, logprobs)
+
+
+class _Draws:
+    """Turns a row's 64 random bits into a token, under the row's sampling parameters."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        every = np.arange(settings.first_token_id, settings.vocab_size, dtype=np.int32)
+        self._ordinary = every[~np.isin(every, settings.eos_token_ids)]
+        self._eos_token_ids = settings.eos_token_ids
+        self._eos_every = settings.eos_every
+        self._noise = np.zeros(settings.max_num_requests, np.uint64)  # 0: greedy
+        self._num_prompt_tokens = np.zeros(settings.max_num_requests, np.int64)
+        self._special: dict[int, SamplingParams] = {}  # rows that need more than the columns
+
+    def admit(self, row: int, init: RowInit) -> None:
+        """Takes a row's parameters."""
+        sampling = init.sampling
+        seed = np.array([sampling.seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
+        self._noise[row] = (mix(seed + np.uint64(1)) | np.uint64(1))[0] if sampling.temperature > 0 else 0
+        self._num_prompt_tokens[row] = init.num_prompt_tokens
+        self._special.pop(row, None)
+        if sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logprobs is not None:
+            self._special[row] = sampling
+
+    def draw(self, rows: Int32, positions: Int64, bits: UInt64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+        """The token at each row's position. Greedy rows ignore their seed."""
+        noise = self._noise[rows]
+        bits = np.where(noise == 0, bits, mix(bits ^ mix(noise + positions.astype(np.uint64))))
+        token_ids = self._ordinary[(bits % np.uint64(len(self._ordinary))).astype(np.int64)]
+        if self._eos_every and self._eos_token_ids:
+            ends = mix(bits) % np.uint64(self._eos_every) == 0
+            token_ids = np.where(ends, np.int32(self._eos_token_ids[0]), token_ids)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self._special:
+            self._draw_special(rows, positions, bits, token_ids, logprobs)
+        return token_ids, logprobs
+
+    def _draw_special(
+        self,
+        rows: Int32,
+        positions: Int64,
+        bits: UInt64,
+        token_ids: Int32,
+        logprobs: dict[int, TokenLogprobs],
+    ) -> None:
+        for index, row in enumerate(rows.tolist()):
+            sampling = self._special.get(row)
+            if sampling is None:
+                continue
+            num_output_tokens = int(positions[index] - self._num_prompt_tokens[row])
+            suppressed = sampling.suppressed_token_ids if num_output_tokens < sampling.min_tokens else ()
+            choices = self._choices(sampling, suppressed, int(token_ids[index]), int(bits[index]))
+            token_ids[index] = choices[0]
+            if sampling.logprobs is not None:
+                logprobs[index] = _logprobs(choices, sampling.logprobs, int(bits[index]))
+
+    def _choices(self, sampling: SamplingParams, suppressed: Sequence[int], drawn: int, bits: int) -> list[int]:
+        """The drawn token, or its stand-in where it may not be drawn, and then others."""
+        wanted = 1 + (sampling.logprobs or 0)
+        table = sampling.allowed_token_ids or self._ordinary
+        choices = [] if sampling.allowed_token_ids or drawn in suppressed else [drawn]
+        for offset in range(len(table)):
+            if len(choices) >= wanted:
+                break
+            candidate = int(table[(bits + offset) % len(table)])
+            if candidate not in suppressed and candidate not in choices:
+                choices.append(candidate)
+        return choices or [drawn]
+
+
+def _logprobs(choices: list[int], num_alternatives: int, bits: int) -> TokenLogprobs:
+    """Plausible and deterministic: the drawn token is the likeliest, the others halve from there."""
+    first = -0.05 - (bits >> 40) % 1000 / 2000
+    tops = choices[:num_alternatives]
+    return TokenLogprobs(first, 1, tuple(tops), tuple(first - 0.7 * (i + 1) * (i > 0) for i in range(len(tops))))

@@ -1,0 +1,50 @@
+"""How fast this engine is, learnt from its own steps. Owns no clock."""
+
+from __future__ import annotations
+
+_DECODE_WEIGHT = 0.05  # of one step; about twenty steps of memory
+_OUTLIER = 8.0  # a step this many times slower than usual says something of the host, not of the load
+_PREFILL_MEMORY_TOKENS = 16384.0
+
+
+class Rates:
+    """Decode step time and prefill speed, both 0 until known."""
+
+    def __init__(self) -> None:
+        self.decode_step_seconds = 0.0
+        self._prefill_tokens = 0.0
+        self._prefill_seconds = 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens a second while prefill runs, the decodes' share of mixed steps taken out."""
+        return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds > 0 else 0.0
+
+    def observe(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
+        """Learns from one step."""
+        if seconds <= 0:
+            return
+        if num_prefill_tokens:
+            self._observe_prefill(num_prefill_tokens, num_decodes, seconds)
+        elif num_decodes:
+            self._observe_decode(seconds)
+
+    def _observe_decode(self, seconds: float) -> None:
+        known = self.decode_step_seconds
+        if known == 0:
+            self.decode_step_seconds = seconds
+            return
+        self.decode_step_seconds += _DECODE_WEIGHT * (min(seconds, known * _OUTLIER) - known)
+
+    def _observe_prefill(self, num_tokens: int, num_decodes: int, seconds: float) -> None:
+        share = self.decode_step_seconds if num_decodes else 0.0
+        seconds = max(seconds - share, seconds * 0.1)
+        if self._prefill_seconds > 0:
+            expected = num_tokens * self._prefill_seconds / self._prefill_tokens
+            # Short chunks cost a whole step; that is speed as it is. A stall of the host is not.
+            seconds = min(seconds, expected * _OUTLIER + self.decode_step_seconds * _OUTLIER)
+            keep = max(0.0, 1.0 - num_tokens / _PREFILL_MEMORY_TOKENS)
+            self._prefill_tokens *= keep
+            self._prefill_seconds *= keep
+        self._prefill_tokens += num_tokens
+        self._prefill_seconds += seconds

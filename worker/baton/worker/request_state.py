@@ -1,0 +1,80 @@
+"""One request as the scheduler sees it: where it stands, which blocks it has, how far it is. Decides nothing."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.worker.core import BlockHash, BlockId, Request
+
+NO_ROW = -1
+
+
+class Phase(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"  # in the queue; holds no blocks
+    PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
+    REMOTE = "remote"  # another worker prefills it; holds its cached prefix, and leases the rest once reserved
+    READY = "ready"  # in the queue after a remote prefill; holds all its blocks
+    RUNNING = "running"  # has a row
+    HOLDING = "holding"  # prefill_only, computed; holds its blocks until freed
+    DONE = "done"  # ended; may still have an open lease
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request's scheduling state."""
+
+    request: Request
+    rank: tuple[
+        int, float, int
+    ]  # (priority, arrival, order of submission): the smallest runs first, the largest yields
+    limit: int  # tokens, prompt and output, at which it ends
+    stop_token_ids: frozenset[int]  # end-of-sequence ones too
+    submitted: float
+    phase: Phase = Phase.WAITING
+    wants_remote: bool = False  # not yet decided against a remote prefill
+    caching: bool = True  # its blocks may be stored and found
+    block_ids: list[BlockId] = field(default_factory=list)
+    leased: list[BlockId] = field(default_factory=list)  # follow block_ids until settled
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
+    num_stored_blocks: int = 0  # blocks, from the front, that need no store any more
+    row: int = NO_ROW
+    last_step: int = 0  # the last step that computed it; kept in the batch while it has a row
+    num_remote_tokens: int = 0  # tokens that the remote prefill covers
+    min_free: int = 0  # free blocks below which another try to admit it is in vain
+    started: float | None = None
+    first_token: float | None = None
+    num_cached_tokens: int = 0
+    num_transferred_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt, and the output known so far."""
+        return self.request.token_ids
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.request.token_ids) - self.request.num_prompt_tokens
+
+    def lifetime_blocks(self, block_size: int) -> int:
+        """The most blocks it can ever need. The last token's KV is never computed."""
+        return num_blocks_for(max(self.limit - 1, len(self.request.token_ids)), block_size)
+
+    def hash_up_to(self, num_tokens: int, block_size: int) -> None:
+        """Extends block_hashes over the full blocks of the first num_tokens tokens."""
+        start, stop = len(self.block_hashes), num_tokens // block_size
+        if stop <= start:
+            return
+        parent = self.block_hashes[-1] if start else self.request.cache_namespace
+        packed = hash_blocks(parent, self.token_ids[start * block_size : stop * block_size], block_size)
+        hashes = (packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES))
+        self.block_hashes.extend(BlockHash(block_hash) for block_hash in hashes)
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold num_tokens tokens."""
+    return -(-num_tokens // block_size)

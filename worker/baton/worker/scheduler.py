@@ -1,0 +1,497 @@
+"""What runs in the next step, and with which blocks. Owns every request's place; knows no device.
+
+Requests wait in one queue by rank. Admission takes all blocks of the known tokens at once, so only decodes ever need
+more; when there are none, the running request of the largest rank is preempted, and recomputes later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.worker.batch import Batch
+from baton.worker.block_pool import BlockPool
+from baton.worker.core import BlockId, Row, RowInit, StepPlan
+from baton.worker.outputs import EngineCounters, PrefillStarted, PrefillWanted
+from baton.worker.pins import Pins
+from baton.worker.prefixes import PrefixesInProgress
+from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_for
+from baton.worker.settings import EngineSettings
+from baton.worker.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan, and whom it is for."""
+
+    plan: StepPlan
+    states: list[RequestState]  # one for each of the plan's rows
+    started: list[PrefillStarted]
+    num_prefill_tokens: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step while it is being decided."""
+
+    budget: int
+    preempted: bool = False
+    new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
+    admitted: dict[Row, RowInit] = field(default_factory=dict)
+    chunks: dict[RequestState, int] = field(default_factory=dict)
+    started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, prefix reuse, preemption and remote prefills."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        settings: EngineSettings,
+        counters: EngineCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.batch = Batch(settings.max_num_requests)
+        self.waiting = WaitingQueue()
+        self.remote: set[RequestState] = set()  # in phase REMOTE
+        self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
+        self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
+        self._prefixes = PrefixesInProgress()
+        self._pins = Pins(num_blocks, block_size, max_model_len)
+        self._block_size = block_size
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._watermark = max(1, num_blocks // 100)  # blocks left for decodes when something new is admitted
+        self._step = 0
+        self._collected_step = 0
+        self._fence_step = 0  # blocks freed early may still be written until this step is collected
+        self._freed_rows: list[Row] = []
+        self._retired: deque[tuple[int, list[BlockId]]] = deque()  # (step, blocks): free once the step is collected
+        self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pins to go
+
+    # What the engine asks.
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that have no row and want one."""
+        return len(self.waiting) + len(self.remote) + self._prefixes.num_parked
+
+    def runnable(self) -> bool:
+        """Whether schedule may find something."""
+        return len(self.batch) > 0 or (len(self.waiting) > 0 and not self.stalled)
+
+    def queued(self) -> list[RequestState]:
+        """The requests of num_queued."""
+        return [*self.waiting, *self.remote, *self._prefixes.parked]
+
+    def check_integrity(self, states: list[RequestState]) -> None:
+        """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
+        holds = [state.block_ids for state in states] + [block_ids for _, block_ids in self._retired]
+        self.pool.check_references(holds, [state.leased for state in states])
+
+    # A request's way in and out.
+
+    def place(self, state: RequestState) -> None:
+        """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
+        self.stalled = False
+        state.phase = Phase.WAITING
+        if state.wants_remote:
+            hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
+            if self._park(state, len(hits)):
+                return
+            state.wants_remote = False
+            if self._start_remote(state, hits):
+                return
+        self.waiting.push(state)
+
+    def retire(self, state: RequestState) -> None:
+        """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
+        if state.phase is Phase.PARKED:
+            self._prefixes.unpark(state)
+        self.waiting.discard(state)
+        self.remote.discard(state)
+        if state.row != NO_ROW:
+            self._freed_rows.append(self.batch.remove(state))
+        state.phase = Phase.DONE
+        self._free_blocks(state)
+        self._pin(state)
+        self._wake(self._prefixes.end(state))
+
+    def hold(self, state: RequestState) -> None:
+        """A prefill_only request is computed: its row goes, its blocks stay until it retires."""
+        self._freed_rows.append(self.batch.remove(state))
+        state.phase = Phase.HOLDING
+        self.stalled = False
+        self._wake(self._prefixes.end(state))
+
+    # Remote prefills.
+
+    def reserve(self, state: RequestState) -> list[BlockId] | None:
+        """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
+        if state.leased:
+            return list(state.leased)
+        needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
+        if self._collected_step < self._fence_step or needed + len(self.batch) > self.pool.num_free:
+            return None
+        if self._pin_blocked is not None and self._pin_blocked < state.rank:
+            return None
+        if not self._pins.would_leave_room(state, needed, [*self._must_fit(), state]):
+            return None
+        leased = self.pool.lease(needed)
+        assert leased is not None, "num_free said that there are enough blocks"
+        state.leased = leased
+        state.started = self._clock()
+        self._pin(state)
+        return list(leased)
+
+    def finish_transfer(self, state: RequestState) -> None:
+        """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
+        self.pool.settle(state.leased)
+        settled, state.leased = state.leased, []
+        if state.phase is Phase.DONE:
+            # Its prefix was freed with it: the settled blocks stand where the prompt's last ones stood.
+            start = num_blocks_for(state.num_remote_tokens, self._block_size) - len(settled)
+            self._store_blocks(state, settled, start, state.num_remote_tokens)
+            self.pool.free(settled)
+            self._pin(state)
+            return
+        state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
+        state.block_ids += settled
+        self.remote.discard(state)
+        state.phase = Phase.READY
+        self._pin(state)
+        self.waiting.push(state)
+        self._store(state, state.num_remote_tokens)
+        self._wake(self._prefixes.end(state))
+
+    def prefill_locally(self, state: RequestState) -> None:
+        """Gives up on a remote prefill."""
+        self.free_lease(state)
+        self.remote.discard(state)
+        self._free_blocks(state)
+        state.phase = Phase.WAITING
+        state.started = None
+        state.caching = self._settings.prefix_caching
+        self._pin(state)
+        self.waiting.push(state)
+        self._wake(self._prefixes.end(state))
+
+    def free_lease(self, state: RequestState) -> None:
+        """Nobody writes the leased blocks any more."""
+        self.pool.free_lease(state.leased)
+        state.leased = []
+        self.stalled = False
+        self._pin(state)
+
+    # Steps.
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decides the next step. None: nothing can run now."""
+        self._pin_blocked = None
+        draft = _Draft(self._settings.max_num_batched_tokens)
+        self._grow_decodes(draft)
+        draft.budget -= len(self.batch.decode_rows())
+        self._continue_prefills(draft)
+        if not draft.preempted:
+            self._admit(draft)
+        scheduled = self._finalize(draft)
+        self.stalled = scheduled is None and not draft.preempted
+        return scheduled
+
+    def commit(self, scheduled: ScheduledStep) -> None:
+        """The step is computed: blocks that it filled can be found from now on."""
+        plan = scheduled.plan
+        size = self._block_size
+        computed = plan.num_computed_tokens + plan.num_scheduled_tokens
+        filled = computed // size > plan.num_computed_tokens // size
+        for index in np.flatnonzero(filled).tolist():
+            state = scheduled.states[index]
+            if state.row == plan.rows[index]:
+                self._store(state, int(computed[index]))
+
+    def collected(self, step: int) -> None:
+        """The device writes nothing of this step or earlier ones any more."""
+        self._collected_step = step
+        self.stalled = False
+        while self._retired and self._retired[0][0] <= step:
+            self.pool.free(self._retired.popleft()[1])
+
+    def reset_prefix_cache(self, states: list[RequestState]) -> None:
+        """Forgets every cached block. What these requests hold now will never be found."""
+        self.pool.reset()
+        for state in states:
+            if state.block_ids or state.leased:
+                state.caching = False
+        for state in states:
+            self._wake(self._prefixes.end(state))
+
+    # Placing.
+
+    def _num_reusable(self, state: RequestState) -> int:
+        """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
+        return (len(state.token_ids) - 1) // self._block_size
+
+    def _park(self, state: RequestState, num_hits: int) -> bool:
+        common = self._prefixes.last_common(state, num_hits, self._num_reusable(state))
+        if common is None:
+            return False
+        state.phase = Phase.PARKED
+        self._prefixes.park(state, common)
+        return True
+
+    def _wake(self, woken: list[RequestState]) -> None:
+        for state in sorted(woken, key=lambda other: other.rank):
+            self.place(state)
+
+    def _start_remote(self, state: RequestState, hits: list[BlockId]) -> bool:
+        num_cached_tokens = len(hits) * self._block_size
+        if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
+            return False
+        if not self._pins.would_leave_room(state, len(hits), self._must_fit()):
+            return False
+        self.pool.touch(hits)
+        state.block_ids = hits
+        state.num_stored_blocks = len(hits)
+        state.num_cached_tokens = num_cached_tokens
+        state.num_remote_tokens = len(state.token_ids)
+        state.phase = Phase.REMOTE
+        self.remote.add(state)
+        self._pin(state)
+        self._prefixes.begin(state, state.block_hashes[len(hits) :])
+        self._count_admission(state)
+        self.prefill_wanted.append(PrefillWanted(state.request, num_cached_tokens))
+        return True
+
+    def _must_fit(self) -> list[RequestState]:
+        """Requests that run, or will without asking for room again."""
+        ready = [state for state in self.waiting if state.phase is Phase.READY]
+        leasing = [state for state in self.remote if state.leased]
+        return [*self.batch.running(), *ready, *leasing]
+
+    def _pin(self, state: RequestState) -> None:
+        """Brings the request's pins in line with its phase."""
+        self.stalled = False
+        pinned = state.phase in (Phase.REMOTE, Phase.READY, Phase.HOLDING) or (
+            state.phase is Phase.RUNNING and state.request.prefill_only
+        )
+        block_ids = [*(state.block_ids if pinned else ()), *state.leased]
+        if block_ids:
+            self._pins.set(state, block_ids)
+        else:
+            self._pins.remove(state)
+
+    def _count_admission(self, state: RequestState) -> None:
+        self._counters.num_prompt_tokens += len(state.token_ids)
+        self._counters.num_cached_tokens += state.num_cached_tokens
+
+    # Blocks.
+
+    def _free_blocks(self, state: RequestState) -> None:
+        """Frees what the request holds, once no step in flight writes it any more."""
+        self.stalled = False
+        block_ids, state.block_ids = state.block_ids, []
+        state.num_stored_blocks = 0
+        if state.last_step > self._collected_step:
+            self._retired.append((self._step, block_ids))
+        else:
+            self.pool.free(block_ids)
+
+    def _store(self, state: RequestState, num_computed: int) -> None:
+        """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
+        num_full = num_computed // self._block_size
+        start = state.num_stored_blocks
+        if state.caching and num_full > start:
+            state.num_stored_blocks = num_full
+            self._store_blocks(state, state.block_ids[start:num_full], start, num_computed)
+
+    def _store_blocks(self, state: RequestState, block_ids: list[BlockId], start: int, num_computed: int) -> None:
+        """Stores blocks of which the first is the request's block number `start`."""
+        if not state.caching:
+            return
+        state.hash_up_to(num_computed, self._block_size)
+        woken: list[RequestState] = []
+        for block_id, block_hash in zip(block_ids, state.block_hashes[start:], strict=False):
+            self.pool.store(block_id, block_hash)
+            woken += self._prefixes.computed(block_hash)
+        self._wake(woken)
+
+    # Deciding a step.
+
+    def _grow_decodes(self, draft: _Draft) -> None:
+        """Gives each decode that starts a new block one, preempting where there is none."""
+        batch = self.batch
+        rows = batch.decode_rows()
+        needy = rows[batch.num_computed[rows] >= batch.capacity[rows]]
+        for state in sorted(batch.states_at(needy), key=lambda other: other.rank):
+            while state.row != NO_ROW:
+                block_ids = self.pool.allocate(1)
+                if block_ids is not None:
+                    self._extend(state, block_ids, draft)
+                    break
+                draft.preempted = True
+                self._preempt(self._victim() or state, draft)
+
+    def _extend(self, state: RequestState, block_ids: list[BlockId], draft: _Draft) -> None:
+        state.block_ids += block_ids
+        self.batch.capacity[state.row] += len(block_ids) * self._block_size
+        draft.new_blocks[Row(state.row)] = block_ids
+
+    def _victim(self) -> RequestState | None:
+        """Who yields first. A prefill for another worker does not: its blocks are promised to a peer."""
+        candidates = [state for state in self.batch.running() if not state.request.prefill_only]
+        return max(candidates, key=lambda state: state.rank, default=None)
+
+    def _preempt(self, state: RequestState, draft: _Draft) -> None:
+        row = self.batch.remove(state)
+        self._freed_rows.append(row)
+        draft.new_blocks.pop(row, None)
+        draft.admitted.pop(row, None)
+        draft.chunks.pop(state, None)
+        # Local steps run in order, so these blocks may be reused at once; a remote peer must wait for the fence.
+        if state.last_step > self._collected_step:
+            self._fence_step = max(self._fence_step, state.last_step)
+        self.pool.free(state.block_ids)
+        state.block_ids = []
+        state.num_stored_blocks = 0
+        state.caching = self._settings.prefix_caching
+        state.phase = Phase.WAITING
+        state.min_free = 0
+        state.num_preemptions += 1
+        self._counters.num_preemptions += 1
+        self.waiting.push(state)
+        self._wake(self._prefixes.end(state))
+
+    def _continue_prefills(self, draft: _Draft) -> None:
+        for state in self.batch.prefilling:
+            if draft.budget <= 0:
+                return
+            self._schedule_chunk(state, draft)
+
+    def _schedule_chunk(self, state: RequestState, draft: _Draft) -> None:
+        remaining = len(state.token_ids) - int(self.batch.num_computed[state.row])
+        draft.chunks[state] = min(remaining, draft.budget)
+        draft.budget -= draft.chunks[state]
+
+    def _admit(self, draft: _Draft) -> None:
+        """Admits from the queue's front, in order, while there is room."""
+        while draft.budget > 0:
+            state = self.waiting.peek()
+            # The tokens of a preempted request are all known only when its last step is collected.
+            if state is None or state.last_step > self._collected_step:
+                return
+            admit = self._admit_ready if state.phase is Phase.READY else self._admit_waiting
+            if not admit(state, draft):
+                return
+
+    def _admit_ready(self, state: RequestState, draft: _Draft) -> bool:
+        if not self._make_room(state, 0, draft):
+            return False
+        self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
+        return True
+
+    def _admit_waiting(self, state: RequestState, draft: _Draft) -> bool:
+        """Admits or parks. False: there is no room."""
+        if len(self.batch) and self.pool.num_free < state.min_free and not self._outranks_someone(state):
+            return False
+        hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
+        if self._park(state, len(hits)):
+            self.waiting.discard(state)
+            return True
+        num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(hits)
+        if not self._leave_room(state, len(hits) + num_fresh):
+            self._pin_blocked = state.rank
+            return False
+        state.min_free = num_fresh + self.pool.count_unheld(hits)
+        self.pool.touch(hits)
+        if not self._make_room(state, num_fresh, draft):
+            self.pool.free(hits)
+            return False
+        fresh = self.pool.allocate(num_fresh)
+        assert fresh is not None, "make_room said that there are enough blocks"
+        state.block_ids = hits + fresh
+        state.num_stored_blocks = len(hits)
+        if state.started is None and not state.num_remote_tokens:
+            state.num_cached_tokens = len(hits) * self._block_size
+            self._count_admission(state)
+        self._prefixes.begin(state, state.block_hashes[len(hits) :])
+        self._start(state, len(hits) * self._block_size, draft)
+        return True
+
+    def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
+        """Whether pins leave room for the request; and, if it pins its own, whether those do for all that run."""
+        if state.request.prefill_only:
+            return self._pins.would_leave_room(state, num_blocks, self._must_fit())
+        return self._pins.leave_room_for(state)
+
+    def _outranks_someone(self, state: RequestState) -> bool:
+        victim = self._victim()
+        return victim is not None and victim.rank[0] > state.rank[0]
+
+    def _make_room(self, state: RequestState, num_blocks: int, draft: _Draft) -> bool:
+        """Sees to a row and to blocks, at the cost of running requests of less priority only."""
+        while True:
+            watermark = self._watermark if num_blocks and len(self.batch) else 0
+            if self.batch.num_free_rows and self.pool.num_free >= num_blocks + watermark:
+                return True
+            victim = self._victim()
+            if victim is None or victim.rank[0] <= state.rank[0]:
+                return False
+            self._preempt(victim, draft)
+
+    def _start(self, state: RequestState, num_computed: int, draft: _Draft) -> None:
+        """Gives the request a row and its first chunk."""
+        self.waiting.discard(state)
+        state.phase = Phase.RUNNING
+        first_time = state.started is None
+        if first_time:
+            state.started = self._clock()
+        row = self.batch.add(state, num_computed, len(state.block_ids) * self._block_size)
+        request = state.request
+        draft.admitted[row] = RowInit(row, list(request.token_ids), request.num_prompt_tokens, request.sampling)
+        draft.new_blocks[row] = list(state.block_ids)
+        if request.prefill_only:
+            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row)
+        self._pin(state)
+        self._schedule_chunk(state, draft)
+
+    def _finalize(self, draft: _Draft) -> ScheduledStep | None:
+        batch = self.batch
+        decode_rows = batch.decode_rows()
+        states = batch.states_at(decode_rows)
+        chunk_rows = [state.row for state in draft.chunks]
+        states += draft.chunks
+        if not states:
+            return None
+        rows = np.concatenate((decode_rows, np.array(chunk_rows, np.int32)))
+        num_scheduled = np.ones(len(rows), np.int32)
+        num_scheduled[len(decode_rows) :] = list(draft.chunks.values())
+        num_computed = batch.num_computed[rows]
+        samples = np.ones(len(rows), np.bool_)
+        for index, (state, chunk) in enumerate(draft.chunks.items(), len(decode_rows)):
+            samples[index] = num_computed[index] + chunk == len(state.token_ids)
+            if samples[index]:
+                batch.start_decoding(state)
+        self._step += 1
+        batch.num_computed[rows] += num_scheduled
+        batch.last_step[rows] = self._step
+        freed, self._freed_rows = self._freed_rows, []
+        plan = StepPlan(
+            step=self._step,
+            freed=freed,
+            admitted=list(draft.admitted.values()),
+            new_blocks=list(draft.new_blocks.items()),
+            rows=rows,
+            num_scheduled_tokens=num_scheduled,
+            num_computed_tokens=num_computed,
+            samples=samples,
+            num_decodes=len(decode_rows),
+        )
+        return ScheduledStep(plan, states, list(draft.started.values()), sum(draft.chunks.values()))
