@@ -1,0 +1,98 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.rpc.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Flags, variables and --help are derived from this."""
+
+    rest_listen: str = field(
+        default="127.0.0.1:8000",
+        metadata={"help": "Address of the REST API; /metrics is there too.", "metavar": "HOST:PORT"},
+    )
+    grpc_listen: str = field(
+        default="127.0.0.1:8001", metadata={"help": "Address of the public gRPC API.", "metavar": "HOST:PORT"}
+    )
+    router: tuple[str, ...] = field(
+        default=("127.0.0.1:8100",),
+        metadata={"help": "Routers, the preferred one first.", "metavar": "HOST:PORT,.."},
+    )
+    model: str = field(
+        default="",
+        metadata={
+            "help": "Folder (or hub id) with the model's tokenizer, chat template and generation config.",
+            "metavar": "PATH",
+        },
+    )
+    served_model_name: str = field(
+        default="", metadata={"help": "The model's name for clients. Empty: the folder's name.", "metavar": "NAME"}
+    )
+    default_max_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "max_tokens of chats that give none. None: the model's generation config, or the whole context.",
+            "minimum": 1,
+        },
+    )
+    max_choices: int = field(
+        default=128, metadata={"help": "The most choices (n) of one request.", "minimum": 1, "maximum": 16384}
+    )
+    max_prompts: int = field(
+        default=1024, metadata={"help": "The most prompts of one completions request.", "minimum": 1}
+    )
+    max_logprobs: int = field(default=20, metadata={"help": "The most top_logprobs.", "minimum": 0, "maximum": 1000})
+    max_streams: int = field(
+        default=8192,
+        metadata={"help": "Generations in flight, streaming or not; more are answered with 429.", "minimum": 1},
+    )
+    max_connections: int = field(
+        default=16384, metadata={"help": "Open REST connections; more are answered with 503.", "minimum": 1}
+    )
+    max_body_bytes: int = field(default=16 << 20, metadata={"help": "Largest request body, in bytes.", "minimum": 1024})
+    max_header_bytes: int = field(
+        default=32 << 10, metadata={"help": "Largest request line and headers, in bytes.", "minimum": 1024}
+    )
+    header_timeout: float = field(
+        default=10.0, metadata={"help": "Seconds for a request's headers to arrive.", "minimum": 0.1}
+    )
+    body_timeout: float = field(
+        default=30.0,
+        metadata={"help": "Seconds for a request's body to arrive; large ones get more, at 64 KiB/s.", "minimum": 0.1},
+    )
+    idle_timeout: float = field(
+        default=75.0, metadata={"help": "Seconds that a connection stays open between requests.", "minimum": 0.1}
+    )
+    stall_timeout: float = field(
+        default=120.0,
+        metadata={"help": "Seconds after which a client that reads nothing of its answer is cut off.", "minimum": 0.1},
+    )
+    request_timeout: float = field(
+        default=3600.0, metadata={"help": "Seconds that one generation may take. 0: no limit.", "minimum": 0}
+    )
+    drain_timeout: float = field(
+        default=30.0, metadata={"help": "Seconds that running requests get after SIGTERM.", "minimum": 0}
+    )
+
+    def validate(self) -> None:
+        """Raises InvalidRequest for what only shows in several fields, or needs parsing."""
+        for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
+            _check_address(name, address)
+        for address in self.router:
+            _check_address("router", address)
+        if not self.router:
+            raise InvalidRequest("router is empty; give at least one host:port", field="router")
+        if self.rest_listen == self.grpc_listen and not self.rest_listen.endswith(":0"):
+            raise InvalidRequest(
+                f"rest_listen and grpc_listen are both {self.rest_listen}; give two addresses", field="grpc_listen"
+            )
+
+
+def _check_address(name: str, address: str) -> None:
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidRequest(f"{name}: {address!r} is not allowed; give host:port, port 0 to 65535", field=name)

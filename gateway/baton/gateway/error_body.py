@@ -1,0 +1,89 @@
+"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}}, a status and headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import orjson
+
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+
+DEFAULT_RETRY_AFTER_SECONDS = 1
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_implemented_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES: Mapping[int, str] = {429: "rate_limit_exceeded", 503: "service_unavailable", 504: "timeout"}
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and answer do not fit the model's context; clients look for this error's code."""
+
+
+class HttpError(Exception):
+    """An answer that only HTTP knows: no such path, body too large, too slow."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
+    def body(self) -> bytes:
+        """The JSON document."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+def http_error_of(error: Exception) -> HttpError:
+    """What a client is told of an exception. Nothing of a defect but that there is one."""
+    if isinstance(error, HttpError):
+        return error
+    if not isinstance(error, ServiceError):
+        return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
+    status = error.http_status
+    headers = {"retry-after": str(_retry_seconds(error))} if status in (429, 503) else {}
+    return HttpError(status, error.message, param=error.field or None, code=_code_of(error), headers=headers)
+
+
+def reason_phrase(status: int) -> str:
+    """The words after the number in the status line."""
+    return "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
+
+
+def _code_of(error: ServiceError) -> str | None:
+    if isinstance(error, ContextTooLong):
+        return "context_length_exceeded"
+    if isinstance(error, NotFound) and error.field == "model":
+        return "model_not_found"
+    return _CODES.get(error.http_status)
+
+
+def _retry_seconds(error: ServiceError) -> int:
+    if error.retry_after_ms is None:
+        return DEFAULT_RETRY_AFTER_SECONDS
+    return max(1, math.ceil(error.retry_after_ms / 1000))

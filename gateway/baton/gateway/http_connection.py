@@ -1,0 +1,423 @@
+"""One REST connection: parsing within limits, one exchange at a time in order, deadlines, back-pressure.
+
+States, each with a deadline: waiting for a request, reading its headers, reading its body, answering (none but the
+stall deadline), and lingering: a refused client gets a moment to read the answer before the socket closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+from baton.gateway.error_body import HttpError
+from baton.gateway.http_exchange import Exchange
+
+_log = logging.getLogger(__name__)
+
+_MIN_BODY_RATE = 64 << 10  # bytes a second that extend the body's deadline
+# Requests, or bytes of them, that may wait behind the one being answered.
+_MAX_PIPELINED = 16
+_MAX_PIPELINED_BYTES = 1 << 20
+_MAX_HEADERS = 128
+_LINGER_SECONDS = 2.0
+_LINGER_BYTES = 64 << 20
+# What a slow client may have unread in our memory before its deltas are merged instead.
+_WRITE_HIGH_WATER = 64 << 10
+_WRITE_LOW_WATER = 16 << 10
+
+App = Callable[[Exchange], Coroutine[None, None, None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a client may ask of a connection. Times in seconds."""
+
+    max_body_bytes: int = 16 << 20
+    max_header_bytes: int = 32 << 10
+    max_connections: int = 16384
+    header_timeout: float = 10.0
+    body_timeout: float = 30.0
+    idle_timeout: float = 75.0
+    stall_timeout: float = 120.0
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+    LINGERING = enum.auto()
+
+
+class Connections:
+    """Every open connection of a server."""
+
+    def __init__(self) -> None:
+        self._open: set[HttpConnection] = set()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[HttpConnection]:
+        return iter(tuple(self._open))
+
+    def add(self, connection: HttpConnection) -> None:
+        self._open.add(connection)
+        self._none_left.clear()
+
+    def discard(self, connection: HttpConnection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._none_left.set()
+
+    async def wait_until_none(self) -> None:
+        """Returns when all are closed."""
+        await self._none_left.wait()
+
+
+class HttpConnection(asyncio.Protocol):
+    """Reads requests and runs the app on them, in order. `connections` is where the server finds it."""
+
+    def __init__(self, app: App, limits: HttpLimits, connections: Connections) -> None:
+        self._app = app
+        self._limits = limits
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._state = _State.WAITING
+        self._read_deadline = math.inf
+        self._stall_deadline = math.inf
+        self._current: Exchange | None = None
+        self._pending: deque[Exchange] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._reading_paused = False
+        self._lingered_bytes = 0
+        self._eof = False
+        self._owes_continue = False
+        self._exchange: Exchange | None = None  # the one being read
+        self._rejection: HttpError | None = None
+        self._broken_off = False  # no more is read
+        self._draining = False
+        self.writable = True
+        self._begin_message()
+
+    @property
+    def closing(self) -> bool:
+        """The response at hand is the last."""
+        return self._broken_off or self._draining
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(_WRITE_HIGH_WATER, _WRITE_LOW_WATER)
+        connection: socket.socket | None = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._connections.add(self)
+        self._read_deadline = self._loop.time() + self._limits.header_timeout
+        if len(self._connections) > self._limits.max_connections:
+            headers = {"retry-after": "1"}
+            message = f"{self._limits.max_connections} connections are open, the most allowed; retry later."
+            self._reject(HttpError(503, message, code="too_many_connections", headers=headers))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        self._pending.clear()
+        self._broken_off = True
+        self._stop_current()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. What it waits for can only be told from a crash where nothing is being made."""
+        self._eof = True
+        if self._current is not None and self._current.on_disconnect is None:
+            return True
+        self._stop_current()
+        return False
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._stall_deadline = self._loop.time() + self._limits.stall_timeout
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._stall_deadline = math.inf
+        if self._current is not None and self._current.on_writable is not None:
+            self._current.on_writable()
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is _State.LINGERING:
+            self._linger_on(len(data))
+            return
+        if self._broken_off:
+            return
+        if self._state is _State.HEADERS:
+            self._fed_header_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            if self._rejection is None:
+                self._rejection = HttpError(400, f"This is no valid HTTP/1.1 request: {error}.")
+        if self._rejection is None and self._state is _State.HEADERS:
+            self._check_header_bytes(self._fed_header_bytes)
+        if self._rejection is not None:
+            self._reject(self._rejection)
+
+    def expire(self, now: float) -> None:
+        """Acts where a deadline has passed. The server calls it about every second."""
+        if now >= self._stall_deadline:
+            _log.warning("cut off a client that reads nothing of its answer", extra=self._log_fields())
+            self._transport.abort()
+        elif now >= self._read_deadline:
+            self._read_deadline = math.inf
+            if self._state in (_State.HEADERS, _State.BODY):
+                what = "headers" if self._state is _State.HEADERS else "body"
+                self._reject(HttpError(408, f"The request's {what} did not arrive in time.", code="request_timeout"))
+            else:
+                self._transport.close()
+
+    def drain(self) -> None:
+        """Takes no further request; closes when the ones at hand are answered."""
+        self._draining = True
+        if self._current is None and not self._pending and self._state is _State.WAITING:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Breaks off."""
+        self._transport.abort()
+
+    # The exchange's side.
+
+    def send(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
+        if exchange is not self._current:
+            return
+        self._current = None
+        if exchange.rejection is not None:
+            self._linger()
+        elif not keep_alive:
+            self._broken_off = True
+            self._pending.clear()
+            self._transport.close()
+        else:
+            # A loop turn later, so that a long pipeline is no deep recursion.
+            self._loop.call_soon(self._next)
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        if self._rejection is not None:
+            return
+        self._begin_message()
+        self._state = _State.HEADERS
+        self._read_deadline = self._loop.time() + self._limits.header_timeout
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._check_header_bytes(len(self._url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        self._num_headers += 1
+        self._check_header_bytes(len(self._url) + self._header_bytes)
+        if self._num_headers > _MAX_HEADERS and self._rejection is None:
+            self._rejection = HttpError(431, f"More than {_MAX_HEADERS} headers.", code="headers_too_large")
+        if self._rejection is None and self._exchange is None:  # else it is a trailer
+            name = name.lower()
+            earlier = self._headers.get(name)
+            self._headers[name] = value if earlier is None else earlier + b", " + value
+
+    def on_headers_complete(self) -> None:
+        if self._rejection is not None:
+            return
+        self._state = _State.BODY
+        self._read_deadline = self._loop.time() + self._limits.body_timeout
+        method = self._parser.get_method().decode("latin-1")
+        version: str = self._parser.get_http_version()
+        self._exchange = Exchange(self, method, self._url, version, self._headers)
+        if not self._parser.should_keep_alive():
+            self._exchange.close_after()
+        self._rejection = self._check_headers(version)
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._rejection is not None:
+            return
+        if self._body_bytes > self._limits.max_body_bytes:
+            self._rejection = self._too_large()
+            self._body.clear()
+            return
+        self._read_deadline += len(data) / _MIN_BODY_RATE
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if exchange is None or self._rejection is not None:
+            return
+        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._state = _State.WAITING
+        self._read_deadline = math.inf
+        self._begin_message()
+        self._pending.append(exchange)
+        if self._current is None:
+            self._next()
+        self._hold_reading()
+
+    # Inside.
+
+    def _begin_message(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
+        self._fed_header_bytes = 0
+        self._num_headers = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._exchange = None
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Java's client offers h2c with every request. We stay with HTTP/1.1, as the standard allows; the parser
+            # would not, so the rest goes into a new one.
+            self._parser = httptools.HttpRequestParser(self)
+            if rest := data[upgrade.args[0] :]:
+                self._feed(rest)
+
+    def _check_header_bytes(self, size: int) -> None:
+        if size > self._limits.max_header_bytes and self._rejection is None:
+            message = f"The request line and headers are larger than {self._limits.max_header_bytes} bytes."
+            self._rejection = HttpError(431, message, code="headers_too_large")
+
+    def _check_headers(self, version: str) -> HttpError | None:
+        if version not in ("1.0", "1.1"):
+            return HttpError(505, f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+        if version == "1.1" and b"host" not in self._headers:
+            return HttpError(400, "The Host header is missing.")
+        length = self._headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+            return self._too_large()
+        expectation = self._headers.get(b"expect", b"").lower()
+        if expectation and expectation != b"100-continue":
+            return HttpError(417, "The only expectation that is met here is 100-continue.")
+        if expectation and version == "1.1":
+            self._owes_continue = True
+            self._send_continue()
+        return None
+
+    def _too_large(self) -> HttpError:
+        message = f"The request body is larger than {self._limits.max_body_bytes} bytes, the most allowed."
+        return HttpError(413, message, code="request_too_large")
+
+    def _send_continue(self) -> None:
+        # Behind the answers to whatever came before.
+        if self._owes_continue and self._current is None and not self._pending:
+            self._owes_continue = False
+            if not self._body_bytes:
+                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _reject(self, rejection: HttpError) -> None:
+        """Answers with an error, after whatever came before, and takes no more from this client."""
+        exchange = self._exchange or Exchange(self, "GET", b"(unread)", "1.1", {})
+        exchange.rejection = rejection
+        exchange.close_after()
+        self._exchange = None
+        self._broken_off = True
+        self._read_deadline = math.inf
+        self._state = _State.WAITING
+        self._pending.append(exchange)
+        if self._current is None:
+            self._next()
+
+    def _next(self) -> None:
+        if self._current is not None or self._transport.is_closing():
+            return
+        if not self._pending:
+            self._await_request()
+            return
+        exchange = self._current = self._pending.popleft()
+        self._hold_reading()
+        self._run(exchange)
+
+    def _hold_reading(self) -> None:
+        """Reads no further while enough waits."""
+        waiting = sum(len(exchange.body) for exchange in self._pending)
+        enough = len(self._pending) >= _MAX_PIPELINED or waiting > _MAX_PIPELINED_BYTES
+        if enough and not self._reading_paused:
+            self._transport.pause_reading()
+        elif self._reading_paused and not enough:
+            self._transport.resume_reading()
+        self._reading_paused = enough
+
+    def _await_request(self) -> None:
+        if self._eof or (self._draining and self._state is _State.WAITING):
+            self._transport.close()
+            return
+        self._send_continue()
+        if self._state is _State.WAITING:
+            self._read_deadline = self._loop.time() + self._limits.idle_timeout
+
+    def _run(self, exchange: Exchange) -> None:
+        if exchange.rejection is not None:
+            exchange.fail(exchange.rejection)
+            return
+        try:
+            work = self._app(exchange)
+        except Exception as error:
+            self._handler_failed(exchange, error)
+            return
+        if work is not None:
+            self._task = self._loop.create_task(self._finish(exchange, work))
+
+    async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            exchange.close_after()
+            raise
+        except Exception as error:
+            self._handler_failed(exchange, error)
+
+    def _handler_failed(self, exchange: Exchange, error: Exception) -> None:
+        # The app answers its own errors; what arrives here is a defect.
+        _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=self._log_fields())
+        exchange.fail(error)
+
+    def _stop_current(self) -> None:
+        exchange, self._current = self._current, None
+        if exchange is not None:
+            exchange.disconnected()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _linger(self) -> None:
+        self._state = _State.LINGERING
+        self._read_deadline = self._loop.time() + _LINGER_SECONDS
+        if self._eof or self._transport.is_closing():
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _linger_on(self, num_bytes: int) -> None:
+        self._lingered_bytes += num_bytes
+        if self._lingered_bytes > _LINGER_BYTES:
+            self._transport.abort()
+
+    def _log_fields(self) -> dict[str, str]:
+        return {"request_id": self._current.request_id if self._current is not None else ""}

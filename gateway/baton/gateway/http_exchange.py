@@ -1,0 +1,222 @@
+"""One HTTP request and its response. Knows the wire form of a response, not what is asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from typing import Protocol
+
+from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
+
+_log = logging.getLogger("baton.gateway.access")
+
+_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection."""
+
+    @property
+    def writable(self) -> bool:
+        """The client keeps up with what is written."""
+
+    @property
+    def closing(self) -> bool:
+        """No further request will be taken from this connection."""
+
+    def send(self, data: bytes) -> None:
+        """Writes, or drops where the client has gone."""
+
+    def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
+        """The response is complete."""
+
+
+class Exchange:
+    """A parsed request; answered with `respond`, or with `stream`, `write`s and `end`.
+
+    on_disconnect is called at once when the client goes away before the response is complete; on_writable when a
+    client that fell behind has caught up. After on_disconnect, writes are dropped.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_head",
+        "_keep_alive",
+        "_length",
+        "_wire",
+        "body",
+        "ended",
+        "headers",
+        "http_version",
+        "method",
+        "on_disconnect",
+        "on_end",
+        "on_writable",
+        "path",
+        "query",
+        "received",
+        "rejection",
+        "request_id",
+        "status",
+    )
+
+    def __init__(
+        self, wire: Wire, method: str, target: bytes, http_version: str, headers: Mapping[bytes, bytes]
+    ) -> None:
+        self._wire = wire
+        path, _, query = target.partition(b"?")
+        self.method = method
+        self.path = path.decode("latin-1")
+        self.query = query.decode("latin-1")
+        self.http_version = http_version
+        self.headers = headers  # by lower-case name
+        self.body = b""
+        self.received = time.perf_counter()
+        self.request_id = ""
+        self.rejection: HttpError | None = None  # the request could not be read; this is the answer
+        self.status = 0  # 0: nothing was sent
+        self.ended = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
+        self.on_end: Callable[[Exchange], None] | None = None
+        self._keep_alive = True
+        self._head = b""
+        self._chunked = False
+        self._length = 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client keeps up. False: hold back, on_writable will be called."""
+        return self._wire.writable
+
+    @property
+    def age(self) -> float:
+        """Seconds since the request's headers were there."""
+        return time.perf_counter() - self.received
+
+    def close_after(self) -> None:
+        """The connection ends with this response."""
+        self._keep_alive = False
+
+    def respond(
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The whole response, in one write."""
+        if self.ended:
+            return
+        fields = {"content-type": content_type} if body else {}
+        fields["content-length"] = str(len(body))
+        head = self._build_head(status, {**fields, **(headers or {})})
+        self._length = len(body)
+        self._wire.send(head if self.method == "HEAD" else head + body)
+        self._end()
+
+    def fail(self, error: Exception) -> None:
+        """The error as the response; where one has begun already, the connection breaks off."""
+        if self.ended:
+            return
+        if self.status:
+            self.close_after()
+            self._end()
+            return
+        answer = http_error_of(error)
+        self.respond(answer.status, answer.body, headers=answer.headers)
+
+    def stream(self, content_type: str, headers: Mapping[str, str] | None = None) -> None:
+        """Begins a response of unknown length. The head goes out with the first write."""
+        self._chunked = self.http_version == "1.1"
+        fields = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        if self._chunked:
+            fields["transfer-encoding"] = "chunked"
+        else:
+            self._keep_alive = False
+        self._head = self._build_head(200, {**fields, **(headers or {})})
+
+    def write(self, data: bytes) -> None:
+        """The next piece of a stream; not empty."""
+        if self.ended:
+            return
+        self._length += len(data)
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._wire.send(data)
+
+    def end(self, data: bytes = b"") -> None:
+        """The stream's last piece."""
+        if self.ended:
+            return
+        self._length += len(data)
+        if self._chunked:
+            data = b"%x\r\n%b\r\n%b" % (len(data), data, _LAST_CHUNK) if data else _LAST_CHUNK
+        self._wire.send(self._head + data)
+        self._end()
+
+    def disconnected(self) -> None:
+        """The client has gone. Called by the connection."""
+        if self.ended:
+            return
+        self.status = 499
+        self._keep_alive = False
+        hook = self.on_disconnect
+        self._end()
+        if hook is not None:
+            hook()
+
+    def _build_head(self, status: int, fields: Mapping[str, str]) -> bytes:
+        self.status = status
+        if self._wire.closing:
+            self._keep_alive = False
+        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", _date_line()]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
+        if self.request_id:
+            lines.append(f"x-request-id: {self.request_id}")
+        if not self._keep_alive:
+            lines.append("connection: close")
+        elif self.http_version == "1.0":
+            lines.append("connection: keep-alive")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", errors="replace")
+
+    def _end(self) -> None:
+        self.ended = True
+        self._log_access()
+        if self.on_end is not None:
+            self.on_end(self)
+        self.on_disconnect = self.on_writable = self.on_end = None
+        self._wire.exchange_ended(self, self._keep_alive)
+
+    def _log_access(self) -> None:
+        level = logging.DEBUG if self.path in _QUIET_PATHS and self.status < 400 else logging.INFO
+        if _log.isEnabledFor(level):
+            extra = {
+                "request_id": self.request_id,
+                "milliseconds": round(self.age * 1000, 1),
+                "bytes": self._length,
+            }
+            _log.log(level, "%s %s %d", self.method, self.path, self.status, extra=extra)
+
+
+class _DateLine:
+    """The Date header, made anew once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = ""
+
+    def __call__(self) -> str:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._line = f"server: baton\r\ndate: {formatdate(second, usegmt=True)}"
+        return self._line
+
+
+_date_line = _DateLine()

@@ -1,0 +1,84 @@
+"""The REST listener: accepts connections, watches their deadlines, drains. Knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from baton.gateway.http_connection import App, Connections, HttpConnection, HttpLimits
+from baton.rpc.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+_SWEEPS_PER_TIMEOUT = 10
+_BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves `app` for the lifetime of an `async with`; `port` is known inside it.
+
+    A port in use raises Unavailable, naming the address.
+    """
+
+    def __init__(self, address: str, app: App, limits: HttpLimits | None = None) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._host = self._host.strip("[]")
+        self.port = int(port)
+        self._app = app
+        self._limits = limits or HttpLimits()
+        self._connections = Connections()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self._app, self._limits, self._connections),
+                self._host,
+                self.port,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Unavailable(f"cannot listen on {self._host}:{self.port}: {reason}") from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        limits = self._limits
+        shortest = min(limits.header_timeout, limits.body_timeout, limits.idle_timeout, limits.stall_timeout)
+        self._sweep_seconds = min(1.0, shortest / _SWEEPS_PER_TIMEOUT)
+        self._sweep()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for connection in self._connections:
+            connection.abort()
+        await self._connections.wait_until_none()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def drain(self, seconds: float) -> None:
+        """Accepts no more connections, and returns when every running answer is out, or time is."""
+        self._server.close()
+        for connection in self._connections:
+            connection.drain()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connections.wait_until_none()
+        except TimeoutError:
+            _log.warning("%d connections were still busy after the drain and break off", len(self._connections))
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in self._connections:
+            connection.expire(now)
+        self._sweeper = loop.call_later(self._sweep_seconds, self._sweep)

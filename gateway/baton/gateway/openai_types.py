@@ -1,0 +1,335 @@
+"""OpenAI's and vLLM's request and response bodies. One definition for parsing, encoding and the OpenAPI document.
+
+Unknown keys are ignored; null means unset. Bounds that JSON schema can say are here, the rest is in validation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+_INT32_MAX = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
+CountOrZero = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Name = Annotated[str, Meta(min_length=1)]
+PrintableId = Annotated[str, Meta(pattern="^[!-~]{1,256}$")]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream carries beside text."""
+
+    include_usage: bool | None = None  # one chunk with the usage at the end
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The form of the answer. Only text in this release."""
+
+    type: str
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What chat and text completions have in common."""
+
+    model: str | None = None  # null: the only model served
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None  # 0 is greedy
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # 0 and -1 are off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    n: Count | None = None
+    stop: Name | list[Name] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: CountOrZero | None = None
+    logit_bias: dict[int, float] | None = None  # token id: bias, clamped to -100 .. 100
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool | None = None  # null: true
+    priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower runs earlier
+    cache_salt: Name | None = None  # requests with different salts share no cached block
+    request_id: PrintableId | None = None
+    response_format: ResponseFormat | None = None
+    # Known, and refused by name where set: ignoring them would change the answer.
+    structured_outputs: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    repetition_detection: dict[str, Any] | None = None
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One message of a chat."""
+
+    role: Name  # system, developer, user, assistant, tool, or what the model's template knows
+    content: str | list[dict[str, Any]] | None = None  # text, or parts of type text
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Count | None = None  # goes before max_tokens
+    max_tokens: Count | None = None  # neither: as many as the context holds
+    logprobs: bool | None = None
+    top_logprobs: CountOrZero | None = None
+    add_generation_prompt: bool | None = None  # null: true
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    chat_template: str | None = None
+    echo: bool | None = None
+    thinking_token_budget: int | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/completions."""
+
+    # A text, texts, token ids, or lists of token ids. Choice p * n + j is the j-th of prompt p.
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    max_tokens: CountOrZero | None = None  # null: 16. 0 only with echo
+    logprobs: CountOrZero | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None  # null: true
+    suffix: str | None = None
+    prompt_embeds: str | list[str] | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize: a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None  # null: true for a text, false for a chat
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None  # null: true
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int  # not computed, because a worker held their KV
+
+
+class Usage(Struct):
+    """Token counts of a request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct):
+    """An output token's log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """One entry a token."""
+
+    content: list[TokenLogprob]
+    refusal: list[TokenLogprob] | None = None
+
+
+class ChatAnswer(Struct):
+    """The assistant's message."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: str | None = None
+    annotations: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None  # the stop string or stop token id that matched
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """The answer to a chat, whole."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    service_tier: str | None = None
+    system_fingerprint: str | None
+    usage: Usage
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """What is new of a choice."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletionChunk(Struct, kw_only=True):
+    """One event of a chat's stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionLogprobs(Struct):
+    """Columns, one entry a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """One continuation, or a piece of it in a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Completion(Struct, kw_only=True):
+    """The answer to a text completion; in a stream, one event of it."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(Struct, kw_only=True):
+    """A model that can be asked for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "baton"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+
+
+class ModelList(Struct):
+    """GET /v1/models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """A prompt's tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Struct):
+    """The tokens' text."""
+
+    prompt: str
+
+
+class Version(Struct):
+    """GET /version."""
+
+    version: str
+
+
+class Readiness(Struct):
+    """GET /ready."""
+
+    ready: bool
+    missing: list[str]  # in words
+
+
+class ErrorFields(Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None  # the request's field that is wrong
+    code: str | None
+
+
+class ErrorResponse(Struct):
+    """The body of every 4xx and 5xx answer."""
+
+    error: ErrorFields

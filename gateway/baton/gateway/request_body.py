@@ -1,0 +1,66 @@
+"""JSON bodies into typed requests; what is wrong with a body becomes an InvalidRequest that names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from baton.rpc.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes the bodies of one request type."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, body: bytes, headers: Mapping[bytes, bytes]) -> T:
+        """The request. Raises InvalidRequest."""
+        _check_content_type(headers.get(b"content-type"))
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _wrong_field(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"The body is no valid JSON: {_why(body, error)}.") from None
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _check_content_type(value: bytes | None) -> None:
+    kind = (value or b"application/json").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not kind.endswith(b"+json"):
+        shown = kind.decode("latin-1")
+        raise InvalidRequest(f"The content type is {shown!r}; it must be application/json.", field="content-type")
+
+
+def _why(body: bytes, error: Exception) -> str:
+    if not body:
+        return "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "a string is not UTF-8"
+    if rb"\ud" in body.lower() and "character" not in str(error):
+        return "it ends early, or a string has a lone surrogate"
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _wrong_field(message: str) -> InvalidRequest:
+    """msgspec says "Expected `int`, got `str` - at `$.messages[0].role`"."""
+    problem = _PLACE.sub("", message)
+    place = _PLACE.search(message)
+    field = place.group(1) if place else ""
+    field = re.sub(r"\[(\d+)\]", r".\1", field).replace("[...]", "").strip(".")
+    if missing := _MISSING.search(problem):
+        field = f"{field}.{missing.group(1)}".strip(".")
+        return InvalidRequest(f"{field} is required.", field=field)
+    problem = problem.replace("`", "")
+    problem = problem[:1].lower() + problem[1:]
+    return InvalidRequest(f"{field or 'The body'}: {problem}.", field=field)

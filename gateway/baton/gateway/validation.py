@@ -1,0 +1,218 @@
+"""From OpenAI's fields to Baton's: what JSON types cannot say is checked here. Pure functions, no model, no wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from baton.gateway.error_body import ContextTooLong
+from baton.gateway.openai_types import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    GenerationFields,
+)
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+_UINT64 = 2**64 - 1
+_MAX_BIAS = 100.0
+
+# Known fields that this release does not serve. Values that ask for nothing are let through.
+_UNSERVED = (
+    "structured_outputs",
+    "bad_words",
+    "prompt_logprobs",
+    "use_beam_search",
+    "truncate_prompt_tokens",
+    "logprob_token_ids",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "repetition_detection",
+)
+_UNSERVED_IN_CHAT = ("functions", "function_call", "audio", "chat_template", "echo", "thinking_token_budget")
+_UNSERVED_IN_COMPLETIONS = ("suffix", "prompt_embeds")
+
+Prompt = str | list[int]
+
+
+def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: int) -> None:
+    """Raises InvalidRequest for a chat that cannot be served as asked."""
+    _check_common(request, max_choices)
+    _refuse_unserved(request, _UNSERVED_IN_CHAT)
+    _check_tools(request)
+    for kind in request.modalities or ():
+        if kind != "text":
+            raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
+    if not request.messages:
+        raise InvalidRequest("messages is empty; it must have at least one message.", field="messages")
+    for index, message in enumerate(request.messages):
+        if message.content is None and message.role in ("system", "developer", "user", "tool"):
+            field = f"messages.{index}.content"
+            raise InvalidRequest(f"{field} is required in a message of role {message.role}.", field=field)
+    if request.top_logprobs is not None:
+        if request.top_logprobs and not request.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
+        _check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
+        )
+
+
+def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
+    """Raises InvalidRequest for a completion that cannot be served as asked."""
+    _check_common(request, max_choices)
+    _refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
+    if request.logprobs is not None:
+        _check_logprobs("logprobs", request.logprobs, max_logprobs)
+        if request.echo:
+            raise InvalidRequest("logprobs together with echo is not served by this release.", field="logprobs")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("max_tokens is 0; it must be at least 1 unless echo is true.", field="max_tokens")
+    num_prompts = len(prompts_of(request))
+    if num_prompts > max_prompts:
+        raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {max_prompts} are allowed.", field="prompt")
+
+
+def prompts_of(request: CompletionRequest) -> list[Prompt]:
+    """The prompts, one by one. Raises InvalidRequest where their forms are mixed."""
+    prompt = request.prompt
+    if prompt is None:
+        raise InvalidRequest("prompt is required.", field="prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt is empty; it must have at least one text or token.", field="prompt")
+    kind = type(prompt[0])
+    for index, item in enumerate(prompt):
+        if type(item) is not kind:
+            raise InvalidRequest(
+                f"prompt.{index} is of another type than prompt.0; give texts, token ids, or lists of token ids.",
+                field=f"prompt.{index}",
+            )
+    return [prompt] if kind is int else prompt  # type: ignore[list-item, return-value]
+
+
+def sampling_of(request: GenerationFields, logprobs: int | None) -> types_pb2.SamplingParams:
+    """The sampling parameters, unset where the client set nothing."""
+    bias = request.logit_bias or {}
+    top_k = request.top_k
+    seed = request.seed
+    return types_pb2.SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=None if top_k is None else max(0, top_k),
+        min_p=request.min_p,
+        seed=None if seed is None else seed & _UINT64,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias_token_ids=bias.keys(),
+        logit_bias_values=[min(_MAX_BIAS, max(-_MAX_BIAS, value)) for value in bias.values()],
+        logprobs=logprobs,
+        allowed_token_ids=request.allowed_token_ids,
+    )
+
+
+def stop_of(request: GenerationFields, max_tokens: int | None) -> types_pb2.StopConditions:
+    """The stop conditions."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    return types_pb2.StopConditions(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=bool(request.ignore_eos),
+        stop=stop,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+    )
+
+
+def chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    """How many alternatives a token gets; None for no log-probabilities."""
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: the arguments of tool calls are objects."""
+    fitted = [msgspec.structs.asdict(message) for message in messages]
+    for index, message in enumerate(fitted):
+        if message["tool_calls"]:
+            field = f"messages.{index}.tool_calls"
+            message["tool_calls"] = [
+                _with_parsed_arguments(call, f"{field}.{at}") for at, call in enumerate(message["tool_calls"])
+            ]
+    return fitted
+
+
+def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    """The client's own variables for the template."""
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    return variables
+
+
+def check_context(num_prompt_tokens: int, max_model_len: int, field: str) -> None:
+    """Raises ContextTooLong where not even one token of output would fit."""
+    if num_prompt_tokens >= max_model_len:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {field} resulted in "
+            f"{num_prompt_tokens} tokens. Please reduce the length of the {field}.",
+            field=field,
+        )
+
+
+def _check_common(request: GenerationFields, max_choices: int) -> None:
+    if request.n is not None and request.n > max_choices:
+        raise InvalidRequest(f"n is {request.n}; at most {max_choices} choices are allowed.", field="n")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true.", field="stream_options")
+    for token_id, value in (request.logit_bias or {}).items():
+        if not 0 <= token_id < 2**31 or not math.isfinite(value):
+            raise InvalidRequest(f"logit_bias: {token_id} is no token id.", field="logit_bias")
+    if request.response_format is not None and request.response_format.type != "text":
+        shown = request.response_format.type
+        message = f"response_format.type {shown!r} is not served by this release; only text is."
+        raise InvalidRequest(message, field="response_format.type")
+    _refuse_unserved(request, _UNSERVED)
+
+
+def _refuse_unserved(request: GenerationFields, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(request, name)
+        if value is not None and value is not False and value != "" and value != []:
+            raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
+
+
+def _check_tools(request: ChatCompletionRequest) -> None:
+    if request.tools is not None:
+        problem = "tools are not served by this release; leave them out." if request.tools else "tools is empty."
+        raise InvalidRequest(problem, field="tools")
+    if request.tool_choice not in (None, "none"):
+        raise InvalidRequest("tool_choice is only allowed when tools are given.", field="tool_choice")
+
+
+def _check_logprobs(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidRequest(f"{name} is {value}; at most {most} is allowed.", field=name)
+
+
+def _with_parsed_arguments(call: Mapping[str, Any], field: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{field}.function must be an object.", field=f"{field}.function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments) if arguments.strip() else {}
+        except orjson.JSONDecodeError:
+            field = f"{field}.function.arguments"
+            raise InvalidRequest(f"{field} must be a JSON object in a string.", field=field) from None
+    return {**call, "function": {**function, "arguments": arguments}}
