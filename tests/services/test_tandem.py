@@ -1,0 +1,100 @@
+import itertools
+import socket
+from dataclasses import replace
+
+import pytest
+
+from baton.services import tandem
+from baton.services.settings import SettingsError
+from baton.services.tandem import UpConfig
+
+
+def plan(**config):
+    counter = itertools.count(20001)
+    return tandem.plan(UpConfig(**config), "/models/story", lambda count: [next(counter) for _ in range(count)])
+
+
+def flag(service, name):
+    return service.flags[service.flags.index(name) + 1]
+
+
+def by_name(plans):
+    return {one.name: one for one in plans}
+
+
+def test_a_tandem_is_five_services():
+    assert [one.name for one in plan()] == ["gateway", "router", "worker prefill-0", "worker decode-0", "kvstore"]
+
+
+def test_services_are_told_each_others_addresses():
+    services = by_name(plan(decode_workers=2))
+    workers = [services[name] for name in ("worker prefill-0", "worker decode-0", "worker decode-1")]
+    assert flag(services["gateway"], "--router") == services["router"].address
+    assert flag(services["router"], "--workers") == ",".join(worker.address for worker in workers)
+    assert {flag(one, "--kvstore") for one in (*workers, services["router"])} == {services["kvstore"].address}
+
+
+def test_no_two_services_share_an_address():
+    plans = plan(prefill_workers=3, decode_workers=3)
+    addresses = [address for one in plans if one.command != "gateway" for address in (one.address, one.metrics)]
+    assert len(set(addresses)) == len(addresses) == 2 * 8
+
+
+def test_without_prefill_workers_the_others_do_both():
+    services = by_name(plan(prefill_workers=0))
+    assert flag(services["worker both-0"], "--role") == "both"
+
+
+def test_the_model_is_called_by_its_folder_unless_told_otherwise():
+    assert {flag(one, "--served-model-name") for one in plan() if "--model" in one.flags} == {"story"}
+    assert flag(plan(served_model_name="tales")[0], "--served-model-name") == "tales"
+
+
+def test_the_edge_stops_first_and_the_index_last():
+    stages = {one.name: one.stop_stage for one in plan()}
+    assert stages["gateway"] < stages["router"] < stages["worker decode-0"] == stages["worker prefill-0"]
+    assert stages["worker decode-0"] < stages["kvstore"]
+
+
+def test_the_checkouts_sample_model_is_the_default():
+    assert tandem.resolve_model(UpConfig()) == str(tandem.SAMPLE_MODEL)
+    assert (tandem.SAMPLE_MODEL / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("model", ["/no/such", "./no-such", "no-such", "a/b/c"])
+def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(model):
+    with pytest.raises(SettingsError, match=r"--model: '.*' is no folder; give a Hugging Face model folder"):
+        tandem.resolve_model(UpConfig(model=model))
+
+
+def test_a_hub_id_that_cannot_be_had_is_refused_in_one_line(monkeypatch):
+    import huggingface_hub
+
+    def unreachable(hub_id, **_):
+        raise ConnectionError(f"{hub_id} cannot be reached\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(SettingsError) as raised:
+        tandem.resolve_model(UpConfig(model="someone/story"))
+    assert str(raised.value) == (
+        "--model: 'someone/story' is no folder, and not to be had from the hub: someone/story cannot be reached"
+    )
+
+
+def test_port_0_becomes_a_real_port_and_others_stay():
+    config = tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"))
+    assert config.rest_listen != config.grpc_listen
+    assert tandem.check_listen_addresses(config) == config
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused_with_its_flag():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SettingsError, match=rf"--grpc-listen {address}: the port is in use"):
+            tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen=address))
+
+
+def test_one_address_for_both_apis_is_refused():
+    config = tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"))
+    with pytest.raises(SettingsError, match="give two addresses"):
+        tandem.check_listen_addresses(replace(config, grpc_listen=config.rest_listen))
