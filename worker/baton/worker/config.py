@@ -68,12 +68,12 @@ class WorkerConfig:
         default=2048, metadata={"help": "tokens a step computes at most", "minimum": 1, "maximum": 1048576}
     )
     max_queue: int = field(
-        default=1024, metadata={"help": "requests that may wait; more are refused", "minimum": 0, "maximum": 1048576}
+        default=1024, metadata={"help": "requests that may wait; more are refused", "minimum": 1, "maximum": 1048576}
     )
 
     min_remote_prefill_tokens: int = field(
         default=64,
-        metadata={"help": "uncached prompt tokens below which a prompt is always computed here", "minimum": 0},
+        metadata={"help": "uncached prompt tokens below which a prompt is always computed here", "minimum": 1},
     )
     lease_ms: int = field(
         default=1000,
@@ -87,6 +87,21 @@ class WorkerConfig:
     step_timeout: float = field(
         default=120.0,
         metadata={"help": "seconds without a sign from the engine until it counts as hung; 0: never", "minimum": 0.0},
+    )
+    sim_slowness: float = field(
+        default=1.0, metadata={"help": "factor on the simulator's step times; 0: steps take no time", "minimum": 0.0}
+    )
+    sim_step_seconds: float = field(
+        default=4.4e-3, metadata={"help": "a simulated step's seconds, before what is in it", "minimum": 0.0}
+    )
+    sim_prefill_token_seconds: float = field(
+        default=26e-6, metadata={"help": "added for each prompt token of a simulated step", "minimum": 0.0}
+    )
+    sim_decode_request_seconds: float = field(
+        default=12e-6, metadata={"help": "added for each decoding request of a simulated step", "minimum": 0.0}
+    )
+    sim_eos_every: int = field(
+        default=0, metadata={"help": "simulated end-of-sequence comes once in so many tokens; 0: never", "minimum": 0}
     )
     engine_process: bool = field(
         default=True, metadata={"help": "run the engine in a process of its own (sim only: may be off)"}

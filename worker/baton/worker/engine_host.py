@@ -14,8 +14,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from types import TracebackType
-from typing import Self
 
 from google.rpc import status_pb2
 
@@ -33,55 +31,59 @@ Handler = Callable[[int, bytes], None]  # channel, payload
 
 
 class EngineHost:
-    """One engine for the lifetime of an `async with`. `ended` is set, with `end`, when it is gone."""
+    """One engine. `ready` is set when it takes requests; `ended`, with `end` saying why, when it is gone."""
 
-    def __init__(self, config: WorkerConfig, worker_id: str, advertised_host: str) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._start = {
-            "config": asdict(config),
-            "worker_id": worker_id,
-            "advertised_host": advertised_host,
-            "log_level": logging.getLogger().getEffectiveLevel(),
-        }
         self._handlers: dict[int, Handler] = {
-            Kind.READY: self._on_ready,
+            Kind.READY: lambda channel, payload: self.ready.set(),
             Kind.FAILED: self._on_failed,
             Kind.REPLY: self._on_reply,
             Kind.REFUSAL: self._on_refusal,
             Kind.LOG: _on_log,
         }
+        self._lost_hooks: list[Callable[[ServiceError], None]] = []
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._call_ids = itertools.count(1)
         self._failure: ServiceError | None = None  # told by the engine, or found by the watch
-        self._lost_hooks: list[Callable[[ServiceError], None]] = []
         self._num_frames = 0
+        self._link: FrontLink | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
+        self._finishing: asyncio.Task[None] | None = None
         self._stopping = False
-        self.end: ServiceError | None = None  # why there is no engine any more
+        self.end: ServiceError | None = None
+        self.ready = asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        self._ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._ending: asyncio.Task[None] | None = None
+    async def start(self, worker_id: str, advertised_host: str) -> None:
+        """Starts the engine; it loads its model in its own time."""
         ours, theirs = socket.socketpair()
         self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
         if self._config.engine_process:
             await self._spawn(theirs)
         else:
             self._run_thread(theirs)
-        self.send(Kind.START, payload=json.dumps(self._start).encode())
-        return self
+        start = {
+            "config": asdict(self._config),
+            "worker_id": worker_id,
+            "advertised_host": advertised_host,
+            "log_level": logging.getLogger().getEffectiveLevel(),
+        }
+        self.send(Kind.START, payload=json.dumps(start).encode())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def stop(self) -> None:
+        """Ends the engine, and waits for its end. Idempotent."""
         self._stopping = True
-        self.send(Kind.STOP)
-        self._link.close()
-        await self._reap()
-        if self._ending is not None:
-            await self._ending
+        if self._link is not None:
+            self.send(Kind.STOP)
+            self._link.close()
+            await self.ended.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent."""
+        return self.ready.is_set() and self.end is None
 
     def on(self, kind: Kind, handler: Handler) -> None:
         """Calls `handler` for every frame of a kind."""
@@ -93,26 +95,19 @@ class EngineHost:
 
     def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
         """Queues a frame for the engine."""
-        self._link.send(kind, channel, payload)
+        if self._link is not None:
+            self._link.send(kind, channel, payload)
 
     async def writable(self) -> None:
         """Returns once the engine keeps up with what is sent."""
-        await self._link.writable()
-
-    async def ready(self) -> bytes:
-        """The engine's first state, once it can take requests. Raises what kept it from starting."""
-        return await asyncio.shield(self._ready)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests can be sent."""
-        return self._ready.done() and self.end is None
+        if self._link is not None:
+            await self._link.writable()
 
     async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
         """Asks the engine, between two steps. Raises ServiceError."""
         if self.end is not None:
             raise self.end
-        if not self._ready.done():
+        if not self.ready.is_set():
             raise Unavailable("the worker is still starting")
         channel = next(self._call_ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -139,12 +134,13 @@ class EngineHost:
                     await self.ended.wait()
             silent_checks = silent_checks + 1 if seen == self._num_frames else 0
             seen = self._num_frames
-            if silent_checks >= _CHECKS_PER_STEP_TIMEOUT and self._ready.done():
+            if silent_checks >= _CHECKS_PER_STEP_TIMEOUT and self.ready.is_set():
                 self._failure = InternalError(
                     f"the engine hung: no sign of life for {self._config.step_timeout:g} s; it was ended"
                 )
                 self._kill()
-                self._link.close()
+                if self._link is not None:
+                    self._link.close()
                 await self.ended.wait()
 
     async def _spawn(self, theirs: socket.socket) -> None:
@@ -190,8 +186,8 @@ class EngineHost:
         handler(frame.channel, frame.payload)
 
     def _on_link_closed(self) -> None:
-        if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._finish())
+        if self._finishing is None:
+            self._finishing = asyncio.get_running_loop().create_task(self._finish())
 
     async def _finish(self) -> None:
         # Streams are cut before the exit code is known: gateways must move on at once.
@@ -200,9 +196,6 @@ class EngineHost:
         self.end = self._failure or InternalError(f"the engine ended: {how}")
         if not self._stopping:
             _log.error("%s", self.end.message, extra={"engine_exit": how})
-        if not self._ready.done():
-            self._ready.set_exception(self.end)
-            self._ready.exception()  # nobody need have waited for it
         self.ended.set()
 
     def _lose(self, error: ServiceError) -> None:
@@ -212,10 +205,6 @@ class EngineHost:
                 answer.set_exception(error)
         for hook in self._lost_hooks:
             hook(error)
-
-    def _on_ready(self, channel: int, payload: bytes) -> None:
-        if not self._ready.done():
-            self._ready.set_result(payload)
 
     def _on_failed(self, channel: int, payload: bytes) -> None:
         self._failure = error_of_status(payload)

@@ -67,8 +67,10 @@ class Publisher:
         self._outbox = Outbox(self._max_backlog_bytes)
         self._stream = next(self._streams)
         async with open_channel(self._address) as channel:
-            method = channel.stream_stream(_METHOD, response_deserializer=index_pb2.PublishResponse.FromString)
-            call: grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse] = method()
+            method: grpc.aio.StreamStreamMultiCallable[bytes, index_pb2.PublishResponse] = channel.stream_stream(
+                _METHOD, response_deserializer=index_pb2.PublishResponse.FromString
+            )
+            call = method()
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await call.wait_for_connection()
             self._host.send(Kind.PUBLISH_OPEN, self._stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
-from baton.worker.executor.base import KvLayout
+from baton.worker.executor.base import KvLayout, ModelSpec
 from baton.worker.outputs import LoadSnapshot
 
 _MIN_INTERVAL_SECONDS = 0.1
@@ -79,13 +79,13 @@ def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second
     )
 
 
-def model_message(name: str, model_digest: bytes, max_model_len: int, vocab_size: int, block_size: int, eos: tuple[int, ...]) -> types_pb2.ModelInfo:
-    """The model as it is served."""
+def model_message(name: str, model: ModelSpec, max_model_len: int, block_size: int) -> types_pb2.ModelInfo:
+    """The model as it is served: its context may be bounded by the pool."""
     return types_pb2.ModelInfo(
         name=name,
-        digest=model_digest,
+        digest=model.digest,
         max_model_len=max_model_len,
-        vocab_size=vocab_size,
+        vocab_size=model.vocab_size,
         block_size=block_size,
-        eos_token_ids=eos,
+        eos_token_ids=model.eos_token_ids,
     )

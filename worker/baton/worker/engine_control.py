@@ -1,0 +1,112 @@
+"""ControlService on the engine's side: calls answered between two steps, and the drain that they start."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.rpc.errors import ServiceError, Unsupported, status_of
+from baton.v1 import control_pb2, worker_pb2
+from baton.worker.block_pool import PoolAudit
+from baton.worker.control import Method
+from baton.worker.link import Kind
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[int, int, bytes], None]  # kind, channel, payload
+
+
+class Operated(Protocol):
+    """What control needs of the engine and of what surrounds it."""
+
+    def audit(self) -> PoolAudit:
+        """Walks the pool. Raises DataLoss."""
+
+    def reset_prefix_cache(self) -> int:
+        """The new epoch."""
+
+    def state(self) -> worker_pb2.WorkerState:
+        """As of now."""
+
+    def counters(self) -> control_pb2.WorkerCounters:
+        """Totals since the start."""
+
+    def begin_drain(self) -> None:
+        """Takes no new work from now on. Idempotent."""
+
+    def abort_all(self, reason: str) -> None:
+        """Fails what still runs."""
+
+    def num_requests(self) -> int:
+        """Requests of gateways and prefills of other workers that still run."""
+
+
+class EngineControl:
+    """Answers calls. Used by the engine thread only."""
+
+    def __init__(self, operated: Operated, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._operated = operated
+        self._send = send
+        self._clock = clock
+        self._idle_waiters: list[int] = []
+        self._abort_at: float | None = None
+        self._methods: dict[int, Callable[[bytes], bytes]] = {
+            Method.DRAIN: self._drain,
+            Method.GET_STATS: self._get_stats,
+            Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
+        }
+
+    @property
+    def deadline(self) -> float | None:
+        """When `check` must be called at the latest."""
+        return self._abort_at
+
+    def call(self, channel: int, payload: bytes) -> None:
+        """Answers one call, at once or, for AWAIT_IDLE, later."""
+        if payload[0] == Method.AWAIT_IDLE:
+            self._idle_waiters.append(channel)
+            return
+        try:
+            method = self._methods.get(payload[0])
+            if method is None:
+                raise Unsupported(f"the engine has no method {payload[0]}")
+            self._send(Kind.REPLY, channel, method(payload[1:]))
+        except ServiceError as error:
+            self._send(Kind.REFUSAL, channel, status_of(error).SerializeToString())
+
+    def check(self) -> None:
+        """Ends a drain whose time is up, and answers those who wait for the last request."""
+        if self._abort_at is not None and self._clock() >= self._abort_at:
+            self._abort_at = None
+            if left := self._operated.num_requests():
+                _log.warning("the drain's time is up: aborting %d requests", left)
+                self._operated.abort_all("the worker is shutting down, and the request took longer than its drain")
+        if self._idle_waiters and not self._operated.num_requests():
+            for channel in self._idle_waiters:
+                self._send(Kind.REPLY, channel, b"")
+            self._idle_waiters.clear()
+
+    def _drain(self, payload: bytes) -> bytes:
+        request = control_pb2.DrainRequest.FromString(payload)
+        self._operated.begin_drain()
+        self._abort_at = self._clock() + request.timeout_ms / 1000 if request.timeout_ms else None
+        return control_pb2.DrainResponse(num_requests=self._operated.num_requests()).SerializeToString()
+
+    def _get_stats(self, payload: bytes) -> bytes:
+        # The books are cheap to walk at the rate of operators and scrapes; `audit` is part of reading them.
+        audit = self._operated.audit()
+        return control_pb2.GetStatsResponse(
+            state=self._operated.state(),
+            counters=self._operated.counters(),
+            num_held_blocks=audit.num_held_blocks,
+            num_leased_blocks=audit.num_leased_blocks,
+            num_cached_blocks=audit.num_cached_blocks,
+            num_empty_blocks=audit.num_empty_blocks,
+        ).SerializeToString()
+
+    def _reset_prefix_cache(self, payload: bytes) -> bytes:
+        epoch = self._operated.reset_prefix_cache()
+        _log.info("prefix cache reset: epoch %d", epoch)
+        return control_pb2.ResetPrefixCacheResponse(epoch=epoch).SerializeToString()

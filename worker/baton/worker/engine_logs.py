@@ -1,0 +1,41 @@
+"""The engine process's log records, sent to its front, which writes all of a worker's log in one form."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from typing import Any
+
+from baton.worker.link import EngineLink, Kind, LinkClosed
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({})))
+_KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno", "funcName", "threadName")
+
+
+class LinkLogHandler(logging.Handler):
+    """Sends records over the link. Works on every thread."""
+
+    def __init__(self, link: EngineLink) -> None:
+        super().__init__()
+        self._link = link
+        self._engine_thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record; the engine thread sends it at once, others through it."""
+        self._link.post(Kind.LOG, payload=json.dumps(fields_of(record), default=str).encode())
+        if threading.get_ident() == self._engine_thread:
+            with contextlib.suppress(LinkClosed):
+                self._link.flush()
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """A record as plain values, its text complete."""
+    message = record.getMessage()
+    if record.exc_info:
+        message += "\n" + logging.Formatter().formatException(record.exc_info)
+    extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    kept = {key: getattr(record, key) for key in _KEPT}
+    return {**extra, **kept, "msg": message, "process": os.getpid()}

@@ -1,0 +1,136 @@
+"""The engine process's one loop: frames in, a step, frames out; asleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from baton.v1 import control_pb2, worker_pb2
+from baton.worker.block_pool import PoolAudit
+from baton.worker.engine import Engine
+from baton.worker.engine_control import EngineControl
+from baton.worker.events import EventLog
+from baton.worker.executor.base import Executor
+from baton.worker.link import EngineLink, Frame, Kind
+from baton.worker.sessions import Sessions
+from baton.worker.state import StateReporter, load_message
+
+
+class EngineLoop:
+    """Ties an engine to its link. Runs on the thread that made the engine, until told to stop.
+
+    Raises LinkClosed when the front is gone.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        engine: Engine,
+        executor: Executor,
+        identity: worker_pb2.WorkerState,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._executor = executor
+        self._identity = identity
+        self._clock = clock
+        self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, clock=clock)
+        self._events = EventLog(engine, identity.worker_id, link.send, clock)
+        self._control = EngineControl(self, link.send, clock)
+        self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
+        self._changing = False
+        self._stopping = False
+        self._handlers: dict[int, Callable[[int, bytes], None]] = {
+            Kind.STOP: self._on_stop,
+            Kind.GENERATE_OPEN: lambda channel, _: self._sessions.open(channel),
+            Kind.GENERATE: self._sessions.receive,
+            Kind.GENERATE_CLOSE: lambda channel, _: self._sessions.close(channel),
+            Kind.CALL: self._control.call,
+            Kind.PUBLISH_OPEN: lambda channel, _: self._events.open(channel),
+            Kind.PUBLISH_CLOSE: lambda channel, _: self._events.close(channel),
+            Kind.SNAPSHOT_WANTED: lambda channel, _: self._events.snapshot(),
+        }
+
+    def run(self) -> None:
+        """Runs until STOP."""
+        self._state.report(self._clock(), at_once=True)
+        self._link.send(Kind.READY, 0, self._state.current())
+        while not self._stopping:
+            self._turn(self._link.receive(self._patience()))
+        self._link.flush()
+
+    # What EngineControl operates.
+
+    def state(self) -> worker_pb2.WorkerState:
+        """As of now."""
+        state = worker_pb2.WorkerState()
+        state.CopyFrom(self._identity)
+        state.epoch = self._engine.epoch
+        state.draining = self._sessions.draining
+        state.load.CopyFrom(load_message(self._engine.load(), self._executor.layout, 0.0))
+        return state
+
+    def counters(self) -> control_pb2.WorkerCounters:
+        """Totals since the start."""
+        totals = self._engine.counters()
+        return control_pb2.WorkerCounters(
+            num_steps=totals.num_steps,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_output_tokens=totals.num_output_tokens,
+            num_cached_tokens=totals.num_cached_tokens,
+            num_preemptions=totals.num_preemptions,
+            num_finished=totals.num_finished,
+            num_aborted=totals.num_aborted,
+            num_failed=totals.num_failed,
+            num_local_fallbacks=totals.num_local_fallbacks,
+            step_seconds=totals.step_seconds,
+            num_evicted_blocks=totals.num_evicted_blocks,
+        )
+
+    def audit(self) -> PoolAudit:
+        """Walks the pool. Raises DataLoss."""
+        return self._engine.audit()
+
+    def reset_prefix_cache(self) -> int:
+        """The new epoch."""
+        epoch = self._engine.reset_prefix_cache()
+        self._events.collect()
+        self._state.report(self._clock(), at_once=True)
+        return epoch
+
+    def begin_drain(self) -> None:
+        """Takes no new work from now on."""
+        self._sessions.draining = True
+        self._state.report(self._clock(), at_once=True)
+
+    def abort_all(self, reason: str) -> None:
+        """Fails what still runs."""
+        self._sessions.abort_all(reason)
+
+    def num_requests(self) -> int:
+        """Requests that still run."""
+        return self._sessions.num_requests
+
+    def _turn(self, frames: list[Frame]) -> None:
+        for kind, channel, payload in frames:
+            self._handlers[kind](channel, payload)
+        outputs = self._engine.step()
+        self._sessions.emit(outputs)
+        self._events.collect()
+        self._control.check()
+        self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
+        self._state.report(self._clock())
+
+    def _patience(self) -> float:
+        """How long the link may be waited on: until something is due."""
+        if self._engine.has_work():
+            return 0.0
+        due = self._state.deadline(self._changing)
+        for deadline in (self._engine.next_deadline(), self._events.deadline, self._control.deadline):
+            if deadline is not None and deadline < due:
+                due = deadline
+        return max(0.0, due - self._clock())
+
+    def _on_stop(self, channel: int, payload: bytes) -> None:
+        self._stopping = True

@@ -1,0 +1,122 @@
+"""The engine as a process, or for the simulator as a thread: from its configuration to the end of its loop."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from baton.rpc.errors import InternalError, ServiceError, status_of
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.config import WorkerConfig
+from baton.worker.engine import Engine
+from baton.worker.engine_logs import LinkLogHandler
+from baton.worker.engine_loop import EngineLoop
+from baton.worker.executor.base import Executor
+from baton.worker.executor.factory import make_executor
+from baton.worker.link import EngineLink, Kind, LinkClosed
+from baton.worker.settings import EngineSettings
+from baton.worker.state import layout_message, model_message
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+_PR_SET_PDEATHSIG = 1
+
+_ROLES = {
+    "prefill": types_pb2.WORKER_ROLE_PREFILL,
+    "decode": types_pb2.WORKER_ROLE_DECODE,
+    "both": types_pb2.WORKER_ROLE_BOTH,
+}
+
+
+def main(argv: list[str]) -> int:
+    """The process: `engine_process FD PARENT_PID`. Its front stops it; signals are the front's business."""
+    descriptor, parent_pid = int(argv[0]), int(argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(parent_pid)
+    return run_engine(socket.socket(fileno=descriptor), own_process=True)
+
+
+def run_engine(sock: socket.socket, own_process: bool = False) -> int:
+    """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why."""
+    link = EngineLink(sock)
+    try:
+        start = _receive_start(link)
+        if own_process:
+            logging.basicConfig(level=start["log_level"], handlers=[LinkLogHandler(link)], force=True)
+        _serve(link, start, own_process)
+    except LinkClosed:
+        _log.warning("the front is gone; the engine ends")
+        return EXIT_FAILED
+    except ServiceError as error:
+        link.send(Kind.FAILED, 0, status_of(error).SerializeToString())
+        return EXIT_FAILED
+    except Exception as error:
+        _log.exception("the engine failed")
+        failure = InternalError(f"the engine failed: {type(error).__name__}: {error}")
+        link.send(Kind.FAILED, 0, status_of(failure).SerializeToString())
+        return EXIT_FAILED
+    finally:
+        link.close()
+    return EXIT_OK
+
+
+def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
+    config = WorkerConfig(**start["config"])
+    executor = make_executor(config)
+    try:
+        settings = EngineSettings(
+            max_num_requests=config.max_num_requests,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_queue_depth=config.max_queue,
+            min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+        )
+        engine = Engine(executor, settings, epoch=time.time_ns())
+        loop = EngineLoop(link, engine, executor, _identity(config, start["worker_id"], engine, executor))
+        if own_process:
+            gc.collect()
+            gc.freeze()
+        loop.run()
+    finally:
+        executor.close()
+
+
+def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
+    """What of the worker's state never changes."""
+    model, layout = executor.model, executor.layout
+    return worker_pb2.WorkerState(
+        worker_id=worker_id,
+        role=_ROLES[config.role],
+        model=model_message(config.model_name, model, engine.max_model_len, layout.block_size),
+        layout=layout_message(layout),
+    )
+
+
+def _receive_start(link: EngineLink) -> dict[str, Any]:
+    while True:
+        for frame in link.receive(None):
+            if frame.kind == Kind.START:
+                start: dict[str, Any] = json.loads(frame.payload)
+                return start
+
+
+def _die_with(parent_pid: int) -> None:
+    """No engine outlives its front, hung or not (Linux; elsewhere the link's end says it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            raise SystemExit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Which executor a configuration asks for. The simulator pulls in no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executor.base import Executor
+
+if TYPE_CHECKING:
+    from baton.worker.executor.sim import SimSettings
+
+_SIM_NUM_BLOCKS = 8192
+
+
+def make_executor(config: WorkerConfig) -> Executor:
+    """Loads the model. Raises InvalidRequest where the configuration or the model's folder is wrong."""
+    if config.executor == "sim":
+        from baton.worker.executor.sim import SimExecutor
+
+        return SimExecutor(sim_settings(config))
+    from baton.worker.executor.cpu import CpuExecutor
+
+    return CpuExecutor(config)
+
+
+def sim_settings(config: WorkerConfig) -> SimSettings:
+    """The simulator of the configured model: vocabulary, context and end tokens are the model's, where there is one."""
+    from baton.worker.executor.sim import SimSettings, SimSpeed
+
+    speed = SimSpeed(
+        base=config.sim_step_seconds,
+        per_prefill_token=config.sim_prefill_token_seconds,
+        per_decode_request=config.sim_decode_request_seconds,
+        factor=config.sim_slowness,
+    )
+    defaults = SimSettings()
+    model = _read_model_config(config.model)
+    eos = model.get("eos_token_id", defaults.eos_token_ids)
+    return SimSettings(
+        num_blocks=config.num_blocks or _SIM_NUM_BLOCKS,
+        block_size=config.block_size,
+        max_num_requests=config.max_num_requests,
+        max_model_len=config.max_model_len or model.get("max_position_embeddings", defaults.max_model_len),
+        vocab_size=model.get("vocab_size", defaults.vocab_size),
+        eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
+        eos_every=config.sim_eos_every,
+        speed=speed,
+    )
+
+
+def _read_model_config(folder: str) -> dict[str, Any]:
+    path = Path(folder) / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"model={folder!r}: config.json cannot be read: {error}", field="model") from error
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"model={folder!r}: config.json holds no object", field="model")
+    return values

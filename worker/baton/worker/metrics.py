@@ -1,0 +1,112 @@
+"""The worker's Prometheus metrics, read from the engine at scrape time. Knows names and help texts, counts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton.v1 import control_pb2
+
+_log = logging.getLogger(__name__)
+
+_SCRAPE_SECONDS = 5.0
+
+# WorkerCounters field, metric, help
+_COUNTERS = (
+    ("num_steps", "baton_worker_steps", "Engine steps."),
+    ("step_seconds", "baton_worker_step_seconds", "Device time of all steps."),
+    ("num_prompt_tokens", "baton_worker_prompt_tokens", "Prompt tokens of admitted requests."),
+    ("num_output_tokens", "baton_worker_output_tokens", "Tokens generated."),
+    ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
+    ("num_preemptions", "baton_worker_preemptions", "Requests put back for want of KV blocks."),
+    ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
+    ("num_transfers", "baton_worker_transfers", "KV transfers completed."),
+    ("num_transfer_bytes", "baton_worker_transfer_bytes", "KV bytes transferred."),
+    ("num_failed_transfers", "baton_worker_failed_transfers", "KV transfers that did not complete."),
+    ("num_expired_leases", "baton_worker_expired_leases", "Transfer leases that ran out."),
+    ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
+    ("num_checksum_errors", "baton_worker_checksum_errors", "Pieces of KV that arrived damaged."),
+)
+_ENDINGS = (("num_finished", "finished"), ("num_aborted", "aborted"), ("num_failed", "failed"))
+
+# WorkerLoad field, metric, help
+_LOAD_GAUGES = (
+    ("num_running", "baton_worker_running_requests", "Requests in the running batch."),
+    ("queue_depth", "baton_worker_queue_depth", "Requests waiting for the batch."),
+    ("num_pending_prefill_tokens", "baton_worker_pending_prefill_tokens", "Prompt tokens not yet computed."),
+    ("num_context_tokens", "baton_worker_context_tokens", "Context tokens of all running requests."),
+    ("prefill_tokens_per_second", "baton_worker_prefill_tokens_per_second", "Measured over the last steps."),
+    ("decode_step_seconds", "baton_worker_decode_step_seconds", "Of a step that only decodes, measured lately."),
+    ("transfer_bytes_per_second", "baton_worker_transfer_bytes_per_second", "KV received, while transfers ran."),
+)
+_BLOCKS = (
+    ("num_held_blocks", "held"),
+    ("num_leased_blocks", "leased"),
+    ("num_cached_blocks", "cached"),
+    ("num_empty_blocks", "empty"),
+)
+
+_LABELS = ("model_name",)
+
+ReadStats = Callable[[], Awaitable[control_pb2.GetStatsResponse]]
+
+
+class WorkerCollector(Collector):
+    """Asks the engine when it is scraped. Scrapes run on threads of the exporter, the engine's link on `loop`."""
+
+    def __init__(self, read_stats: ReadStats, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
+        self._read_stats = read_stats
+        self._loop = loop
+        self._model_name = model_name
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not ask an engine that is still starting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, as of now. An engine that does not answer has only `baton_worker_up` 0."""
+        future = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+        try:
+            stats = future.result(_SCRAPE_SECONDS)
+        except (Exception, concurrent.futures.CancelledError) as error:
+            future.cancel()
+            _log.warning("the engine did not answer a scrape: %s", error)
+            yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=0)
+            return
+        yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=1)
+        yield from metrics_of(stats, self._model_name)
+
+    async def _read(self) -> control_pb2.GetStatsResponse:
+        return await self._read_stats()
+
+
+def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
+    """The metrics that some stats stand for. Aliases under other engines' names belong here, beside these."""
+    for field, name, text in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters, field))
+        yield counter
+    endings = CounterMetricFamily("baton_worker_requests", "Requests that ended.", labels=("model_name", "ending"))
+    for field, ending in _ENDINGS:
+        endings.add_metric((model_name, ending), getattr(stats.counters, field))
+    yield endings
+    for field, name, text in _LOAD_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((model_name,), getattr(stats.state.load, field))
+        yield gauge
+    blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by what they are for.", labels=("model_name", "use"))
+    for field, use in _BLOCKS:
+        blocks.add_metric((model_name, use), getattr(stats, field))
+    yield blocks
+    load = stats.state.load
+    usage = GaugeMetricFamily("baton_worker_kv_usage", "Part of the KV blocks held or leased, 0 to 1.", labels=_LABELS)
+    usage.add_metric((model_name,), 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0)
+    yield usage
+    draining = GaugeMetricFamily("baton_worker_draining", "1 when no new requests are taken.", labels=_LABELS)
+    draining.add_metric((model_name,), float(stats.state.draining))
+    yield draining

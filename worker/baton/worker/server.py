@@ -1,0 +1,133 @@
+"""The worker service: front, engine, publisher and metrics, from start to a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import prometheus_client
+
+from baton.rpc.errors import Unavailable
+from baton.rpc.server import RpcServer, Service
+from baton.v1 import control_pb2_grpc
+from baton.worker import control, front
+from baton.worker.config import WorkerConfig, split_address
+from baton.worker.engine_host import EngineHost
+from baton.worker.metrics import WorkerCollector
+from baton.worker.peers import Peers
+from baton.worker.publisher import Publisher
+
+_log = logging.getLogger(__name__)
+
+_ANY_HOSTS = ("0.0.0.0", "[::]")
+
+
+async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
+    """Serves until `stop` is set, then drains. Raises a ServiceError when the engine fails to start, or ends."""
+    config.validate()
+    host = EngineHost(config)
+    worker = front.WorkerFront(host)
+    peers = Peers(host)
+    publisher = Publisher(host, config.kvstore) if config.kvstore else None
+    server: RpcServer
+    servicer = control.ControlServicer(host, lambda: server.set_ready(False))
+    services = (
+        Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
+        Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
+    )
+    async with (
+        RpcServer(config.listen, services) as server,
+        _metrics(config, servicer) as metrics_port,
+        _helpers(host.watch(), *([publisher.run()] if publisher else [])),
+    ):
+        advertised = _advertised_host(config)
+        worker_id = config.worker_id or f"{advertised}-{server.port}"
+        await host.start(worker_id, advertised)
+        try:
+            if await _until_ready(host, stop):
+                await server.set_ready(True)
+                _log.info(
+                    "listening",
+                    extra={"worker_id": worker_id, "port": server.port, "metrics_port": metrics_port, **_facts(config)},
+                )
+                await _first(stop.wait(), host.ended.wait())
+                await server.set_ready(False)
+                if not host.ended.is_set():
+                    await servicer.shut_down(config.drain_timeout)
+        finally:
+            worker.close(Unavailable(f"worker {worker_id} has shut down", worker_id=worker_id))
+            await peers.close()
+            failure = host.end if host.ended.is_set() else None
+            await host.stop()
+    if failure is not None:
+        raise failure
+
+
+def _facts(config: WorkerConfig) -> dict[str, str]:
+    return {"role": config.role, "model": config.model_name, "executor": config.executor}
+
+
+def _advertised_host(config: WorkerConfig) -> str:
+    host, _ = split_address(config.listen, "listen")
+    return config.advertise or (socket.getfqdn() if host in _ANY_HOSTS else host)
+
+
+async def _until_ready(host: EngineHost, stop: asyncio.Event) -> bool:
+    """True once the engine takes requests; False when asked to stop, or the engine ended, before that."""
+    await _first(host.ready.wait(), host.ended.wait(), stop.wait())
+    return host.ready.is_set() and not host.ended.is_set() and not stop.is_set()
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Returns when one of these has."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _helpers(*runs: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs these beside the body. One that fails is logged; the worker serves on."""
+    tasks = [asyncio.create_task(run) for run in runs]
+    for task in tasks:
+        task.add_done_callback(_log_failure)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a part of the worker failed: %s", task.get_name(), exc_info=error)
+
+
+@contextlib.asynccontextmanager
+async def _metrics(config: WorkerConfig, servicer: control.ControlServicer) -> AsyncIterator[int]:
+    """The Prometheus endpoint, where one is wanted. Yields its port."""
+    if not config.metrics_listen:
+        yield 0
+        return
+    address, port = split_address(config.metrics_listen, "metrics_listen")
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
+    prometheus_client.ProcessCollector(registry=registry)
+    try:
+        exporter, thread = prometheus_client.start_http_server(port, address.strip("[]"), registry)
+    except OSError as error:
+        raise Unavailable(f"cannot listen on metrics_listen={config.metrics_listen}: {error.strerror}") from error
+    try:
+        yield exporter.server_port
+    finally:
+        await asyncio.to_thread(exporter.shutdown)
+        exporter.server_close()
+        thread.join()
