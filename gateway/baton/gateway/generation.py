@@ -48,6 +48,7 @@ class TokenLogprob:
     token_bytes: bytes
     token_id: int
     logprob: float
+    rank: int  # among all tokens there; 1 is the most likely
     top: tuple[TopLogprob, ...]  # most likely first
 
 

@@ -48,6 +48,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals |= {
             "range": self._range,
+            "dict": _make_dict,
+            "namespace": _Namespace,
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
         }
@@ -96,6 +98,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return values
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """Takes no underscore names, behind which Python's internals are."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+
 class _GenerationTag(Extension):
     """`{% generation %}`, which marks the assistant's text for training; here it only renders its body."""
 
@@ -119,6 +136,15 @@ class _LimitInserter(NodeTransformer):
         self.generic_visit(node)
         items = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(items, "_joined", [], [], None, None, lineno=node.lineno)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template may not name a namespace attribute {name!r}")
 
 
 def _joined(values: list[Any]) -> str:
@@ -176,9 +202,9 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounded_replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
-    text, old, new = str(text), str(old), str(new)
-    _check_size(len(text) + text.count(old) * len(new))
-    return text.replace(old, new, -1 if count is None else count)
+    whole, part, other = str(text), str(old), str(new)
+    _check_size(len(whole) + whole.count(part) * len(other))
+    return whole.replace(part, other, -1 if count is None else count)
 
 
 def _to_json(

@@ -1,0 +1,103 @@
+"""One choice's way from token ids to deltas: text, stop strings, log-probabilities. Knows no worker and no client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baton.gateway.detokenizer import Detokenizer
+from baton.gateway.generation import Delta, TokenLogprob, TopLogprob
+from baton.gateway.stop_strings import StopStrings
+from baton.gateway.tokenizer import Tokenizer
+from baton.v1 import types_pb2
+
+NamedLogprobs = Callable[[int, types_pb2.TokenLogprobs], TokenLogprob]
+
+
+class Choice:
+    """State that a failover keeps: the tokens given to the client, incomplete text, possible stop strings."""
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stops: StopStrings | None,
+        stop_ids: frozenset[int],
+        include_stop: bool,
+        name_logprobs: NamedLogprobs | None,
+    ) -> None:
+        self.index = index
+        self.output_token_ids: list[int] = []
+        self.finished = False
+        self._detokenizer = detokenizer
+        self._stops = stops
+        # The text of a token that ends the output is no part of it, unless asked for.
+        self._silent_ids = frozenset() if include_stop else stop_ids
+        self._name_logprobs = name_logprobs
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
+        """The delta of new tokens. `finished` is true after it when a stop string was completed."""
+        if self._stops is not None:
+            return self._take_until_stop(self._stops, token_ids, logprobs)
+        self.output_token_ids.extend(token_ids)
+        return Delta(self.index, self._text_of(token_ids), token_ids, self._named(token_ids, logprobs))
+
+    def end(self, reason: str, stop_token_id: int | None) -> Delta:
+        """The last delta, when the worker ended the output."""
+        self.finished = True
+        text = self._detokenizer.finish()
+        if self._stops is None:
+            return Delta(self.index, text, (), None, reason, stop_token_id)
+        text, stop = self._stops.push(text)
+        if stop is not None:
+            return Delta(self.index, text, (), None, "stop", stop)
+        return Delta(self.index, text + self._stops.finish(), (), None, reason, stop_token_id)
+
+    def _take_until_stop(
+        self, stops: StopStrings, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> Delta:
+        texts = []
+        for taken, token_id in enumerate(token_ids, 1):
+            text, stop = stops.push(self._text_of((token_id,)))
+            texts.append(text)
+            if stop is not None:
+                self.finished = True
+                kept = token_ids[:taken]
+                self.output_token_ids.extend(kept)
+                return Delta(self.index, "".join(texts), kept, self._named(kept, logprobs), "stop", stop)
+        self.output_token_ids.extend(token_ids)
+        return Delta(self.index, "".join(texts), token_ids, self._named(token_ids, logprobs))
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        if token_ids[-1] in self._silent_ids:
+            token_ids = token_ids[:-1]
+        return self._detokenizer.push(token_ids) if token_ids else ""
+
+    def _named(
+        self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> list[TokenLogprob] | None:
+        if self._name_logprobs is None or logprobs is None:
+            return None
+        return [self._name_logprobs(token_id, entry) for token_id, entry in zip(token_ids, logprobs, strict=False)]
+
+
+def logprob_namer(tokenizer: Tokenizer) -> NamedLogprobs:
+    """Turns a worker's log-probabilities into ones with the tokens' text."""
+
+    def name(token_id: int, entry: types_pb2.TokenLogprobs) -> TokenLogprob:
+        data = tokenizer.token_bytes(token_id)
+        top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        return TokenLogprob(
+            token=data.decode(errors="replace"),
+            token_bytes=data,
+            token_id=token_id,
+            logprob=entry.logprob,
+            rank=entry.rank,
+            top=tuple(_named_top(tokenizer, top_id, logprob) for top_id, logprob in top),
+        )
+
+    return name
+
+
+def _named_top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    data = tokenizer.token_bytes(token_id)
+    return TopLogprob(data.decode(errors="replace"), data, token_id, logprob)

@@ -1,0 +1,18 @@
+"""What the generation side counts, for whoever exports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class GenerationCounters:
+    """Totals since the process started."""
+
+    placements: int = 0
+    placement_retries: int = 0  # attempts that another router, or a later attempt, had to make good
+    placement_failures: int = 0
+    failovers: int = 0  # choices that moved to another worker
+    lost_streams: int = 0  # worker streams that ended with requests on them
+    protocol_errors: int = 0  # frames or tokens that could not be handled
+    dropped_reports: int = 0  # outcomes that no router took

@@ -1,0 +1,77 @@
+"""Between a generation and its sink: passes deltas on, or merges them while the sink is not writable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.gateway.generation import Delta, Sink, TokenLogprob, Usage
+from baton.rpc.errors import ServiceError
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Deltas of one choice that wait for the sink."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    has_logprobs: bool = False
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.has_logprobs = True
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+    def delta(self, index: int) -> Delta:
+        logprobs = self.logprobs if self.has_logprobs else None
+        return Delta(index, "".join(self.texts), self.token_ids, logprobs, self.finish_reason, self.stop_reason)
+
+
+class DeltaOutlet:
+    """Keeps the order: each choice's deltas, then the end. Says nothing any more once closed."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held: dict[int, _Merged] = {}  # by choice
+        self._end: Usage | ServiceError | None = None
+        self.closed = False
+
+    def emit(self, delta: Delta) -> None:
+        """Passes one delta on, now or later."""
+        if self.closed:
+            return
+        if not self._held and self._sink.writable:
+            self._sink.on_delta(delta)
+        else:
+            self._held.setdefault(delta.index, _Merged()).add(delta)
+
+    def end(self, end: Usage | ServiceError) -> None:
+        """Passes the end on, after all that is held."""
+        if self._end is None:
+            self._end = end
+            self.resume()
+
+    def resume(self) -> None:
+        """The sink may be writable again."""
+        while self._held and not self.closed and self._sink.writable:
+            index = next(iter(self._held))
+            self._sink.on_delta(self._held.pop(index).delta(index))
+        if self._end is None or self._held or self.closed:
+            return
+        self.closed = True
+        if isinstance(self._end, Usage):
+            self._sink.on_done(self._end)
+        else:
+            self._sink.on_error(self._end)
+
+    def close(self) -> None:
+        """The client is gone."""
+        self.closed = True
+        self._held.clear()

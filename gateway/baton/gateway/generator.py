@@ -1,0 +1,73 @@
+"""Starts generations: validates and fills in a request, hashes its blocks, and sets it running on workers."""
+
+from __future__ import annotations
+
+from baton.gateway.choice import Choice, logprob_namer
+from baton.gateway.counters import GenerationCounters
+from baton.gateway.detokenizer import NoText
+from baton.gateway.generation import Generation, GenerationRequest, Sink
+from baton.gateway.router_client import RouterClient
+from baton.gateway.running_generation import Pathways, Prompt, RunningGeneration
+from baton.gateway.sampling_defaults import Limits, ResolvedRequest, resolve
+from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.stop_strings import StopStrings
+from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.block_hash import cache_namespace, hash_blocks
+from baton.v1 import types_pb2
+
+_MAX_FAILOVERS = 2  # of one choice
+
+
+class WorkerGenerator:
+    """Implements Generator over routers and workers."""
+
+    def __init__(
+        self,
+        catalog: ModelCatalog,
+        router: RouterClient,
+        streams: WorkerStreams,
+        counters: GenerationCounters,
+        limits: Limits | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._limits = limits or Limits()
+        self._ways = Pathways(router, streams, counters, _MAX_FAILOVERS)
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        model = self._catalog.get(request.model)
+        info = model.require_info()
+        resolved = resolve(request, model.defaults, info, self._limits)
+        choices = [_make_choice(index, request, resolved, model) for index in range(request.n)]
+        generation = RunningGeneration(
+            request, resolved, _make_prompt(request, info), model.name, choices, sink, self._ways
+        )
+        await generation.begin()
+        return generation
+
+
+def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo) -> Prompt:
+    has_salt = request.tenant or request.cache_salt
+    salt = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}" if has_salt else ""
+    namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
+    return Prompt(
+        token_ids=request.prompt_token_ids,
+        namespace=namespace,
+        block_hashes=hash_blocks(namespace, request.prompt_token_ids, info.block_size),
+    )
+
+
+def _make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
+    include_stop = request.stop.include_stop_str_in_output
+    detokenizer = (
+        model.tokenizer.detokenizer(request.prompt_token_ids, skip_special_tokens=request.skip_special_tokens)
+        if request.detokenize
+        else NoText()
+    )
+    return Choice(
+        index=index,
+        detokenizer=detokenizer,
+        stops=StopStrings(request.stop.stop, include_in_output=include_stop) if request.stop.stop else None,
+        stop_ids=resolved.stop_ids,
+        include_stop=include_stop,
+        name_logprobs=logprob_namer(model.tokenizer) if resolved.sampling.HasField("logprobs") else None,
+    )

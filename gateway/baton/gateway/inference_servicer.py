@@ -1,0 +1,215 @@
+"""The public gRPC API (baton.v1.InferenceService), over the same generator as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, TokenLogprob, Usage
+from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.rpc.server import Context
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+# Responses that wait for a slow client before deltas are merged.
+_MAX_WAITING = 16
+_MAX_REQUEST_ID_CHARS = 256
+
+_FINISH_REASONS = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
+# Where the generator's field names are in GenerateRequest.
+_FIELDS: Mapping[str, str] = {
+    **{
+        name: f"sampling.{name}"
+        for name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        if not name.startswith("logit_bias")
+    },
+    "logit_bias": "sampling.logit_bias_token_ids",
+    **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
+}
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Text, chats or token ids in; a stream of deltas out."""
+
+    def __init__(self, generator: Generator, catalog: ModelCatalog) -> None:
+        self._generator = generator
+        self._catalog = catalog
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        model = self._catalog.get(request.model)
+        sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
+        try:
+            generation = await self._start(model, request, sink, context)
+        except ServiceError as error:
+            error.field = _FIELDS.get(error.field, error.field)
+            raise
+        # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
+        context.add_done_callback(lambda _: generation.abort())
+        try:
+            async for response in sink.responses(generation):
+                yield response
+        finally:
+            generation.abort()
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        models = (model.info or types_pb2.ModelInfo(name=model.name) for model in self._catalog.models())
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        model = self._catalog.get(request.model)
+        token_ids = await _encode(model, request)
+        max_model_len = model.info.max_model_len if model.info is not None else 0
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        model = self._catalog.get(request.model)
+        return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids))
+
+    async def _start(
+        self, model: ServedModel, request: inference_pb2.GenerateRequest, sink: _StreamSink, context: Context
+    ) -> Generation:
+        if len(request.request_id) > _MAX_REQUEST_ID_CHARS:
+            raise InvalidRequest(f"request_id is longer than {_MAX_REQUEST_ID_CHARS} characters", field="request_id")
+        token_ids = await _encode(model, request)
+        return await self._generator.start(
+            GenerationRequest(
+                request_id=sink.request_id,
+                model=model.name,
+                prompt_token_ids=token_ids,
+                sampling=request.sampling,
+                stop=request.stop,
+                n=request.n or 1,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                timeout_ms=request.timeout_ms,
+                adapter=request.adapter,
+                traceparent=_traceparent(context),
+                detokenize=not request.skip_detokenize,
+                skip_special_tokens=not request.keep_special_tokens,
+            ),
+            sink,
+        )
+
+
+class _StreamSink:
+    """Deltas as responses, in a queue that a gRPC stream empties at its client's speed."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._waiting: deque[inference_pb2.GenerateResponse] = deque()
+        self._news = asyncio.Event()
+        self._done = False
+        self._error: ServiceError | None = None
+
+    @property
+    def writable(self) -> bool:
+        return len(self._waiting) < _MAX_WAITING
+
+    def on_delta(self, delta: Delta) -> None:
+        self._waiting.append(_response(self.request_id, delta))
+        self._news.set()
+
+    def on_done(self, usage: Usage) -> None:
+        self._waiting.append(
+            inference_pb2.GenerateResponse(
+                request_id=self.request_id,
+                usage=inference_pb2.Usage(
+                    prompt_tokens=usage.prompt_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    cached_tokens=usage.cached_tokens,
+                ),
+            )
+        )
+        self._done = True
+        self._news.set()
+
+    def on_error(self, error: ServiceError) -> None:
+        self._error = error
+        self._done = True
+        self._news.set()
+
+    async def responses(self, generation: Generation) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Everything, in order. Raises the error that ended the generation."""
+        while True:
+            while self._waiting:
+                was_full = not self.writable
+                yield self._waiting.popleft()
+                if was_full and self.writable:
+                    generation.resume()
+            if self._done:
+                break
+            await self._news.wait()
+            self._news.clear()
+        if self._error is not None:
+            raise self._error
+
+
+def _response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, index=delta.index, text=delta.text, token_ids=delta.token_ids
+    )
+    if delta.logprobs is not None:
+        response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
+    if delta.finish_reason is not None:
+        response.finish_reason = _FINISH_REASONS[delta.finish_reason]
+    if isinstance(delta.stop_reason, str):
+        response.stop_string = delta.stop_reason
+    elif delta.stop_reason is not None:
+        response.stop_token_id = delta.stop_reason
+    return response
+
+
+def _logprobs(entry: TokenLogprob) -> types_pb2.TokenLogprobs:
+    return types_pb2.TokenLogprobs(
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=[top.token_id for top in entry.top],
+        top_logprobs=[top.logprob for top in entry.top],
+    )
+
+
+async def _encode(
+    model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+) -> list[int]:
+    if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
+        return list(request.token_ids.token_ids)
+    if request.HasField("chat"):
+        going_on = request.chat.continue_final_message
+        return await model.encode_chat(
+            _messages(request.chat.messages),
+            add_generation_prompt=not going_on,
+            continue_final_message=going_on,
+        )
+    if request.HasField("text"):
+        return await model.encode_text(request.text)
+    raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
+
+
+def _messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if not message.role:
+            raise InvalidRequest(f"message {index} has no role", field=f"chat.messages.{index}.role")
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.name:
+            entry["name"] = message.name
+        result.append(entry)
+    return result
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent":
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return ""

@@ -1,0 +1,208 @@
+"""The gateway's side of the routers: placements with retry over replicas, outcomes in the background, models served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+from grpc_status import rpc_status
+
+from baton.gateway.counters import GenerationCounters
+from baton.rpc.channel import open_channel
+from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc
+from baton.v1 import router_pb2, router_pb2_grpc, types_pb2
+
+_log = logging.getLogger(__name__)
+
+# Another router, or the same one later, may do better.
+_TRANSIENT = frozenset(
+    (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.NOT_FOUND,
+    )
+)
+_RETRY_AFTER_MS = 1000
+_MAX_REPORTS = 4096  # that wait for one router
+_REPORT_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTimes:
+    """Seconds."""
+
+    attempt: float = 1.0  # one router's answer
+    total: float = 5.0  # all attempts, while no router is up
+    no_worker: float = 1.0  # all attempts, while routers answer that no worker is alive
+    first_delay: float = 0.05
+    max_delay: float = 1.0
+    report_interval: float = 0.05
+    report_timeout: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement, and which router knows of it."""
+
+    response: router_pb2.PlaceResponse
+    router: _Router
+
+
+@dataclass(slots=True, eq=False)
+class _Router:
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any
+    outcomes: deque[router_pb2.PlacementOutcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
+
+
+class RouterClient:
+    """Talks to one router at a time and goes to the next when it is lost; for the lifetime of an `async with`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        on_models: Callable[[Sequence[types_pb2.ModelInfo]], None],
+        counters: GenerationCounters,
+        times: RouterTimes | None = None,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._on_models = on_models
+        self._counters = counters
+        self._times = times or RouterTimes()
+        self._routers: list[_Router] = []
+        self._preferred = 0
+        self._reports_waiting = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        for address in self._addresses:
+            channel = open_channel(address)
+            self._routers.append(_Router(address, channel, router_pb2_grpc.RouterServiceStub(channel)))
+        # Gateways that start together do not all take the same replica.
+        self._preferred = random.randrange(len(self._routers))
+        self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._flush(router) for router in self._routers))
+        for router in self._routers:
+            await router.channel.close()
+
+    async def place(self, request: router_pb2.PlaceRequest) -> Placed:
+        """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers."""
+        started = time.monotonic()
+        limit = started + self._patience(self._times.total, request)
+        answered: ServiceError | None = None
+        delay = self._times.first_delay
+        self._counters.placements += 1
+        while True:
+            failures: list[str] = []
+            for router in self._in_order():
+                try:
+                    response = await router.stub.Place(request, timeout=self._times.attempt)
+                except grpc.aio.AioRpcError as error:
+                    refusal = self._take_refusal(router, error)
+                    if refusal is not None and answered is None:
+                        limit = min(limit, time.monotonic() + self._patience(self._times.no_worker, request))
+                    answered = refusal or answered
+                    failures.append(f"{router.address}: {error.code().name} {error.details() or ''}".rstrip())
+                    self._counters.placement_retries += 1
+                else:
+                    return Placed(response, router)
+            if time.monotonic() + delay > limit:
+                self._counters.placement_failures += 1
+                raise answered or self._nobody_answers(time.monotonic() - started, failures)
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            delay = min(delay * 2, self._times.max_delay)
+
+    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome) -> None:
+        """Tells the router how a placement went, soon."""
+        outcomes = placed.router.outcomes
+        if len(outcomes) == outcomes.maxlen:
+            self._counters.dropped_reports += 1
+        outcomes.append(outcome)
+        self._reports_waiting.set()
+
+    def _patience(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
+        return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds
+
+    def _in_order(self) -> list[_Router]:
+        return self._routers[self._preferred :] + self._routers[: self._preferred]
+
+    def _take_refusal(self, router: _Router, error: grpc.aio.AioRpcError) -> ServiceError | None:
+        """What the router itself said, where another one may know better; None: it is lost. Raises a final refusal."""
+        refusal = error_from_rpc(error, f"router {router.address}")
+        if error.code() not in _TRANSIENT:
+            self._counters.placement_failures += 1
+            raise refusal from error
+        self._avoid(router)
+        if rpc_status.from_call(cast(grpc.Call, error)) is None:
+            return None
+        # A router that has just started knows no worker, and so no model, yet.
+        return Unavailable(
+            f"router {router.address}: {refusal.message}",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=refusal.retry_after_ms or _RETRY_AFTER_MS,
+        )
+
+    def _avoid(self, router: _Router) -> None:
+        if self._routers[self._preferred] is router:
+            self._preferred = (self._preferred + 1) % len(self._routers)
+
+    def _nobody_answers(self, seconds: float, failures: list[str]) -> Unavailable:
+        return Unavailable(
+            f"no router answered within {seconds:.1f} s ({'; '.join(failures)})",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=_RETRY_AFTER_MS,
+        )
+
+    async def _watch_models(self) -> None:
+        delay = self._times.first_delay
+        while True:
+            router = self._routers[self._preferred]
+            try:
+                async for response in router.stub.WatchModels(router_pb2.WatchModelsRequest()):
+                    delay = self._times.first_delay
+                    self._on_models(response.models)
+                problem = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name} {error.details() or ''}".rstrip()
+            _log.info("router %s no longer tells which models are served: %s", router.address, problem)
+            self._avoid(router)
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            delay = min(delay * 2, self._times.max_delay)
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._reports_waiting.wait()
+            await asyncio.sleep(self._times.report_interval)
+            self._reports_waiting.clear()
+            await asyncio.gather(*(self._flush(router) for router in self._routers))
+
+    async def _flush(self, router: _Router) -> None:
+        while router.outcomes:
+            batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
+            try:
+                await router.stub.Report(router_pb2.ReportRequest(outcomes=batch), timeout=self._times.report_timeout)
+            except grpc.aio.AioRpcError as error:
+                # A router that is gone has forgotten its placements too.
+                dropped = len(batch) + len(router.outcomes)
+                router.outcomes.clear()
+                self._counters.dropped_reports += dropped
+                _log.info("router %s did not take %d outcomes: %s", router.address, dropped, error.code().name)

@@ -1,0 +1,336 @@
+"""A request that runs: places it, submits its choices, moves them when their worker fails, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.gateway.choice import Choice
+from baton.gateway.counters import GenerationCounters
+from baton.gateway.delta_outlet import DeltaOutlet
+from baton.gateway.generation import GenerationRequest, Sink, Usage
+from baton.gateway.router_client import Placed, RouterClient
+from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
+from baton.gateway.worker_stream import WorkerStream
+from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
+from baton.v1 import router_pb2, types_pb2, worker_pb2
+
+_log = logging.getLogger(__name__)
+
+# How long the end of an answer waits for the worker's counts after a stop string.
+_COUNTS_SECONDS = 1.0
+
+_FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pathways:
+    """What a generation works with."""
+
+    router: RouterClient
+    streams: WorkerStreams
+    counters: GenerationCounters
+    max_failovers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as routers and workers know it."""
+
+    token_ids: Sequence[int]
+    namespace: bytes
+    block_hashes: bytes
+
+
+class _Use:
+    """A placement that one or more choices use; reported when the last one is done with it."""
+
+    def __init__(self, router: RouterClient, placed: Placed, num_choices: int) -> None:
+        self._router = router
+        self._placed = placed
+        self._left = num_choices
+        self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
+        self._cached: list[int] = []
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        """What the router expected."""
+        return max(self._placed.response.decode_cached_tokens, self._placed.response.prefill_cached_tokens)
+
+    def done(self, num_output_tokens: int, num_cached_tokens: int | None, worker_failed: bool) -> None:
+        """One choice ended here."""
+        self._left -= 1
+        self._outcome.num_output_tokens += num_output_tokens
+        self._outcome.worker_failed |= worker_failed
+        if num_cached_tokens is not None:
+            self._cached.append(num_cached_tokens)
+        if self._left == 0:
+            # The other choices found what the first one computed.
+            self._outcome.num_cached_tokens = min(self._cached, default=0)
+            self._router.report(self._placed, self._outcome)
+
+
+class _Run:
+    """One choice on one worker: a slot's receiver."""
+
+    __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use")
+
+    def __init__(self, generation: RunningGeneration, choice: Choice, use: _Use, stream: WorkerStream) -> None:
+        self._generation = generation
+        self._num_before = len(choice.output_token_ids)
+        self.choice = choice
+        self.use = use
+        self.stream = stream
+        self.slot = -1
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
+        choice = self.choice
+        # Tokens that were on their way when a stop string matched or the client left.
+        if choice.finished:
+            return
+        self._generation.outlet.emit(choice.take(token_ids, logprobs))
+        if choice.finished:
+            self._generation.stop_early(self)
+
+    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
+        cached = finish.num_cached_tokens + finish.num_prefill_cached_tokens
+        if not self.choice.finished and finish.reason not in _FINISH_REASONS:
+            error = Unavailable(
+                f"worker {self.stream.worker_id} gave the request up",
+                phase=types_pb2.PHASE_DECODE,
+                worker_id=self.stream.worker_id,
+            )
+            self.on_failure(error)
+            return
+        self._close(cached, worker_failed=False)
+        if not self.choice.finished:
+            stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
+            self._generation.outlet.emit(self.choice.end(_FINISH_REASONS[finish.reason], stop_token_id))
+        self._generation.settle(self, cached)
+
+    def on_failure(self, error: ServiceError) -> None:
+        self._close(None, worker_failed=not isinstance(error, NoCapacity))
+        if self.choice.finished:
+            self._generation.settle(self, None)
+        else:
+            self._generation.lose(self, error)
+
+    def _close(self, cached: int | None, worker_failed: bool) -> None:
+        self.use.done(len(self.choice.output_token_ids) - self._num_before, cached, worker_failed)
+
+
+class RunningGeneration:
+    """Implements Generation."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        resolved: ResolvedRequest,
+        prompt: Prompt,
+        model: str,
+        choices: Sequence[Choice],
+        sink: Sink,
+        ways: Pathways,
+    ) -> None:
+        self._request = request
+        self._resolved = resolved
+        self._prompt = prompt
+        self._model = model
+        self._choices = choices
+        self._ways = ways
+        self.outlet = DeltaOutlet(sink)
+        self._runs: dict[int, _Run] = {}  # by choice, while a worker has it
+        self._cached: dict[int, int] = {}  # by choice
+        self._unsettled = len(choices)
+        self._lost: list[tuple[Choice, ServiceError]] = []
+        self._excluded: list[str] = []
+        self._num_failovers = [0] * len(choices)
+        self._failover: asyncio.Task[None] | None = None
+        self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._stopped = False
+
+    async def begin(self) -> None:
+        """Places and submits all choices on one worker."""
+        if self._deadline is None:
+            await self._place(self._choices)
+            return
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._request.timeout_ms / 1000):
+                await self._place(self._choices)
+        except TimeoutError as error:
+            raise self._too_late() from error
+        self._later(self._deadline - time.monotonic(), self._expire)
+
+    def abort(self) -> None:
+        self.outlet.close()
+        self._stop_everything()
+
+    def resume(self) -> None:
+        self.outlet.resume()
+
+    def stop_early(self, run: _Run) -> None:
+        """A stop string ended the choice: the worker stops, and its answer brings the counts."""
+        run.stream.abort(run.slot)
+        if run.choice.index in self._runs:
+            self._later(_COUNTS_SECONDS, lambda: self.settle(run, None))
+
+    def settle(self, run: _Run, num_cached_tokens: int | None) -> None:
+        """The choice is finished and its counts are in, or will not come."""
+        if self._runs.pop(run.choice.index, None) is None:
+            return
+        cached = run.use.predicted_cached_tokens if num_cached_tokens is None else num_cached_tokens
+        self._cached[run.choice.index] = min(cached, len(self._prompt.token_ids))
+        self._unsettled -= 1
+        if self._unsettled == 0:
+            self._end(self._usage())
+
+    def lose(self, run: _Run, error: ServiceError) -> None:
+        """The choice's worker failed it: it goes on elsewhere, or the request fails."""
+        choice = run.choice
+        if self._stopped:
+            return
+        end = self._resolved.end_of(choice.output_token_ids)
+        if end is not None:
+            # Only the worker's last word was lost.
+            self.outlet.emit(choice.end(*end))
+            self.settle(run, None)
+            return
+        del self._runs[choice.index]
+        self._num_failovers[choice.index] += 1
+        if not error.retryable or self._num_failovers[choice.index] > self._ways.max_failovers:
+            self._fail(error)
+            return
+        if run.stream.worker_id not in self._excluded:
+            self._excluded.append(run.stream.worker_id)
+        self._lost.append((choice, error))
+        if self._failover is None:
+            self._failover = asyncio.get_running_loop().create_task(self._move_lost())
+
+    async def _move_lost(self) -> None:
+        try:
+            while self._lost:
+                lost, self._lost = self._lost, []
+                await self._move(lost)
+        except Exception as error:
+            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
+        finally:
+            self._failover = None
+
+    async def _move(self, lost: list[tuple[Choice, ServiceError]]) -> None:
+        cause = lost[0][1]
+        _log.warning(
+            "%d of %d choices move to another worker: %s",
+            len(lost),
+            len(self._choices),
+            cause.message,
+            extra={"request_id": self._request.request_id},
+        )
+        try:
+            await self._place([choice for choice, _ in lost])
+        except ServiceError as error:
+            self._fail(cause if isinstance(cause, NoCapacity) else error)
+        else:
+            self._ways.counters.failovers += len(lost)
+
+    async def _place(self, choices: Sequence[Choice]) -> None:
+        num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
+        placed = await self._ways.router.place(
+            router_pb2.PlaceRequest(
+                request_id=self._request.request_id,
+                model=self._model,
+                block_hashes=self._prompt.block_hashes,
+                num_prompt_tokens=len(self._prompt.token_ids) + num_output_tokens,
+                max_tokens=self._resolved.stop.max_tokens - num_output_tokens,
+                tenant=self._request.tenant,
+                priority=self._request.priority,
+                adapter=self._request.adapter,
+                timeout_ms=self._remaining_ms(),
+                excluded_worker_ids=self._excluded,
+            )
+        )
+        if self._stopped:
+            _Use(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+            return
+        use = _Use(self._ways.router, placed, len(choices))
+        stream = self._ways.streams.get(placed.response.decode)
+        for choice in choices:
+            run = _Run(self, choice, use, stream)
+            self._runs[choice.index] = run
+            run.slot = stream.submit(self._submit_request(choice, placed.response), run)
+
+    def _submit_request(self, choice: Choice, placed: router_pb2.PlaceResponse) -> worker_pb2.SubmitRequest:
+        request = self._request
+        submit = worker_pb2.SubmitRequest(
+            request_id=request.request_id,
+            prompt_token_ids=self._prompt.token_ids,
+            sampling=self._resolved.sampling,
+            stop=self._resolved.stop,
+            cache_namespace=self._prompt.namespace,
+            priority=request.priority,
+            timeout_ms=self._remaining_ms(),
+            adapter=request.adapter,
+            tenant=request.tenant,
+            traceparent=request.traceparent,
+        )
+        if len(self._choices) > 1:
+            submit.request_id = f"{request.request_id}-{choice.index}"
+            submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
+        if placed.HasField("prefill"):
+            submit.prefill.CopyFrom(placed.prefill)
+        if choice.output_token_ids:
+            submit.resume.output_token_ids.extend(choice.output_token_ids)
+        return submit
+
+    def _remaining_ms(self) -> int:
+        if self._deadline is None:
+            return 0
+        return max(1, int((self._deadline - time.monotonic()) * 1000))
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._prompt.token_ids),
+            completion_tokens=sum(len(choice.output_token_ids) for choice in self._choices),
+            cached_tokens=min(self._cached.values(), default=0),
+        )
+
+    def _expire(self) -> None:
+        self._fail(self._too_late())
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the answer was not complete within timeout_ms={self._request.timeout_ms}",
+            field="timeout_ms",
+            phase=types_pb2.PHASE_DECODE,
+        )
+
+    def _fail(self, error: ServiceError) -> None:
+        self._stop_everything()
+        self.outlet.end(error)
+
+    def _end(self, usage: Usage) -> None:
+        self._cancel_timers()
+        self.outlet.end(usage)
+
+    def _stop_everything(self) -> None:
+        self._stopped = True
+        self._cancel_timers()
+        for choice in self._choices:
+            choice.finished = True
+        runs, self._runs = list(self._runs.values()), {}
+        for run in runs:
+            run.stream.abort(run.slot)
+        self._lost.clear()
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(max(0.0, seconds), action))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()

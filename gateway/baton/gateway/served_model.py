@@ -1,0 +1,125 @@
+"""A model that the gateway speaks for: its own files' side, and what routers tell of its workers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from baton.gateway.chat_template import ChatTemplate, Message
+from baton.gateway.model_files import read_model_files
+from baton.gateway.sampling_defaults import SamplingDefaults
+from baton.gateway.tokenizer import Tokenizer
+from baton.rpc.errors import NotFound, Unavailable
+from baton.v1 import types_pb2
+
+_log = logging.getLogger(__name__)
+
+# How long a model may be without workers before the gateway says that it is not ready.
+_ABSENCE_SECONDS = 10.0
+_RETRY_AFTER_MS = 1000
+
+
+class ServedModel:
+    """One model. `info` is what its workers last said; None until any was heard of."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.template = template
+        self.defaults = defaults
+        self.info: types_pb2.ModelInfo | None = None
+
+    def require_info(self) -> types_pb2.ModelInfo:
+        """The workers' facts. Raises Unavailable while no worker has been heard of."""
+        if self.info is None:
+            raise Unavailable(
+                f"no worker serves the model {self.name} yet",
+                phase=types_pb2.PHASE_PLACEMENT,
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
+        return self.info
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A plain prompt's token ids."""
+        return await self.tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """A chat's token ids, rendered by the model's template."""
+        prompt = self.template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
+        return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens)
+
+
+def load_served_model(source: str, name: str = "") -> ServedModel:
+    """Reads a model folder or hub id. Raises ServiceError that names the file that is missing or broken."""
+    files = read_model_files(source)
+    return ServedModel(
+        name=name or files.default_name,
+        tokenizer=Tokenizer(files.tokenizer_path),
+        template=ChatTemplate(files.chat_templates, files.special_tokens, str(files.folder)),
+        defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
+    )
+
+
+class ModelCatalog:
+    """The models of this gateway. Keeps what is known of them while the router is away."""
+
+    def __init__(self, models: Sequence[ServedModel], clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = {model.name: model for model in models}
+        self._clock = clock
+        self._absent_since: float | None = None
+        self._unknown_names: frozenset[str] = frozenset()
+
+    @property
+    def ready(self) -> bool:
+        """False while no worker was ever heard of, or the router says for a while that there is none."""
+        if all(model.info is None for model in self._models.values()):
+            return False
+        return self._absent_since is None or self._clock() - self._absent_since < _ABSENCE_SECONDS
+
+    def models(self) -> list[ServedModel]:
+        """All, whether workers serve them or not."""
+        return list(self._models.values())
+
+    def get(self, name: str) -> ServedModel:
+        """The model of that name; of no name, where there is only one. Raises NotFound."""
+        model = self._models.get(name)
+        if model is None and not name and len(self._models) == 1:
+            model = next(iter(self._models.values()))
+        if model is None:
+            raise NotFound(f"The model `{name}` does not exist.", field="model")
+        return model
+
+    def update(self, infos: Sequence[types_pb2.ModelInfo]) -> None:
+        """Takes the router's word on which models live workers serve."""
+        known = [info for info in infos if info.name in self._models]
+        for info in reversed(known):
+            self._models[info.name].info = info
+        if known:
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = self._clock()
+        unknown = frozenset(info.name for info in infos) - self._models.keys()
+        if unknown - self._unknown_names:
+            _log.warning(
+                "workers serve models %s, but this gateway has files for %s", sorted(unknown), list(self._models)
+            )
+        self._unknown_names = unknown

@@ -1,0 +1,268 @@
+"""The stream between this gateway process and one worker: slots, frames to requests, aborts, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from baton.gateway.counters import GenerationCounters
+from baton.rpc.channel import open_channel
+from baton.rpc.errors import InternalError, ServiceError, Unavailable, error_from_detail
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+# Prompt tokens in one message; a burst of long prompts goes out in several.
+_MAX_MESSAGE_TOKENS = 1 << 20
+
+Frame = worker_pb2.GenerateStreamResponse
+
+
+class SlotReceiver(Protocol):
+    """A request on the stream. Called synchronously; after on_finish or on_failure never again."""
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
+        """One step's new tokens."""
+
+    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
+        """The worker is done with it; also the answer to an abort."""
+
+    def on_failure(self, error: ServiceError) -> None:
+        """The worker gave it up, or is lost."""
+
+
+class WorkerStream:
+    """One GenerateStream call. Opens at once, ends for good when the call ends."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        on_end: Callable[[WorkerStream], None],
+        counters: GenerationCounters,
+    ) -> None:
+        self.worker_id = worker_id
+        self.address = address
+        self.last_used = time.monotonic()  # last submit or frame
+        self._on_end = on_end
+        self._counters = counters
+        self._receivers: dict[int, SlotReceiver] = {}
+        self._free_slots: list[int] = []
+        self._num_slots = 0
+        self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
+        self._aborts: list[int] = []
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._task = asyncio.create_task(self._run(), name=f"stream to {worker_id}")
+
+    @property
+    def num_active(self) -> int:
+        """Slots in use."""
+        return len(self._receivers)
+
+    @property
+    def ended(self) -> bool:
+        """Takes nothing more."""
+        return self._ended
+
+    def submit(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
+        """Sends a request, soon; sets its slot and returns it. Raises Unavailable once the stream has ended."""
+        if self._ended:
+            raise self._loss("it ended")
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        else:
+            slot = self._num_slots
+            self._num_slots += 1
+        request.slot = slot
+        self._receivers[slot] = receiver
+        self._submits[slot] = request
+        self.last_used = time.monotonic()
+        self._wake.set()
+        return slot
+
+    def abort(self, slot: int) -> None:
+        """Asks the worker to stop. The slot's receiver hears on_finish, unless the request was never sent."""
+        if self._submits.pop(slot, None) is not None:
+            receiver = self._receivers[slot]
+            self._free(slot)
+            receiver.on_finish(worker_pb2.SlotFinish(slot=slot, reason=types_pb2.FINISH_REASON_ABORT))
+        elif slot in self._receivers:
+            self._aborts.append(slot)
+            self._wake.set()
+
+    def fail(self, reason: str) -> None:
+        """Gives the stream up: every request on it fails with a retryable error."""
+        self._end(reason)
+        self._task.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream and waits until its connection is closed."""
+        self.fail("it was closed")
+        await asyncio.wait((self._task,))
+
+    def dispatch(self, frame: Frame) -> None:
+        """Hands a frame to its requests."""
+        self.last_used = time.monotonic()
+        slots, token_ids = frame.slots[:], frame.token_ids[:]
+        counts = frame.token_counts[:]
+        if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
+            raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
+        if counts or frame.logprobs:
+            self._dispatch_ragged(frame, slots, counts or [1] * len(slots), token_ids)
+        else:
+            receivers = self._receivers
+            for slot, token_id in zip(slots, token_ids, strict=True):
+                receiver = receivers.get(slot)
+                if receiver is not None:
+                    try:
+                        receiver.on_tokens((token_id,), None)
+                    except Exception:
+                        self._give_up(slot)
+        for finish in frame.finishes:
+            self._finish(finish)
+        for failure in frame.failures:
+            self._failure(failure)
+
+    def _dispatch_ragged(self, frame: Frame, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
+        logprobs = {entry.slot: entry.tokens for entry in frame.logprobs}
+        begin = 0
+        for slot, count in zip(slots, counts, strict=True):
+            end = begin + count
+            receiver = self._receivers.get(slot)
+            if receiver is not None:
+                try:
+                    receiver.on_tokens(token_ids[begin:end], logprobs.get(slot))
+                except Exception:
+                    self._give_up(slot)
+            begin = end
+
+    def _finish(self, finish: worker_pb2.SlotFinish) -> None:
+        receiver = self._free(finish.slot)
+        if receiver is None:
+            return
+        try:
+            receiver.on_finish(finish)
+        except Exception:
+            self._defect(finish.slot, receiver)
+
+    def _failure(self, failure: worker_pb2.SlotFailure) -> None:
+        receiver = self._free(failure.slot)
+        if receiver is None:
+            return
+        error = error_from_detail(failure.code, failure.message, failure.detail)
+        error.worker_id = error.worker_id or self.worker_id
+        receiver.on_failure(error)
+
+    def _free(self, slot: int) -> SlotReceiver | None:
+        receiver = self._receivers.pop(slot, None)
+        if receiver is None:
+            self._counters.protocol_errors += 1
+            _log.warning("worker %s ended slot %d, which is not in use", self.worker_id, slot)
+        else:
+            self._free_slots.append(slot)
+        return receiver
+
+    def _give_up(self, slot: int) -> None:
+        """Ends a request that cannot take its tokens; the others go on. The slot is free after the worker's answer."""
+        receiver = self._receivers[slot]
+        self._receivers[slot] = _Ignored()
+        self.abort(slot)
+        self._defect(slot, receiver)
+
+    def _defect(self, slot: int, receiver: SlotReceiver) -> None:
+        self._counters.protocol_errors += 1
+        _log.exception("a token of slot %d of worker %s could not be handled", slot, self.worker_id)
+        receiver.on_failure(InternalError("the output could not be handled; see the gateway's log"))
+
+    async def _run(self) -> None:
+        channel = open_channel(self.address)
+        reason = "the worker ended it"
+        try:
+            stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+            call = stub.GenerateStream()
+            writer = asyncio.create_task(self._write(call))
+            try:
+                async for frame in call:
+                    self.dispatch(frame)
+            finally:
+                writer.cancel()
+                call.cancel()
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name} {error.details() or ''}".rstrip()
+        except asyncio.CancelledError:
+            reason = "it was closed"
+        except Exception as error:
+            self._counters.protocol_errors += 1
+            _log.exception("the stream to worker %s broke", self.worker_id)
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            self._end(reason)
+            await channel.close()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._submits or self._aborts:
+                    await call.write(self._take_message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call has ended; its reader says why.
+            return
+
+    def _take_message(self) -> worker_pb2.GenerateStreamRequest:
+        message = worker_pb2.GenerateStreamRequest(aborts=self._aborts)
+        self._aborts = []
+        num_tokens = 0
+        for slot in list(self._submits):
+            submit = self._submits[slot]
+            num_tokens += len(submit.prompt_token_ids)
+            if message.submits and num_tokens > _MAX_MESSAGE_TOKENS:
+                break
+            message.submits.append(self._submits.pop(slot))
+        return message
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        receivers, self._receivers = list(self._receivers.values()), {}
+        self._submits.clear()
+        self._on_end(self)
+        if receivers:
+            self._counters.lost_streams += 1
+            _log.warning(
+                "lost the stream to worker %s at %s with %d requests: %s",
+                self.worker_id,
+                self.address,
+                len(receivers),
+                reason,
+            )
+        for receiver in receivers:
+            receiver.on_failure(self._loss(reason))
+
+    def _loss(self, reason: str) -> Unavailable:
+        return Unavailable(
+            f"lost the stream to worker {self.worker_id} at {self.address}: {reason}",
+            phase=types_pb2.PHASE_DECODE,
+            worker_id=self.worker_id,
+        )
+
+
+class _Ignored:
+    """Holds a slot whose request is no longer wanted."""
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
+        pass
+
+    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
+        pass
+
+    def on_failure(self, error: ServiceError) -> None:
+        pass
