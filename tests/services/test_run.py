@@ -63,6 +63,9 @@ def test_a_second_signal_ends_a_drain_that_hangs(racer):
         assert process.stdout.readline() == "running\n"
         process.terminate()
         assert process.stdout.readline() == "draining\n"
+        process.terminate()  # one wish with the first: shells and make signal a process and its group
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.6)
         process.terminate()
         assert process.wait(10) == 128 + signal.SIGTERM
 

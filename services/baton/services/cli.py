@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from baton.services.run import Serve, run_service
 
+    # gRPC reads it when it is loaded: no child of ours uses the parent's channels, and its fork handlers complain.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     command = SERVICES[name]
     config_type: type = getattr(importlib.import_module(f"{command.package}.config"), command.config)
 

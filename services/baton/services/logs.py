@@ -18,6 +18,8 @@ def configure(service: str, log_format: str, level: str, stream: TextIO | None =
     handler.setFormatter(JsonFormatter(service) if log_format == "json" else TextFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # It logs every touch of the event loop at debug level.
+    logging.getLogger("grpc").setLevel(max(logging.INFO, logging.getLogger().level))
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.services import logs, settings
+from baton.services.signals import watch_signals
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -80,18 +81,13 @@ def _run(name: str, config: Any, serve: Serve) -> int:
 
 async def _until_signalled(serve: Serve, config: Any) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            _log.warning("%s again: leaving without a drain", number.name)
-            os._exit(128 + number)
-        _log.info("%s: draining", number.name)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    watch_signals(stop, _leave)
     await serve(config, stop)
+
+
+def _leave(number: signal.Signals) -> None:
+    _log.warning("%s again: leaving without a drain", number.name)
+    os._exit(128 + number)
 
 
 def _stop_with(parent_pid: int) -> None:

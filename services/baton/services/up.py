@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from baton.services import settings, tandem
 from baton.services.ports import free_ports
 from baton.services.processes import Child
 from baton.services.readiness import is_ready
+from baton.services.signals import watch_signals
 from baton.services.status_lines import StatusLines
 
 _STOP_GRACE_SECONDS = 10.0
@@ -62,9 +62,7 @@ async def _run(
     """True: stopped as asked, and everything ended by itself."""
     stop = asyncio.Event()
     children: list[Child] = []
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_signal, stop, children)
+    watch_signals(stop, lambda _: _kill_all(children))
     try:
         # All at once: every service waits for those it needs.
         for plan in reversed(plans):
@@ -80,11 +78,9 @@ async def _run(
     return not stragglers
 
 
-def _on_signal(stop: asyncio.Event, children: Sequence[Child]) -> None:
-    if stop.is_set():
-        for child in children:
-            child.kill()
-    stop.set()
+def _kill_all(children: Sequence[Child]) -> None:
+    for child in children:
+        child.kill()
 
 
 async def _until(stop: asyncio.Event, children: Sequence[Child], start: Coroutine[Any, Any, None]) -> None:
