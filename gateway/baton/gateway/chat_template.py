@@ -13,6 +13,7 @@ from baton.gateway.template_sandbox import TemplateSandbox
 from baton.rpc.errors import InvalidRequest
 
 _MARK = "BATON_FINAL_MESSAGE_ENDS_HERE "
+_PART_FILTERS = frozenset(("selectattr", "rejectattr", "map"))
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -127,12 +128,15 @@ def _text_of_part(part: object, field: str) -> str:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether the template iterates over a message's content, directly or under another name."""
+    """Whether the template goes through a message's content part by part, under this or another name."""
     names = {"content"}
     for assignment in tree.find_all(nodes.Assign):
         if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, names):
             names.add(assignment.target.name)
-    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+    if any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
+        return True
+    filters = (node for node in tree.find_all(nodes.Filter) if node.name in _PART_FILTERS)
+    return any(_is_content(node, names) for node in filters)
 
 
 def _is_content(node: nodes.Node, names: set[str]) -> bool:

@@ -95,17 +95,19 @@ class ByteFallbackDetokenizer:
 
     def _push_one(self, token_id: int) -> str:
         text = self._texts[token_id] if token_id < len(self._texts) else ""
+        broken = ""
         if text is None:
             self._pending += self._fragments[token_id]
             text = self._take_complete()
         elif text:
-            text = self._take_broken() + text
+            broken = self._take_broken()
         if text and self._leading_space is not LeadingSpace.KEPT:
-            text = (
-                text.replace(" ", "") if self._leading_space is LeadingSpace.TOKEN_STRIPPED else text[text[0] == " " :]
-            )
+            text = text if broken else self._without_leading_space(text)
             self._leading_space = LeadingSpace.KEPT
-        return text
+        return broken + text
+
+    def _without_leading_space(self, text: str) -> str:
+        return text.replace(" ", "") if self._leading_space is LeadingSpace.TOKEN_STRIPPED else text.removeprefix(" ")
 
     def _take_complete(self) -> str:
         done = ""

@@ -49,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             error.field = _FIELDS.get(error.field, error.field)
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
-        context.add_done_callback(lambda _: generation.abort())
+        context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
         try:
             async for response in sink.responses(generation):
                 yield response

@@ -1,0 +1,222 @@
+"""Chat templates, against transformers' apply_chat_template."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from baton.gateway.chat_template import ChatTemplate
+from baton.gateway.model_files import read_model_files
+from baton.rpc.errors import InvalidRequest
+
+SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"
+
+HEADERS = """{{- bos_token }}
+{%- if tools is not none and tools %}
+    {{- "<|start_header_id|>system<|end_header_id|>\\n\\nTools: " + tools | tojson + "<|eot_id|>" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role in ['system', 'user', 'assistant', 'tool']) %}
+        {{- raise_exception('unknown role ' + message.role) }}
+    {%- endif %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>' }}
+    {{- '\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+TURNS = """{% macro turn(role, text) %}
+<|im_start|>{{ role }}
+{{ text }}<|im_end|>
+{% endmacro %}
+{% set ns = namespace(last=-1, seen=[]) %}
+{% for message in messages %}
+  {% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{% endfor %}
+{% if messages[0].role != 'system' %}{{ turn('system', 'You are helpful.') }}{% endif %}
+{% for message in messages %}
+  {% if message.content is string %}
+    {% set content = message.content %}
+  {% else %}
+    {% set content = message.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('') %}
+  {% endif %}
+  {% if message.role == 'assistant' %}
+{% generation %}{{ turn(message.role, content.split('</think>')[-1].lstrip('\\n')) }}{% endgeneration %}
+  {% else %}
+{{ turn(message.role, content ~ (' (last)' if loop.index0 == ns.last else '')) }}
+  {% endif %}
+  {% if loop.index > 50 %}{% break %}{% endif %}
+{% endfor %}
+{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+PARTS = """{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %}{{ part['text'] }}{% endfor %}
+{% endfor %}"""
+
+CHATS = [
+    [{"role": "user", "content": "Hello  there "}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "é 你好 <b>&</b>"},
+        {"role": "assistant", "content": "<think>hm</think>\n\nHi"},
+        {"role": "user", "content": "more"},
+    ],
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é < >", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    return AutoTokenizer.from_pretrained(SAMPLE)
+
+
+def template_of(source):
+    files = read_model_files(str(SAMPLE))
+    templates = files.chat_templates if source is None else {"default": source}
+    return ChatTemplate(templates, files.special_tokens, "test")
+
+
+@pytest.mark.parametrize("source", [None, HEADERS, TURNS], ids=["sample", "headers", "turns"])
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("add_generation_prompt", [False, True])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_prompts_equal_transformers(oracle, source, chat, add_generation_prompt, tools):
+    expected = oracle.apply_chat_template(
+        chat,
+        tools=tools,
+        chat_template=source,
+        add_generation_prompt=add_generation_prompt,
+        tokenize=False,
+        enable_thinking=False,
+    )
+    rendered = template_of(source).render(
+        chat, tools=tools, add_generation_prompt=add_generation_prompt, variables={"enable_thinking": False}
+    )
+    assert rendered == expected
+
+
+@pytest.mark.parametrize("source", [None, HEADERS, TURNS], ids=["sample", "headers", "turns"])
+@pytest.mark.parametrize("final", ["The answer is", "The answer is "])
+def test_a_continued_message_equals_transformers(oracle, source, final):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": final}]
+    expected = oracle.apply_chat_template(chat, chat_template=source, continue_final_message=True, tokenize=False)
+    rendered = template_of(source).render(chat, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == expected
+    assert rendered.rstrip().endswith("The answer is")
+
+
+def test_text_parts_fit_templates_of_every_kind():
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert "a\nb<|eot_id|>" in template_of(HEADERS).render(parts)
+    assert "ab (last)<|im_end|>" in template_of(TURNS).render(parts)
+    assert template_of(PARTS).render(parts) == "[user]ab"
+    assert template_of(PARTS).render([{"role": "user", "content": "ab"}]) == "[user]ab"
+
+
+@pytest.mark.parametrize(
+    ("chat", "options", "field"),
+    [
+        ([], {}, "messages"),
+        ([{"role": "robot", "content": "x"}], {}, "messages"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages.0.content.0"),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "messages.0.content.0.text"),
+        ([{"role": "user", "content": "x"}], {"continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_a_chat_that_cannot_be_rendered_names_the_field(chat, options, field):
+    with pytest.raises(InvalidRequest) as caught:
+        template_of(HEADERS).render(chat, **options)
+    assert caught.value.field == field
+
+
+HOSTILE = {
+    "endless loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "loops over what is there": "{% for a in messages * 9000 %}{% for b in messages * 9000 %}{% endfor %}{% endfor %}",
+    "exploding recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "doubling by ~": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "doubling by +": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "repetition": "{{ 'a' * 999999999 }}",
+    "power": "{{ 9 ** 999999999 }}",
+    "width": "{{ '%999999999d' % 1 }}",
+    "format": "{{ '{:999999999}'.format(1) }}",
+    "nested format": "{{ '{:{}}'.format(1, 999999999) }}",
+    "center": "{{ 'a'.center(999999999) }}",
+    "center filter": "{{ 'a' | center(999999999) }}",
+    "replace": "{% set a = 'a' * 99999 %}{{ a.replace('a', a) }}",
+    "replace filter": "{% set a = 'a' * 99999 %}{{ a | replace('a', a) }}",
+    "indent": "{{ [1] | tojson(indent=999999999) }}",
+    "much output": "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
+    "internals": "{{ ''.__class__.__mro__ }}{{ ().__class__.__bases__[0].__subclasses__() }}",
+    "function internals": "{{ raise_exception.__globals__['x'] }}",
+    "mutation": "{{ messages.append(1) }}",
+    "include": "{% include '/etc/passwd' %}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_ends_soon_and_reaches_nothing(name):
+    template = template_of(HOSTILE[name])
+    begin = time.monotonic()
+    with pytest.raises(InvalidRequest):
+        template.render([{"role": "user", "content": "x"}])
+    assert time.monotonic() - begin < 10
+
+
+def test_a_broken_template_is_named_with_its_line():
+    with pytest.raises(InvalidRequest, match=r"chat template of test \(default\) is broken \(line 2\)"):
+        template_of("ok\n{% for %}")
+
+
+def test_a_model_without_template_says_so():
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        ChatTemplate({}, {}, "test").render([{"role": "user", "content": "x"}])
+
+
+def write_model(folder, **files):
+    (folder / "tokenizer.json").write_bytes((SAMPLE / "tokenizer.json").read_bytes())
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder)
+
+
+def test_templates_are_found_where_folders_keep_them(tmp_path):
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    source = write_model(tmp_path, tokenizer_config__json={"chat_template": named, "bos_token": {"content": "<s>"}})
+    files = read_model_files(source)
+    assert files.chat_templates == {"default": "D", "tool_use": "T"}
+    assert files.special_tokens == {"bos_token": "<s>"}
+    template = ChatTemplate(files.chat_templates, files.special_tokens, "test")
+    chat = [{"role": "user", "content": "x"}]
+    assert (template.render(chat), template.render(chat, tools=TOOLS)) == ("D", "T")
+    write_model(tmp_path, chat_template__json={"chat_template": "J"})
+    assert read_model_files(source).chat_templates["default"] == "J"
+    write_model(tmp_path, chat_template__jinja="F")
+    assert read_model_files(source).chat_templates["default"] == "F"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_config__json": "{"}, r"tokenizer_config\.json is not valid JSON"),
+        ({"generation_config__json": "[]"}, r"generation_config\.json must hold a JSON object"),
+        (
+            {"tokenizer_config__json": {"chat_template": [1]}},
+            r"tokenizer_config\.json has a chat_template that is neither",
+        ),
+    ],
+)
+def test_a_broken_model_file_is_named(tmp_path, files, message):
+    with pytest.raises(InvalidRequest, match=message):
+        read_model_files(write_model(tmp_path, **files))
+
+
+def test_a_missing_tokenizer_and_a_missing_folder_are_named(tmp_path):
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json is missing"):
+        read_model_files(str(tmp_path))
+    with pytest.raises(InvalidRequest, match="neither a folder on this machine nor a hub id"):
+        read_model_files(str(tmp_path / "nothing"))
