@@ -392,8 +392,11 @@ class Scheduler:
                 return
 
     def _admit_ready(self, state: RequestState, draft: _Draft) -> bool:
-        if not self._make_room(state, 0, draft):
+        """Admits after a remote prefill. An accepted first token may need one more block. False: there is no room."""
+        num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(state.block_ids)
+        if not self._make_room(state, num_fresh, draft):
             return False
+        state.block_ids += self._allocate(num_fresh)
         self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
         return True
 
@@ -414,9 +417,7 @@ class Scheduler:
         if not self._make_room(state, num_fresh, draft):
             self.pool.free(hits)
             return False
-        fresh = self.pool.allocate(num_fresh)
-        assert fresh is not None, "make_room said that there are enough blocks"
-        state.block_ids = hits + fresh
+        state.block_ids = hits + self._allocate(num_fresh)
         state.num_stored_blocks = len(hits)
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = len(hits) * self._block_size
@@ -461,6 +462,11 @@ class Scheduler:
             draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row)
         self._pin(state)
         self._schedule_chunk(state, draft)
+
+    def _allocate(self, count: int) -> list[BlockId]:
+        block_ids = self.pool.allocate(count)
+        assert block_ids is not None, f"{count} blocks were said to be free, {self.pool.num_free} are"
+        return block_ids
 
     def _finalize(self, draft: _Draft) -> ScheduledStep | None:
         batch = self.batch

@@ -1,0 +1,167 @@
+"""Engines on the simulated device, and the naive answers to compare them with."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.rpc.block_hash import cache_namespace
+from baton.rpc.errors import ServiceError
+from baton.worker.core import BlockId, Request, SamplingParams, StopConditions
+from baton.worker.engine import Engine, EngineSettings, Finish, StepOutputs
+from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
+from baton.worker.executor.sim_kv import SimKv
+
+BLOCK_SIZE = 4
+NAMESPACE = cache_namespace(bytes(16), BLOCK_SIZE)
+GREEDY = SamplingParams(temperature=0.0)
+_NUMBERS = itertools.count()
+
+
+class Clock:
+    """Virtual time: sleeping moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def make_executor(clock: Clock | None = None, **values: object) -> SimExecutor:
+    defaults: dict[str, object] = {
+        "num_blocks": 256,
+        "block_size": BLOCK_SIZE,
+        "max_num_requests": 32,
+        "max_model_len": 512,
+        "speed": SimSpeed(factor=1.0 if clock else 0.0),
+    }
+    settings = SimSettings(**{**defaults, **values})  # type: ignore[arg-type]
+    return SimExecutor(settings, clock, clock.sleep) if clock else SimExecutor(settings)
+
+
+def make_request(prompt: Sequence[int], max_tokens: int = 8, **values: object) -> Request:
+    stop_keys = ("min_tokens", "eos_token_ids", "stop_token_ids")
+    stop = StopConditions(max_tokens, **{key: values.pop(key) for key in stop_keys if key in values})  # type: ignore[arg-type]
+    defaults: dict[str, object] = {
+        "request_id": f"r{next(_NUMBERS)}",
+        "num_prompt_tokens": len(prompt),
+        "sampling": GREEDY,
+        "cache_namespace": NAMESPACE,
+    }
+    return Request(token_ids=list(prompt), stop=stop, **{**defaults, **values})  # type: ignore[arg-type]
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    """A prompt that shares nothing with one of another salt."""
+    return [5 + (salt * 7919 + i * 104729 + (i * i) % 97) % 4000 for i in range(length)]
+
+
+@dataclass
+class Collected:
+    """Everything that outputs said, by request."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    finishes: dict[str, Finish] = field(default_factory=dict)
+    failures: dict[str, ServiceError] = field(default_factory=dict)
+    num_wanted: dict[str, int] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    first_tokens: dict[str, int] = field(default_factory=dict)
+    progress: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, outputs: StepOutputs) -> StepOutputs:
+        for request, token_id, _ in outputs.tokens():
+            assert request.request_id not in self.failures
+            assert request.request_id not in self.finishes, "a token after the finish"
+            self.tokens.setdefault(request.request_id, []).append(token_id)
+        for finish in outputs.finishes:
+            assert finish.request_id not in self.finishes, "finished twice"
+            self.finishes[finish.request_id] = finish
+        for failure in outputs.failures:
+            assert failure.request_id not in self.failures, "failed twice"
+            assert failure.request_id not in self.finishes, "failed after its finish"
+            self.failures[failure.request_id] = failure.error
+        for wanted in outputs.prefill_wanted:
+            assert wanted.request.request_id not in self.num_wanted, "wanted twice"
+            self.num_wanted[wanted.request.request_id] = wanted.num_cached_tokens
+        for started in outputs.prefill_started:
+            self.started.append(started.request.request_id)
+        for request, count in outputs.prefill_progress:
+            self.progress.setdefault(request.request_id, []).append(count)
+        for first in outputs.first_tokens:
+            self.first_tokens[first.request.request_id] = first.token_id
+        return outputs
+
+
+@dataclass
+class Rig:
+    """An engine with its device and what came out of it."""
+
+    engine: Engine
+    executor: SimExecutor
+    seen: Collected = field(default_factory=Collected)
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.engine.submit(request)
+
+    def step(self) -> StepOutputs:
+        return self.seen.add(self.engine.step())
+
+    def drain(self, limit: int = 3000) -> None:
+        """Steps until nothing can run."""
+        for _ in range(limit):
+            if not self.engine.has_work():
+                return
+            self.step()
+        raise AssertionError(f"still work after {limit} steps: {self.engine.load()}")
+
+    def run(self, *requests: Request) -> list[list[int]]:
+        self.submit(*requests)
+        self.drain()
+        return [self.seen.tokens.get(request.request_id, []) for request in requests]
+
+    def assert_nothing_held(self) -> None:
+        audit = self.engine.audit()
+        assert (audit.num_held_blocks, audit.num_leased_blocks) == (0, 0)
+
+
+def make_rig(executor: SimExecutor | None = None, clock: Clock | None = None, **values: object) -> Rig:
+    executor = executor or make_executor(clock)
+    defaults: dict[str, object] = {"max_num_requests": 32, "max_num_batched_tokens": 64, "min_remote_prefill_tokens": 4}
+    settings = EngineSettings(**{**defaults, **values})  # type: ignore[arg-type]
+    return Rig(Engine(executor, settings, 1, clock) if clock else Engine(executor, settings, 1), executor)
+
+
+@functools.cache
+def _alone(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: int) -> list[int]:
+    rig = make_rig(make_executor(num_blocks=128), prefix_caching=False, max_num_batched_tokens=512)
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    return rig.run(make_request(prompt, num_tokens, sampling=sampling))[0]
+
+
+def expected_tokens(prompt: Sequence[int], num_tokens: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
+    """What a request generates alone, on a fresh device, in one chunk, with nothing cached."""
+    return _alone(tuple(prompt), num_tokens, temperature, seed)
+
+
+def expected_for(request: Request) -> list[int]:
+    prompt = request.token_ids[: request.num_prompt_tokens]
+    return expected_tokens(prompt, request.stop.max_tokens, request.sampling.temperature, request.sampling.seed)
+
+
+def write_remote_kv(executor: SimExecutor, token_ids: Sequence[int], first_block: int, leased: list[BlockId]) -> None:
+    """Does what a prefill worker's push does: the prompt's KV from first_block on goes into the leased blocks."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    kv = SimKv(executor.layout.num_layers, num_blocks, BLOCK_SIZE)
+    kv.prefill(np.arange(num_blocks, dtype=np.int32), 0, np.array(token_ids, np.uint64))
+    for layer in range(executor.layout.num_layers):
+        words = kv.words[layer].reshape(num_blocks, BLOCK_SIZE)[first_block:]
+        executor.write_blocks(layer, leased, memoryview(words.tobytes()))
