@@ -15,7 +15,8 @@ def _decode_kernel(
     out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
     query_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM], rows of query_stride
     cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
-    block_table_ptr,  # [num_seqs, table_stride] int32
+    block_table_ptr,  # [num_rows, table_stride] int32
+    rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
     seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
     partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
     lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
@@ -62,7 +63,7 @@ def _decode_kernel(
     )
     head_size: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     side_size = num_kv_heads * head_size
-    table_row = block_table_ptr + seq.to(tl.int64) * table_stride
+    table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
@@ -75,13 +76,13 @@ def _decode_kernel(
         mask = valid[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(cache_ptr + where, mask=mask, other=0.0)
         value = tl.load(cache_ptr + side_size + where, mask=mask, other=0.0)
-        score = tl.dot(query, tl.trans(key)) * scale_log2
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         score = tl.where(valid[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None])
+        acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
         top = new_top
 
     out_at = (seq.to(tl.int64) * num_kv_heads * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
@@ -167,6 +168,7 @@ def decode_attention(
     query: Tensor,
     cache: Tensor,
     block_table: Tensor,
+    rows: Tensor,
     seq_lens: Tensor,
     scale: float,
     workspace: DecodeWorkspace,
@@ -180,9 +182,10 @@ def decode_attention(
 ) -> Tensor:
     """Attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
 
-    cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks] int32, seq_lens
-    [num_seqs] int32 (0: the row is padding and stays unwritten). `split_tokens` > 0 cuts every sequence at the
-    same places whatever shares the batch, which makes the sum's order, and so the result, independent of it.
+    cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks], rows [num_seqs]
+    (each sequence's row of the table) and seq_lens [num_seqs] (0: padding, stays unwritten) are int32.
+    `split_tokens` > 0 cuts every sequence at the same places whatever shares the batch, which makes the sum's
+    order, and so the result, independent of it.
     """
     num_seqs, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -196,6 +199,7 @@ def decode_attention(
         query,
         cache,
         block_table,
+        rows,
         seq_lens,
         workspace.partial,
         workspace.lse,

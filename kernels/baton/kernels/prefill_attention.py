@@ -45,14 +45,14 @@ def _tile(
     else:
         key = tl.load(key_base + where)
         value = tl.load(value_base + where)
-    score = tl.dot(query, tl.trans(key))
+    score = tl.dot(query, tl.trans(key), input_precision="ieee")
     if MASKED:
         score = tl.where(tokens[None, :] <= positions[:, None], score, float("-inf"))
     new_top = tl.maximum(top, tl.max(score, 1) * scale_log2)
     weight = tl.exp2(score * scale_log2 - new_top[:, None])
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None])
+    acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
     return acc, new_top, total
 
 
@@ -61,7 +61,8 @@ def _prefill_kernel(
     out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
     query_ptr,  # [num_tokens, num_q_heads, HEAD_DIM], rows of query_stride
     cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
-    block_table_ptr,  # [num_seqs, table_stride] int32
+    block_table_ptr,  # [num_rows, table_stride] int32
+    rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
     seq_lens_ptr,  # [num_seqs] int32, the chunk included
     query_start_loc_ptr,  # [num_seqs + 1] int32
     tile_seq_ptr,  # [num_tiles] int32
@@ -98,7 +99,7 @@ def _prefill_kernel(
     key_base = cache_ptr + (head // GROUP) * side
     value_base = key_base + num_kv_heads * side
     block_stride = 2 * num_kv_heads * side
-    table_row = block_table_ptr + seq.to(tl.int64) * table_stride
+    table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
 
     last = min(seq_len - num_rows + offset + BLOCK_M, seq_len)
     unmasked = (seq_len - num_rows + offset + 1) // BLOCK_N * BLOCK_N
@@ -147,6 +148,7 @@ def prefill_attention(
     query: Tensor,
     cache: Tensor,
     block_table: Tensor,
+    rows: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
     tiles: PrefillTiles,
@@ -161,7 +163,8 @@ def prefill_attention(
     """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
     and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
-    block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1], all int32.
+    block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
+    query_start_loc [num_seqs + 1], all int32.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -172,6 +175,7 @@ def prefill_attention(
         query,
         cache,
         block_table,
+        rows,
         seq_lens,
         query_start_loc,
         tiles.seq,

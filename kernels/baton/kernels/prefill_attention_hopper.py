@@ -6,7 +6,6 @@ Same contract as prefill_attention.py; head_dim 64 or 128, block_size a power of
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -98,7 +96,7 @@ def _load(
 
 @gluon.jit
 def _softmax(score, top, total, limit, scale_log2, MASKED: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr):
-    """One tile's weights, and the running maximum and sum they leave. `limit` is the last visible column of each row."""
+    """One tile's weights, and the running maximum and sum they leave. `limit` is each row's last visible column."""
     if MASKED:
         cols = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
         score = gl.where(cols[None, :] <= limit[:, None], score, float("-inf"))
@@ -156,7 +154,7 @@ def _attend(
     score = warpgroup_mma_wait(0, deps=[score])
     mbarrier.arrive(key_free.index(0), count=1)
     last_tile = num_tiles - 1
-    weight, top, total, shrink = _softmax(
+    weight, top, total, _ = _softmax(
         score, top, total, positions - last_tile * BLOCK_N, scale_log2, True, BLOCK_N, score_layout
     )
     weight = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -216,7 +214,8 @@ def _prefill_kernel(
     out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
     query_desc,  # [num_tokens, row], boxes of [64, 64]
     cache_desc,  # [num_blocks * 2 * num_kv_heads * BLOCK_SIZE, HEAD_DIM], boxes of [CHUNK, 64]
-    block_table_ptr,  # [num_seqs, table_stride] int32
+    block_table_ptr,  # [num_rows, table_stride] int32
+    rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
     seq_lens_ptr,  # [num_seqs] int32
     query_start_loc_ptr,  # [num_seqs + 1] int32
     tile_seq_ptr,  # [num_tiles] int32
@@ -245,7 +244,7 @@ def _prefill_kernel(
     num_visible = gl.minimum(first_position + 2 * _GROUP_ROWS, seq_len)
     num_tiles = (num_visible + BLOCK_N - 1) // BLOCK_N
     num_blocks = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
-    table_row = block_table_ptr + seq.to(gl.int64) * table_stride
+    table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
 
     dtype: gl.constexpr = cache_desc.dtype
     panels: gl.constexpr = HEAD_DIM // _PANEL
@@ -293,6 +292,7 @@ def prefill_attention_hopper(
     query: Tensor,
     cache: Tensor,
     block_table: Tensor,
+    rows: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
     tiles: PrefillTiles,
@@ -305,13 +305,13 @@ def prefill_attention_hopper(
     """Causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
     tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing."""
     num_tokens, num_q_heads, head_dim = query.shape
-    num_blocks, _, num_kv_heads, block_size, _ = cache.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
     if out is None:
         out = torch.empty(num_tokens, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
     chunk = min(block_size, block_n)
     panel = gl.NVMMASharedLayout(128, 16, rank=2)
-    rows = query.as_strided((num_tokens, num_q_heads * head_dim), (query.stride(0), 1))
-    query_desc = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [64, 64], panel)
+    query_rows = query.as_strided((num_tokens, num_q_heads * head_dim), (query.stride(0), 1))
+    query_desc = TensorDescriptor(query_rows, list(query_rows.shape), list(query_rows.stride()), [64, 64], panel)
     flat = cache.view(-1, head_dim)
     cache_desc = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [chunk, 64], panel)
     _prefill_kernel[(num_q_heads, tiles.seq.shape[0])](
@@ -319,6 +319,7 @@ def prefill_attention_hopper(
         query_desc,
         cache_desc,
         block_table,
+        rows,
         seq_lens,
         query_start_loc,
         tiles.seq,

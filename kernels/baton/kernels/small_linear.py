@@ -128,10 +128,10 @@ def _matrix_kernel(
             wide = x.to(tl.float32)
             squares += tl.sum(wide * wide, 0)
             x = (wide * tl.load(norm_ptr + start + ks).to(tl.float32)[:, None]).to(x.dtype)
-        acc = tl.dot(weight, x, acc)
+        acc = tl.dot(weight, x, acc, input_precision="ieee")
         if GATED:
             other = tl.load(row_ptr + n.to(tl.int64) * K + start, mask=inside, other=0.0)
-            up = tl.dot(other, x, up)
+            up = tl.dot(other, x, up, input_precision="ieee")
     at = cols[None, :] * n + rows[:, None]
     whole = inside & live
     finish = True

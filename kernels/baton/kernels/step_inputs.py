@@ -1,0 +1,82 @@
+"""What a step's kernels read, made on the device from the persistent batch: tokens, positions, slots, lengths."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _step_inputs_kernel(
+    tokens_out_ptr,  # [num_tokens] int32
+    positions_out_ptr,  # [num_tokens] int32
+    slots_out_ptr,  # [num_tokens] int32
+    seq_lens_out_ptr,  # [num_seqs] int32
+    token_ids_ptr,  # [num_rows, tokens_stride] int32
+    block_table_ptr,  # [num_rows, table_stride] int32
+    rows_ptr,  # [num_seqs] int32; -1 is padding
+    num_computed_ptr,  # [num_seqs] int32
+    query_start_loc_ptr,  # [num_seqs + 1] int32
+    tokens_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """position = num_computed + i; slot = block_table[position / block_size] * block_size + position % block_size"""
+    # grid: (num_seqs, max chunk / BLOCK)
+    seq = tl.program_id(0)
+    row = tl.load(rows_ptr + seq).to(tl.int64)
+    first = tl.load(query_start_loc_ptr + seq)
+    count = tl.load(query_start_loc_ptr + seq + 1) - first
+    computed = tl.load(num_computed_ptr + seq)
+    live = row >= 0
+    if tl.program_id(1) == 0:
+        tl.store(seq_lens_out_ptr + seq, tl.where(live, computed + count, 0))
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    position = computed + index
+    known = inside & live
+    token = tl.load(token_ids_ptr + row * tokens_stride + position, mask=known, other=0)
+    block = tl.load(block_table_ptr + row * table_stride + position // BLOCK_SIZE, mask=known, other=0)
+    slot = tl.where(live, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    tl.store(tokens_out_ptr + first + index, token, mask=inside)
+    tl.store(positions_out_ptr + first + index, tl.where(live, position, 0), mask=inside)
+    tl.store(slots_out_ptr + first + index, slot, mask=inside)
+
+
+def step_inputs(
+    tokens: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    seq_lens: Tensor,
+    token_ids: Tensor,
+    block_table: Tensor,
+    rows: Tensor,
+    num_computed_tokens: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    max_chunk: int,
+) -> None:
+    """Fills the first four, [num_tokens] and seq_lens [num_seqs], for the chunks that query_start_loc [num_seqs + 1]
+    cuts; token_ids [num_rows, max_model_len] and block_table [num_rows, max_blocks] are the persistent batch.
+
+    A row of -1 is padding: token 0 at position 0, slot -1, length 0. All int32. `max_chunk` is the longest chunk.
+    """
+    block = min(1024, triton.next_power_of_2(max_chunk))
+    _step_inputs_kernel[(rows.shape[0], triton.cdiv(max_chunk, block))](
+        tokens,
+        positions,
+        slot_mapping,
+        seq_lens,
+        token_ids,
+        block_table,
+        rows,
+        num_computed_tokens,
+        query_start_loc,
+        token_ids.stride(0),
+        block_table.stride(0),
+        BLOCK_SIZE=block_size,
+        BLOCK=block,
+        num_warps=1 if block <= 32 else 4,
+    )
