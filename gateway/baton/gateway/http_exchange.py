@@ -38,7 +38,8 @@ class Exchange:
     """A parsed request; answered with `respond`, or with `stream`, `write`s and `end`.
 
     on_disconnect is called at once when the client goes away before the response is complete; on_writable when a
-    client that fell behind has caught up. After on_disconnect, writes are dropped.
+    client that fell behind has caught up; the on_end hooks when it is over, however it ended. After on_disconnect,
+    writes are dropped.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ class Exchange:
         self.ended = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
-        self.on_end: Callable[[Exchange], None] | None = None
+        self.on_end: list[Callable[[Exchange], None]] = []
         self._keep_alive = True
         self._head = b""
         self._chunked = False
@@ -188,9 +189,9 @@ class Exchange:
     def _end(self) -> None:
         self.ended = True
         self._log_access()
-        if self.on_end is not None:
-            self.on_end(self)
-        self.on_disconnect = self.on_writable = self.on_end = None
+        for hook in self.on_end:
+            hook(self)
+        self.on_disconnect = self.on_writable = None
         self._wire.exchange_ended(self, self._keep_alive)
 
     def _log_access(self) -> None:

@@ -22,19 +22,21 @@ class HttpServer:
     A port in use raises Unavailable, naming the address.
     """
 
-    def __init__(self, address: str, app: App, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self, address: str, app: App, limits: HttpLimits | None = None, connections: Connections | None = None
+    ) -> None:
         self._host, _, port = address.rpartition(":")
         self._host = self._host.strip("[]")
         self.port = int(port)
         self._app = app
         self._limits = limits or HttpLimits()
-        self._connections = Connections()
+        self._connections = Connections() if connections is None else connections
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
-    def num_connections(self) -> int:
-        """Connections that are open."""
-        return len(self._connections)
+    def address(self) -> str:
+        """host:port, with the real port."""
+        return f"{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()

@@ -50,12 +50,7 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
     for kind in request.modalities or ():
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
-    if not request.messages:
-        raise InvalidRequest("messages is empty; it must have at least one message.", field="messages")
-    for index, message in enumerate(request.messages):
-        if message.content is None and message.role in ("system", "developer", "user", "tool"):
-            field = f"messages.{index}.content"
-            raise InvalidRequest(f"{field} is required in a message of role {message.role}.", field=field)
+    check_messages(request.messages)
     if request.top_logprobs is not None:
         if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -64,6 +59,16 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
         )
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Raises InvalidRequest for a chat that no template could render."""
+    if not messages:
+        raise InvalidRequest("messages is empty; it must have at least one message.", field="messages")
+    for index, message in enumerate(messages):
+        if message.content is None and message.role in ("system", "developer", "user", "tool"):
+            field = f"messages.{index}.content"
+            raise InvalidRequest(f"{field} is required in a message of role {message.role}.", field=field)
 
 
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
@@ -134,7 +139,7 @@ def stop_of(request: GenerationFields, max_tokens: int | None) -> types_pb2.Stop
     )
 
 
-def chat_logprobs(request: ChatCompletionRequest) -> int | None:
+def chat_num_logprobs(request: ChatCompletionRequest) -> int | None:
     """How many alternatives a token gets; None for no log-probabilities."""
     return (request.top_logprobs or 0) if request.logprobs else None
 

@@ -1,0 +1,193 @@
+"""One HTTP answer made of one or more generations: starts them, ends them together, whole or as a stream.
+
+Knows when something is to be sent, not what it looks like; openai_chat.py and openai_completions.py do.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from baton.gateway.error_body import HttpError, http_error_of
+from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator
+from baton.gateway.generation import Usage as TokenCounts
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_types import PromptTokensDetails, Usage
+from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event
+from baton.rpc.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(ABC):
+    """The sinks of its generations lead here, with choice indices counted over all prompts."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
+        self.exchange = exchange
+        self.meter = meter
+        self._generations: list[Generation] = []
+        self._num_running = 0
+        self._counts = [0, 0, 0]  # prompt, completion, cached tokens
+        self._ended = False
+
+    async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
+        """Starts every generation. What fails, now or later, ends the whole answer with an error."""
+        self.exchange.on_disconnect = self._abort
+        self.exchange.on_writable = self._resume
+        self._num_running = len(requests)
+        first_index = 0
+        for request in requests:
+            try:
+                generation = await generator.start(request, _PromptSink(self, first_index))
+            except Exception as error:
+                self.fail(error)
+                return
+            self._generations.append(generation)
+            if self._ended:
+                generation.abort()
+                return
+            first_index += request.n
+
+    def done(self, counts: TokenCounts) -> None:
+        """One generation is complete."""
+        totals = self._counts
+        totals[0] += counts.prompt_tokens
+        totals[1] += counts.completion_tokens
+        totals[2] += counts.cached_tokens
+        self._num_running -= 1
+        if self._num_running or self._ended:
+            return
+        self.finish(usage_of(*totals))
+        self._ended = True
+        self.meter.on_done(*totals)
+
+    def fail(self, error: Exception) -> None:
+        """Ends everything with an error."""
+        if self._ended:
+            return
+        self._ended = True
+        self._stop()
+        if not isinstance(error, ServiceError):
+            _log.error("a generation failed", exc_info=error, extra={"request_id": self.exchange.request_id})
+        answer = http_error_of(error)
+        self.meter.on_error(answer.type)
+        self.send_error(answer)
+
+    @abstractmethod
+    def deliver(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice."""
+
+    @abstractmethod
+    def finish(self, usage: Usage) -> None:
+        """Every choice is complete."""
+
+    def send_error(self, error: HttpError) -> None:
+        """Tells the client."""
+        self.exchange.fail(error)
+
+    def _abort(self) -> None:
+        self._ended = True
+        self.meter.on_abort()
+        self._stop()
+
+    def _stop(self) -> None:
+        for generation in self._generations:
+            generation.abort()
+
+    def _resume(self) -> None:
+        for generation in self._generations:
+            generation.resume()
+
+
+class StreamAnswer(Answer):
+    """Sends each piece when it comes. The head waits for the first piece, so that an early error has its status."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int) -> None:
+        super().__init__(exchange, meter)
+        self.envelope = envelope
+        self.head = envelope.head
+        self.tail = envelope.tail
+        self._num_unfinished = num_choices
+        self._streaming = False
+        self._held = b""
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        self.meter.on_delta(index)
+        data = self.piece(index, delta)
+        if not self._streaming:
+            self._streaming = True
+            self.exchange.stream(CONTENT_TYPE)
+            data = self.opening() + data
+        if delta.finish_reason is not None:
+            data += self.ending(index, delta)
+            self._num_unfinished -= 1
+            # `finish` follows at once, except after a stop string, where the worker's counts are on their way.
+            if not self._num_unfinished and not isinstance(delta.stop_reason, str):
+                self._held = data
+                return
+        if data:
+            self.exchange.write(data)
+
+    def finish(self, usage: Usage) -> None:
+        last = self.head + self.envelope.tail_with(usage) if self.envelope.include_usage else b""
+        self.exchange.end(self._held + last + DONE)
+
+    def send_error(self, error: HttpError) -> None:
+        if self._streaming:
+            self.exchange.end(self._held + error_event(error))
+        else:
+            self.exchange.fail(error)
+
+    def opening(self) -> bytes:
+        """Events before the first piece."""
+        return b""
+
+    @abstractmethod
+    def piece(self, index: int, delta: Delta) -> bytes:
+        """The event of a delta's text and log-probabilities; empty where it has none."""
+
+    @abstractmethod
+    def ending(self, index: int, delta: Delta) -> bytes:
+        """The event of a choice's end."""
+
+
+class _PromptSink:
+    """The Sink of one prompt's generation."""
+
+    __slots__ = ("_answer", "_exchange", "_first_index")
+
+    def __init__(self, answer: Answer, first_index: int) -> None:
+        self._answer = answer
+        self._exchange = answer.exchange
+        self._first_index = first_index
+
+    @property
+    def writable(self) -> bool:
+        return self._exchange.writable
+
+    def on_delta(self, delta: Delta) -> None:
+        try:
+            self._answer.deliver(self._first_index + delta.index, delta)
+        except Exception as error:
+            self._answer.fail(error)
+
+    def on_done(self, usage: TokenCounts) -> None:
+        try:
+            self._answer.done(usage)
+        except Exception as error:
+            self._answer.fail(error)
+
+    def on_error(self, error: ServiceError) -> None:
+        self._answer.fail(error)
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """OpenAI's usage."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )

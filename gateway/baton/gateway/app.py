@@ -1,0 +1,71 @@
+"""The REST application: a request id, a route, and every error in OpenAI's form."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Coroutine, Sequence
+
+from baton.gateway.error_body import HttpError
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.routes import Route, RouteTable
+from baton.rpc.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[!-~]{1,256}")
+
+
+class App:
+    """Runs the routes."""
+
+    def __init__(self, routes: Sequence[Route], metrics: GatewayMetrics) -> None:
+        self._table = RouteTable(routes)
+        self._metrics = metrics
+
+    def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
+        """Answers at once, or returns what has to be awaited."""
+        try:
+            exchange.request_id = _request_id(exchange)
+            if exchange.method == "OPTIONS":
+                self._count(exchange, "OPTIONS")
+                exchange.respond(204, headers={"allow": self._table.allowed(exchange.path)})
+                return None
+            route = self._table.find(exchange.method, exchange.path)
+            self._count(exchange, route.path)
+            work = route.handler(exchange)
+        except Exception as error:
+            self._fail(exchange, error)
+            return None
+        return None if work is None else self._finish(exchange, work)
+
+    async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._fail(exchange, error)
+
+    def _count(self, exchange: Exchange, route: str) -> None:
+        exchange.on_end.append(lambda ended: self._metrics.request_answered(route, ended.status))
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if not exchange.on_end:
+            self._count(exchange, "unknown")
+        if not isinstance(error, ServiceError | HttpError):
+            extra = {"request_id": exchange.request_id}
+            _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=extra)
+        exchange.fail(error)
+
+
+def _request_id(exchange: Exchange) -> str:
+    given = exchange.headers.get(b"x-request-id")
+    if given is None:
+        return uuid.uuid4().hex
+    text = given.decode("latin-1")
+    if not _REQUEST_ID.fullmatch(text):
+        raise HttpError(
+            400, "X-Request-Id must be 1 to 256 visible ASCII characters, without spaces.", param="x-request-id"
+        )
+    return text

@@ -1,0 +1,98 @@
+"""What every generating route does alike: the model, a place, an id, a meter. Knows no body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from baton.gateway.admission import Admission
+from baton.gateway.config import GatewayConfig
+from baton.gateway.error_body import http_error_of
+from baton.gateway.generation import GenerationRequest, Generator
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import AnswerMeter, GatewayMetrics
+from baton.gateway.openai_types import GenerationFields
+from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.sse import Envelope
+from baton.gateway.version import VERSION
+from baton.rpc.errors import ServiceError
+from baton.v1 import types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDesk:
+    """The collaborators of the generating routes."""
+
+    config: GatewayConfig
+    catalog: ModelCatalog
+    generator: Generator
+    admission: Admission
+    metrics: GatewayMetrics
+
+    @contextmanager
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts errors before a generation started."""
+        try:
+            yield
+        except ServiceError as error:
+            self.metrics.generation_rejected(http_error_of(error).type)
+            raise
+
+    def take_place(self, exchange: Exchange, fields: GenerationFields, num_choices: int) -> str:
+        """The request's id inside of Baton, its place held until the exchange ends. Raises NoCapacity."""
+        if fields.request_id:
+            exchange.request_id = fields.request_id
+        ticket = self.admission.admit(exchange.request_id, num_choices)
+        exchange.on_end.append(lambda _: ticket.end())
+        return ticket.request_id
+
+    def meter(self, exchange: Exchange, num_choices: int) -> AnswerMeter:
+        """Measures the answer from the request's arrival."""
+        return AnswerMeter(self.metrics, exchange.received, num_choices)
+
+    def generation_request(
+        self,
+        exchange: Exchange,
+        request_id: str,
+        model: ServedModel,
+        fields: GenerationFields,
+        prompt_token_ids: list[int],
+        sampling: types_pb2.SamplingParams,
+        stop: types_pb2.StopConditions,
+    ) -> GenerationRequest:
+        """One prompt's request to the generation side."""
+        return GenerationRequest(
+            request_id=request_id,
+            model=model.name,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stop=stop,
+            n=fields.n or 1,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            timeout_ms=int(self.config.request_timeout * 1000),
+            traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+        )
+
+
+def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
+    """What all chunks, or the one document, of an answer say alike."""
+    options = fields.stream_options
+    return Envelope(
+        object=kind,
+        id=f"{prefix}-{exchange.request_id}",
+        created=int(time.time()),
+        model=model.name,
+        system_fingerprint=fingerprint(model),
+        include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+    )
+
+
+def fingerprint(model: ServedModel) -> str:
+    """Changes with the software and with the weights."""
+    digest = model.info.digest.hex()[:8] if model.info is not None else "00000000"
+    return f"baton-{VERSION}-{digest}"

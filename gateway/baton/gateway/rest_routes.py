@@ -1,0 +1,86 @@
+"""Every REST route of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.gateway import openai_types as types
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.openai_chat import ChatCompletions
+from baton.gateway.openai_completions import Completions
+from baton.gateway.openapi import openapi_document
+from baton.gateway.routes import Route
+from baton.gateway.system_routes import Description, Models, Status, Tokens
+
+_BODY = (400, 404, 408, 413)
+_GENERATION = (*_BODY, 429, 500, 503, 504)
+
+
+def rest_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
+    """The table. `missing` says in words what the gateway waits for before it can serve."""
+    api = _api_routes(desk)
+    system = _system_routes(desk, missing)
+    described = [*api, *system]
+    description = Description(openapi_document(described))
+    return [
+        *described,
+        Route("GET", "/openapi.json", description.openapi, "This document."),
+        Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html"),
+    ]
+
+
+def _api_routes(desk: FrontDesk) -> list[Route]:
+    models = Models(desk.catalog)
+    return [
+        Route(
+            "POST",
+            "/v1/chat/completions",
+            ChatCompletions(desk),
+            "Answers a chat.",
+            types.ChatCompletionRequest,
+            types.ChatCompletion,
+            types.ChatCompletionChunk,
+            errors=_GENERATION,
+        ),
+        Route(
+            "POST",
+            "/v1/completions",
+            Completions(desk),
+            "Continues texts.",
+            types.CompletionRequest,
+            types.Completion,
+            types.Completion,
+            errors=_GENERATION,
+        ),
+        Route("GET", "/v1/models", models.list, "Lists the models.", response=types.ModelList),
+        Route("GET", "/v1/models/{model}", models.get, "One model.", response=types.ModelCard, errors=(404,)),
+    ]
+
+
+def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
+    tokens = Tokens(desk.catalog)
+    status = Status(desk.metrics, missing)
+    return [
+        Route(
+            "POST",
+            "/tokenize",
+            tokens.tokenize,
+            "A text or chat as token ids.",
+            types.TokenizeRequest,
+            types.TokenizeResponse,
+            errors=(*_BODY, 503),
+        ),
+        Route(
+            "POST",
+            "/detokenize",
+            tokens.detokenize,
+            "Token ids as text.",
+            types.DetokenizeRequest,
+            types.DetokenizeResponse,
+            errors=_BODY,
+        ),
+        Route("GET", "/health", status.health, "The process is alive."),
+        Route("GET", "/ready", status.ready, "A model can be asked.", response=types.Readiness, errors=(503,)),
+        Route("GET", "/version", status.version, "Baton's version.", response=types.Version),
+        Route("GET", "/metrics", status.metrics, "Metrics for Prometheus.", content_type="text/plain"),
+    ]

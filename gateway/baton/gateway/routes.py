@@ -1,0 +1,76 @@
+"""What a route is, and the table that finds one for a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from baton.gateway.error_body import HttpError
+from baton.gateway.http_exchange import Exchange
+
+Handler = Callable[[Exchange], Coroutine[None, None, None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path. A path that ends in `{name}` takes whatever follows, slashes included."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    request: type[Struct] | None = None
+    response: type[Struct] | None = None  # None: no JSON
+    chunk: type[Struct] | None = None  # of the event stream that `stream: true` asks for
+    content_type: str = "application/json"
+    errors: tuple[int, ...] = ()  # statuses beside 200
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the parameter; the whole path where there is none."""
+        return self.path.partition("{")[0]
+
+    @property
+    def has_parameter(self) -> bool:
+        """Whether the path ends in one."""
+        return "{" in self.path
+
+
+class RouteTable:
+    """Finds routes by exact path, then by prefix."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            group = self._prefixes if route.has_parameter else self._exact
+            group.setdefault(route.prefix, {})[route.method] = route
+
+    def find(self, method: str, path: str) -> Route:
+        """The route. Raises HttpError 404 or 405; HEAD finds GET routes."""
+        methods = self._methods_of(path)
+        if methods is None:
+            raise HttpError(404, f"Unknown path: {method} {path}. GET /openapi.json lists what there is.")
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = self.allowed(path)
+            raise HttpError(405, f"{method} is not allowed on {path}; use {allowed}.", headers={"allow": allowed})
+        return route
+
+    def allowed(self, path: str) -> str:
+        """The methods of a path, as the Allow header lists them. Raises HttpError 404."""
+        methods = self._methods_of(path)
+        if methods is None:
+            raise HttpError(404, f"Unknown path: {path}.")
+        return ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+
+    def _methods_of(self, path: str) -> dict[str, Route] | None:
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact
+        for prefix, methods in self._prefixes.items():
+            if path.startswith(prefix) and len(path) > len(prefix):
+                return methods
+        return None

@@ -1,0 +1,113 @@
+"""The gateway's composition: REST, the public gRPC API, and what both stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from baton.gateway.admission import Admission
+from baton.gateway.app import App
+from baton.gateway.config import GatewayConfig
+from baton.gateway.counters import GenerationCounters
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.generator import WorkerGenerator
+from baton.gateway.http_connection import Connections, HttpLimits
+from baton.gateway.http_server import HttpServer
+from baton.gateway.inference_servicer import InferenceServicer
+from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.rest_routes import rest_routes
+from baton.gateway.router_client import RouterClient
+from baton.gateway.sampling_defaults import Limits
+from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.server import RpcServer, Service
+from baton.v1 import inference_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_READY_POLL_SECONDS = 0.1
+_SERVICE = "baton.v1.InferenceService"
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What REST and gRPC have in common."""
+
+    catalog: ModelCatalog
+    counters: GenerationCounters
+    generator: WorkerGenerator
+    admission: Admission
+
+
+async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
+    """Runs the gateway until `stop` is set and the running answers are out."""
+    config.validate()
+    catalog = ModelCatalog([load_served_model(config.model, config.served_model_name)])
+    counters = GenerationCounters()
+    limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
+    async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
+        generator = WorkerGenerator(catalog, router, streams, counters, limits)
+        core = _Core(catalog, counters, generator, Admission(config.max_streams))
+        async with _http_server(config, core) as http:
+            async with _rpc_server(config, core) as rpc:
+                _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
+                await _until_stopped(core, rpc, stop)
+                core.admission.drain()
+                draining = asyncio.create_task(http.drain(config.drain_timeout))
+            # Leaving the gRPC server has drained it meanwhile.
+            await draining
+    _log.info("drained")
+
+
+def missing_parts(core: _Core) -> list[str]:
+    """What the gateway waits for before it can serve, in words."""
+    if core.admission.draining:
+        return ["the gateway is shutting down"]
+    if core.catalog.ready:
+        return []
+    unheard = [model.name for model in core.catalog.models() if model.info is None]
+    if unheard:
+        return [f"no worker for the model {name} is known to the router" for name in unheard]
+    return ["the router knows no live worker any more"]
+
+
+def _http_server(config: GatewayConfig, core: _Core) -> HttpServer:
+    connections = Connections()
+    metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
+    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics)
+    app = App(rest_routes(desk, lambda: missing_parts(core)), metrics)
+    limits = HttpLimits(
+        max_body_bytes=config.max_body_bytes,
+        max_header_bytes=config.max_header_bytes,
+        max_connections=config.max_connections,
+        header_timeout=config.header_timeout,
+        body_timeout=config.body_timeout,
+        idle_timeout=config.idle_timeout,
+        stall_timeout=config.stall_timeout,
+    )
+    return HttpServer(config.rest_listen, app, limits, connections)
+
+
+def _rpc_server(config: GatewayConfig, core: _Core) -> RpcServer:
+    register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog), register)
+    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout)
+
+
+async def _until_stopped(core: _Core, rpc: RpcServer, stop: asyncio.Event) -> None:
+    """Keeps the gRPC health true to what /ready says, until the stop."""
+    was_ready = False
+    while not stop.is_set():
+        missing = missing_parts(core)
+        if was_ready == bool(missing):
+            was_ready = not missing
+            _log.info("ready" if was_ready else "not ready: %s", *missing)
+            await rpc.set_ready(was_ready)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _READY_POLL_SECONDS)
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"

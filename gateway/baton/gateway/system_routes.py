@@ -1,0 +1,146 @@
+"""The routes that run no generation: models, tokens, health, metrics and the API's own description."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import msgspec
+
+from baton.gateway.docs_page import DOCS_PAGE
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.openai_types import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    Readiness,
+    TokenizeRequest,
+    TokenizeResponse,
+    Version,
+)
+from baton.gateway.request_body import BodyDecoder
+from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.validation import check_messages, template_messages
+from baton.gateway.version import VERSION
+from baton.rpc.errors import InvalidRequest, ServiceError
+
+MODEL_PREFIX = "/v1/models/"
+
+
+class Models:
+    """GET /v1/models and /v1/models/{model}."""
+
+    def __init__(self, catalog: ModelCatalog) -> None:
+        self._catalog = catalog
+        self._created = int(time.time())
+
+    def list(self, exchange: Exchange) -> None:
+        """All models."""
+        cards = ModelList([self._card(model) for model in self._catalog.models()])
+        exchange.respond(200, msgspec.json.encode(cards))
+
+    def get(self, exchange: Exchange) -> None:
+        """One model."""
+        model = self._catalog.get(unquote(exchange.path.removeprefix(MODEL_PREFIX)))
+        exchange.respond(200, msgspec.json.encode(self._card(model)))
+
+    def _card(self, model: ServedModel) -> ModelCard:
+        max_model_len = model.info.max_model_len if model.info is not None else None
+        return ModelCard(id=model.name, created=self._created, root=model.name, max_model_len=max_model_len)
+
+
+class Tokens:
+    """POST /tokenize and /detokenize."""
+
+    def __init__(self, catalog: ModelCatalog) -> None:
+        self._catalog = catalog
+        self._tokenize = BodyDecoder(TokenizeRequest)
+        self._detokenize = BodyDecoder(DetokenizeRequest)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """Text or chat to token ids."""
+        request = self._tokenize.decode(exchange.body, exchange.headers)
+        model = self._catalog.get(request.model or "")
+        token_ids = await _encode(model, request)
+        names = [model.tokenizer.token_name(token_id) for token_id in token_ids] if request.return_token_strs else None
+        response = TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=model.require_info().max_model_len,
+            tokens=token_ids,
+            token_strs=names,
+        )
+        exchange.respond(200, msgspec.json.encode(response))
+
+    def detokenize(self, exchange: Exchange) -> None:
+        """Token ids to text."""
+        request = self._detokenize.decode(exchange.body, exchange.headers)
+        model = self._catalog.get(request.model or "")
+        try:
+            text = model.tokenizer.decode(request.tokens)
+        except ServiceError as error:
+            error.field = "tokens"
+            raise
+        exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
+
+
+class Status:
+    """GET /health, /ready, /version and /metrics."""
+
+    def __init__(self, metrics: GatewayMetrics, missing: Callable[[], list[str]]) -> None:
+        self._metrics = metrics
+        self._missing = missing
+
+    def health(self, exchange: Exchange) -> None:
+        """The process is alive."""
+        exchange.respond(200)
+
+    def ready(self, exchange: Exchange) -> None:
+        """Generations can be served; else 503, and what is missing."""
+        missing = self._missing()
+        body = msgspec.json.encode(Readiness(ready=not missing, missing=missing))
+        exchange.respond(503 if missing else 200, body, headers={"retry-after": "1"} if missing else None)
+
+    def version(self, exchange: Exchange) -> None:
+        """Baton's version."""
+        exchange.respond(200, msgspec.json.encode(Version(VERSION)))
+
+    def metrics(self, exchange: Exchange) -> None:
+        """For Prometheus."""
+        exchange.respond(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+class Description:
+    """GET /openapi.json and /docs."""
+
+    def __init__(self, document: bytes) -> None:
+        self._document = document
+
+    def openapi(self, exchange: Exchange) -> None:
+        """The OpenAPI document."""
+        exchange.respond(200, self._document)
+
+    def docs(self, exchange: Exchange) -> None:
+        """The same, for people."""
+        headers = {"content-security-policy": "default-src 'self' 'unsafe-inline'"}
+        exchange.respond(200, DOCS_PAGE, "text/html; charset=utf-8", headers=headers)
+
+
+async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("give either prompt or messages.", field="prompt")
+    if request.prompt is not None:
+        return await model.encode_text(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+    messages = request.messages or []
+    check_messages(messages)
+    going_on = bool(request.continue_final_message)
+    add_prompt = request.add_generation_prompt
+    return await model.encode_chat(
+        template_messages(messages),
+        add_generation_prompt=not going_on if add_prompt is None else add_prompt,
+        continue_final_message=going_on,
+        variables=request.chat_template_kwargs,
+        add_special_tokens=bool(request.add_special_tokens),
+    )
