@@ -1,0 +1,215 @@
+"""The stream to one worker, over real gRPC and by hand-made frames."""
+
+import asyncio
+import time
+
+import pytest
+from scripted_services import ScriptedWorker, until
+
+from baton.gateway.counters import GenerationCounters
+from baton.gateway.worker_stream import WorkerStream
+from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.errors import InternalError, NoCapacity, ServiceError, Unavailable
+from baton.v1 import types_pb2, worker_pb2
+
+
+class Receiver:
+    def __init__(self):
+        self.token_ids = []
+        self.logprobs = []
+        self.finish = None
+        self.error: ServiceError | None = None
+        self.ended = asyncio.Event()
+
+    def on_tokens(self, token_ids, logprobs):
+        assert not self.ended.is_set()
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs or [])
+
+    def on_finish(self, finish):
+        self.finish = finish
+        self.ended.set()
+
+    def on_failure(self, error):
+        self.error = error
+        self.ended.set()
+
+
+def submit(num_tokens=8, **fields):
+    return worker_pb2.SubmitRequest(
+        request_id="r", prompt_token_ids=[1, 2, 3], stop=types_pb2.StopConditions(max_tokens=num_tokens), **fields
+    )
+
+
+def counting(request):
+    return list(range(100, 100 + request.stop.max_tokens))
+
+
+@pytest.fixture
+async def worker():
+    async with ScriptedWorker("w1", counting) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def streams():
+    async with WorkerStreams(GenerationCounters()) as streams:
+        yield streams
+
+
+async def finish_of(*receivers):
+    async with asyncio.timeout(5):
+        for receiver in receivers:
+            await receiver.ended.wait()
+
+
+async def test_many_requests_share_one_stream(worker, streams):
+    receivers = [Receiver() for _ in range(20)]
+    for at, receiver in enumerate(receivers):
+        streams.get(worker.endpoint).submit(submit(at + 1), receiver)
+    await finish_of(*receivers)
+    assert [receiver.token_ids for receiver in receivers] == [list(range(100, 101 + at)) for at in range(20)]
+    assert worker.num_streams == 1
+    assert len({request.slot for request in worker.submits}) == 20
+
+
+async def test_slots_are_used_again_after_their_finish(worker, streams):
+    for _ in range(3):
+        receiver = Receiver()
+        streams.get(worker.endpoint).submit(submit(), receiver)
+        await finish_of(receiver)
+    assert {request.slot for request in worker.submits} == {0}
+
+
+async def test_an_aborted_slot_is_free_only_after_the_workers_answer(worker, streams):
+    worker.step_seconds = 0.05
+    stream = streams.get(worker.endpoint)
+    receiver, other = Receiver(), Receiver()
+    slot = stream.submit(submit(1000), receiver)
+    await until(lambda: receiver.token_ids)
+    stream.abort(slot)
+    assert stream.submit(submit(), other) != slot
+    await finish_of(receiver, other)
+    assert receiver.finish.reason == types_pb2.FINISH_REASON_ABORT
+    assert stream.num_active == 0
+
+
+async def test_an_abort_before_the_submit_went_out_sends_neither(worker, streams):
+    stream = streams.get(worker.endpoint)
+    receiver, other = Receiver(), Receiver()
+    stream.abort(stream.submit(submit(), receiver))
+    assert receiver.finish.reason == types_pb2.FINISH_REASON_ABORT
+    stream.submit(submit(), other)
+    await finish_of(other)
+    assert len(worker.submits) == 1
+    assert worker.aborts == []
+
+
+async def test_a_refused_request_fails_with_the_workers_error(worker, streams):
+    worker.refusal = NoCapacity("the queue is full", retry_after_ms=70)
+    receiver = Receiver()
+    streams.get(worker.endpoint).submit(submit(), receiver)
+    await finish_of(receiver)
+    assert isinstance(receiver.error, NoCapacity)
+    assert (receiver.error.message, receiver.error.retry_after_ms) == ("the queue is full", 70)
+    assert receiver.error.worker_id == "w1"
+
+
+async def test_all_requests_fail_retryably_when_the_worker_is_lost(streams):
+    receivers = [Receiver() for _ in range(3)]
+    async with ScriptedWorker("w1", counting) as worker:
+        stream = streams.get(worker.endpoint)
+        for receiver in receivers:
+            stream.submit(submit(100_000), receiver)
+        await until(lambda: receivers[0].token_ids)
+        begin = time.monotonic()
+    await finish_of(*receivers)
+    assert time.monotonic() - begin < 1
+    assert all(isinstance(receiver.error, Unavailable) and receiver.error.worker_id == "w1" for receiver in receivers)
+    assert stream.ended
+    with pytest.raises(Unavailable):
+        stream.submit(submit(), Receiver())
+
+
+async def test_an_unreachable_worker_fails_soon(streams):
+    receiver = Receiver()
+    endpoint = types_pb2.Endpoint(worker_id="gone", address="127.0.0.1:1")
+    streams.get(endpoint).submit(submit(), receiver)
+    await finish_of(receiver)
+    assert isinstance(receiver.error, Unavailable)
+    assert "gone at 127.0.0.1:1" in receiver.error.message
+
+
+async def test_a_new_stream_replaces_a_lost_one(worker, streams):
+    worker.break_after_tokens = 3
+    first, second = Receiver(), Receiver()
+    streams.get(worker.endpoint).submit(submit(), first)
+    await finish_of(first)
+    worker.break_after_tokens = None
+    streams.get(worker.endpoint).submit(submit(), second)
+    await finish_of(second)
+    assert "the worker broke" in first.error.message
+    assert second.token_ids == list(range(100, 108))
+    assert worker.num_streams == 2
+
+
+async def test_idle_streams_close_and_silent_ones_fail(worker):
+    async with WorkerStreams(GenerationCounters(), idle_seconds=0.1, stall_seconds=0.5) as streams:
+        receiver = Receiver()
+        stream = streams.get(worker.endpoint)
+        stream.submit(submit(), receiver)
+        await finish_of(receiver)
+        await until(lambda: stream.ended)
+        worker.silent = True
+        stuck = Receiver()
+        streams.get(worker.endpoint).submit(submit(), stuck)
+        await finish_of(stuck)
+        assert isinstance(stuck.error, Unavailable)
+        assert "no frame for" in stuck.error.message
+
+
+@pytest.fixture
+async def offline():
+    """A stream whose worker is not there, for frames made by hand."""
+    stream = WorkerStream("w1", "127.0.0.1:1", lambda stream: None, GenerationCounters())
+    yield stream
+    await stream.close()
+
+
+async def test_ragged_frames_and_logprobs_reach_their_slots(offline):
+    receivers = [Receiver() for _ in range(3)]
+    slots = [offline.submit(submit(), receiver) for receiver in receivers]
+    frame = worker_pb2.GenerateStreamResponse(slots=slots, token_counts=[2, 1, 3], token_ids=[1, 2, 3, 4, 5, 6])
+    frame.logprobs.add(slot=slots[1], tokens=[types_pb2.TokenLogprobs(logprob=-1)])
+    frame.finishes.add(slot=slots[2], reason=types_pb2.FINISH_REASON_LENGTH)
+    offline.dispatch(frame)
+    assert [receiver.token_ids for receiver in receivers] == [[1, 2], [3], [4, 5, 6]]
+    assert [len(receiver.logprobs) for receiver in receivers] == [0, 1, 0]
+    assert receivers[2].ended.is_set()
+
+
+async def test_a_frame_whose_columns_do_not_fit_is_refused(offline):
+    offline.submit(submit(), Receiver())
+    for columns in ({"token_ids": [1, 2]}, {"token_ids": [1], "token_counts": [2]}):
+        with pytest.raises(InternalError, match="do not fit"):
+            offline.dispatch(worker_pb2.GenerateStreamResponse(slots=[0], **columns))
+
+
+async def test_a_request_that_cannot_take_its_token_ends_alone(offline):
+    class Broken(Receiver):
+        def on_tokens(self, token_ids, logprobs):
+            raise ValueError
+
+    broken, good = Broken(), Receiver()
+    slots = [offline.submit(submit(), broken), offline.submit(submit(), good)]
+    frame = worker_pb2.GenerateStreamResponse(slots=slots, token_ids=[7, 8])
+    offline.dispatch(frame)
+    offline.dispatch(frame)
+    assert isinstance(broken.error, InternalError)
+    assert good.token_ids == [8, 8]
+
+
+async def test_tokens_of_unknown_slots_are_ignored(offline):
+    frame = worker_pb2.GenerateStreamResponse(slots=[9], token_ids=[1])
+    frame.finishes.add(slot=9)
+    offline.dispatch(frame)
