@@ -152,7 +152,7 @@ class NaivePool:
     """The same promises, kept by walking lists."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.holders = {i: 0 for i in range(num_blocks)}
+        self.holders = dict.fromkeys(range(num_blocks), 0)
         self.leased: set[int] = set()
         self.content: dict[int, int] = {}  # block -> findable hash number
         self.freed: list[int] = []  # cached blocks, the oldest first

@@ -85,7 +85,6 @@ class SimSettings:
 
 @dataclass(slots=True)
 class _Launched:
-    result: StepResult
     plan: StepPlan
     starts: float
     ends: float
@@ -131,26 +130,24 @@ class SimExecutor:
         self._digests = np.zeros(num_rows, np.uint64)
 
     def launch(self, plan: StepPlan) -> None:
-        """Applies the plan's differences and computes the step; its time passes in collect."""
-        self._apply(plan)
-        result = self._compute(plan)
-        result.seconds = self._settings.speed.step_seconds(plan)
+        """Queues the step behind those in flight."""
         starts = self._clock()
         if self._launched:
             starts = max(starts, self._launched[-1].ends)
-        self._launched.append(_Launched(result, plan, starts, starts + result.seconds))
+        self._launched.append(_Launched(plan, starts, starts + self._settings.speed.step_seconds(plan)))
 
     def collect(self) -> StepResult:
-        """Waits for the oldest launched step, telling the layer hook of each layer in its time."""
+        """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
+
+        It computes as late as a device might, so that a block that is reused too early shows in the output.
+        """
         step = self._launched.popleft()
-        hook = self.layer_hook
-        if hook is not None:
-            for layer in range(self.layout.num_layers):
-                if step.plan.num_decodes < len(step.plan.rows):
-                    self._wait(step.starts + (step.ends - step.starts) * (layer + 1) / self.layout.num_layers)
-                hook(step.plan, layer)
+        self._apply(step.plan)
+        result = self._compute(step.plan)
+        result.seconds = step.ends - step.starts
+        self._tell_layers(step)
         self._wait(step.ends)
-        return step.result
+        return result
 
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled to a row's known tokens."""
@@ -173,6 +170,16 @@ class SimExecutor:
     def close(self) -> None:
         """Frees the device. Idempotent."""
         self._launched.clear()
+
+    def _tell_layers(self, step: _Launched) -> None:
+        hook = self.layer_hook
+        if hook is None:
+            return
+        num_layers = self.layout.num_layers
+        for layer in range(num_layers):
+            if step.plan.num_decodes < len(step.plan.rows):
+                self._wait(step.starts + (step.ends - step.starts) * (layer + 1) / num_layers)
+            hook(step.plan, layer)
 
     def _wait(self, until: float) -> None:
         seconds = until - self._clock()

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import numpy as np
+from engine_harness import BLOCK_SIZE, NAMESPACE, make_request, prompt_of
+
+from baton.worker.outputs import EngineCounters
+from baton.worker.request_state import NO_ROW, Phase, RequestState
+from baton.worker.scheduler import ScheduledStep, Scheduler
+from baton.worker.settings import EngineSettings
+
+
+def make_scheduler(num_blocks: int = 64, **values: int) -> Scheduler:
+    settings = EngineSettings(**{"max_num_requests": 8, "max_num_batched_tokens": 16, **values})
+    return Scheduler(num_blocks, BLOCK_SIZE, num_blocks * BLOCK_SIZE, settings, EngineCounters(), lambda: 0.0)
+
+
+_ORDER = iter(range(1_000_000))
+
+
+def place(
+    scheduler: Scheduler, length: int, max_tokens: int = 100, priority: int = 0, **values: object
+) -> RequestState:
+    number = next(_ORDER)
+    request = make_request(prompt_of(length, salt=number), max_tokens, priority=priority, **values)
+    rank = (priority, 0.0, number)
+    limit = min(length + max_tokens, scheduler.pool.num_blocks * BLOCK_SIZE)
+    state = RequestState(request, rank, limit, frozenset(), 0.0)
+    state.hash_up_to(length, BLOCK_SIZE)
+    scheduler.place(state)
+    return state
+
+
+def run_step(scheduler: Scheduler) -> ScheduledStep:
+    """Schedules a step and pretends that it was computed, every token being 7."""
+    scheduled = scheduler.schedule()
+    assert scheduled is not None
+    finish_step(scheduler, scheduled)
+    return scheduled
+
+
+def finish_step(scheduler: Scheduler, scheduled: ScheduledStep) -> None:
+    scheduler.collected(scheduled.plan.step)
+    scheduler.commit(scheduled)
+    for state, sampled in zip(scheduled.states, scheduled.plan.samples, strict=True):
+        if sampled and state.phase is not Phase.DONE:
+            state.token_ids.append(7)
+
+
+def chunks(scheduled: ScheduledStep) -> dict[RequestState, int]:
+    return dict(zip(scheduled.states, scheduled.plan.num_scheduled_tokens.tolist(), strict=True))
+
+
+def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget():
+    scheduler = make_scheduler()
+    decoding = [place(scheduler, 2), place(scheduler, 2)]
+    run_step(scheduler)
+    long = place(scheduler, 40)
+    scheduled = run_step(scheduler)
+    assert chunks(scheduled) == {decoding[0]: 1, decoding[1]: 1, long: 14}
+    assert scheduled.plan.num_decodes == 2
+    assert scheduled.num_prefill_tokens == 14
+    assert scheduled.plan.samples.tolist() == [True, True, False]
+
+
+def test_a_step_never_passes_its_token_budget():
+    scheduler = make_scheduler()
+    for length in (30, 5, 50, 1, 9):
+        place(scheduler, length)
+    for _ in range(12):
+        assert run_step(scheduler).plan.num_tokens <= 16
+
+
+def test_a_prefill_that_began_goes_on_before_new_ones():
+    scheduler = make_scheduler()
+    first, second = place(scheduler, 20), place(scheduler, 20)
+    assert chunks(run_step(scheduler)) == {first: 16}
+    assert chunks(run_step(scheduler)) == {first: 4, second: 12}
+
+
+def test_priority_goes_before_arrival():
+    scheduler = make_scheduler()
+    low, high = place(scheduler, 20, priority=1), place(scheduler, 20, priority=-1)
+    assert chunks(run_step(scheduler)) == {high: 16}
+    assert low.phase is Phase.WAITING
+
+
+def test_the_batch_never_has_more_rows_than_allowed():
+    scheduler = make_scheduler(max_num_requests=3, max_num_batched_tokens=64)
+    states = [place(scheduler, 4) for _ in range(5)]
+    scheduled = run_step(scheduler)
+    assert len(scheduled.states) == 3
+    scheduler.retire(states[1])
+    assert states[3] in run_step(scheduler).states
+
+
+def test_a_plan_is_a_difference_to_the_one_before():
+    scheduler = make_scheduler()
+    state = place(scheduler, 6)
+    plan = run_step(scheduler).plan
+    assert [init.row for init in plan.admitted] == [state.row]
+    assert plan.admitted[0].token_ids == state.token_ids[:6]
+    assert plan.new_blocks == [(state.row, state.block_ids)]
+    plans = [run_step(scheduler).plan for _ in range(4)]
+    assert [len(plan.admitted) for plan in plans] == [0] * 4
+    assert [len(plan.new_blocks) for plan in plans] == [0, 0, 1, 0]
+    assert [plan.num_computed_tokens.tolist() for plan in plans] == [[6], [7], [8], [9]]
+    row = state.row
+    scheduler.retire(state)
+    other = place(scheduler, 3)
+    plan = run_step(scheduler).plan
+    assert plan.freed == [row]
+    assert plan.rows.dtype == np.int32
+    assert other.row == row
+
+
+def test_the_request_of_the_largest_rank_is_preempted():
+    scheduler = make_scheduler(num_blocks=7)
+    first, second, urgent = place(scheduler, 8), place(scheduler, 7), place(scheduler, 4, priority=-1)
+    run_step(scheduler)
+    while not scheduler._counters.num_preemptions:
+        run_step(scheduler)
+    assert second.row == NO_ROW
+    assert second.block_ids == []
+    assert first.row != NO_ROW
+    assert urgent.row != NO_ROW
+
+
+def test_more_urgent_requests_preempt_less_urgent_ones_to_get_in():
+    scheduler = make_scheduler(num_blocks=6)
+    low = place(scheduler, 16, priority=1)
+    run_step(scheduler)
+    equal = place(scheduler, 12, priority=1)
+    run_step(scheduler)
+    assert equal.phase is Phase.WAITING
+    high = place(scheduler, 12, priority=0)
+    assert high in run_step(scheduler).states
+    assert low.phase is Phase.WAITING
+
+
+def test_a_preempted_request_finds_its_own_blocks_again():
+    scheduler = make_scheduler(num_blocks=20, max_num_requests=1)
+    low = place(scheduler, 16, priority=1)
+    run_step(scheduler)
+    high = place(scheduler, 8, priority=0)
+    run_step(scheduler)
+    scheduler.retire(high)
+    assert chunks(run_step(scheduler)) == {low: 1}
+
+
+def test_a_long_prompt_at_the_front_is_not_overtaken():
+    scheduler = make_scheduler(num_blocks=10, max_num_batched_tokens=64)
+    place(scheduler, 20)
+    run_step(scheduler)
+    long, short = place(scheduler, 24), place(scheduler, 2)
+    run_step(scheduler)
+    assert long.phase is short.phase is Phase.WAITING
+
+
+def test_nothing_runs_twice_past_its_limit():
+    scheduler = make_scheduler()
+    state = place(scheduler, 5, max_tokens=3)
+    steps = []
+    while (scheduled := scheduler.schedule()) is not None:
+        steps.append(scheduled)
+    assert [chunks(step)[state] for step in steps] == [5, 1, 1]
+    assert scheduler.batch.num_computed[state.row] == 7
+
+
+def test_blocks_of_a_step_in_flight_are_not_free_before_it_is_collected():
+    scheduler = make_scheduler()
+    state = place(scheduler, 8)
+    scheduled = scheduler.schedule()
+    assert scheduled is not None
+    scheduler.retire(state)
+    assert scheduler.pool.num_free == 62
+    scheduler.check_integrity([])
+    scheduler.collected(scheduled.plan.step)
+    assert scheduler.pool.num_free == 64
+
+
+def test_leases_wait_until_steps_in_flight_no_longer_write_preempted_blocks():
+    scheduler = make_scheduler(num_blocks=12, max_num_requests=1)
+    low = place(scheduler, 8, priority=1, max_tokens=8)
+    in_flight = scheduler.schedule()
+    assert in_flight is not None
+    high = place(scheduler, 2, max_tokens=2)
+    second = scheduler.schedule()
+    assert second is not None
+    assert low.phase is Phase.WAITING
+    remote = place(scheduler, 3, max_tokens=2)
+    scheduler.waiting.discard(remote)
+    remote.wants_remote = True
+    scheduler._settings = EngineSettings(min_remote_prefill_tokens=1)
+    scheduler.place(remote)
+    assert remote.phase is Phase.REMOTE
+    assert scheduler.reserve(remote) is None
+    finish_step(scheduler, in_flight)
+    assert scheduler.reserve(remote) is not None
+    assert high.row != NO_ROW
+
+
+def test_blocks_are_findable_only_when_they_are_computed():
+    scheduler = make_scheduler()
+    place(scheduler, 16)
+    scheduled = scheduler.schedule()
+    assert scheduled is not None
+    assert scheduler.pool.cached_hashes() == b""
+    finish_step(scheduler, scheduled)
+    assert len(scheduler.pool.cached_hashes()) == 4 * 16
+
+
+def test_one_who_waits_for_a_prefix_holds_nothing():
+    scheduler = make_scheduler()
+    first = place(scheduler, 40)
+    run_step(scheduler)
+    request = make_request(list(first.token_ids), cache_namespace=NAMESPACE)
+    second = RequestState(request, (0, 1.0, next(_ORDER)), 200, frozenset(), 0.0)
+    second.hash_up_to(40, BLOCK_SIZE)
+    scheduler.place(second)
+    run_step(scheduler)
+    last = scheduler.schedule()
+    assert last is not None
+    assert second.phase is Phase.PARKED
+    assert second.block_ids == []
+    assert scheduler.num_queued == 1
+    finish_step(scheduler, last)
+    assert second.phase is Phase.WAITING
+    assert chunks(run_step(scheduler))[second] == 4
+
+
+def test_nothing_to_do_stalls_until_something_changes():
+    scheduler = make_scheduler(num_blocks=10)
+    pinned = place(scheduler, 20, prefill_only=True)
+    scheduled = run_step(scheduler)
+    scheduled = run_step(scheduler)
+    assert scheduled.states == [pinned]
+    scheduler.hold(pinned)
+    place(scheduler, 24, max_tokens=4)
+    assert scheduler.runnable()
+    assert scheduler.schedule() is None
+    assert not scheduler.runnable()
+    scheduler.retire(pinned)
+    assert scheduler.runnable()
+    assert run_step(scheduler).num_prefill_tokens == 16
