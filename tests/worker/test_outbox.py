@@ -1,0 +1,84 @@
+"""The outbox: order, merging where the reader lags, a bound, an end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.rpc.errors import NoCapacity, Unavailable
+from baton.v1 import worker_pb2
+from baton.worker.outbox import Outbox
+
+
+def frame(step: int, *slots: int) -> bytes:
+    return worker_pb2.GenerateStreamResponse(
+        step=step, slots=slots, token_ids=[100 + s for s in slots]
+    ).SerializeToString()
+
+
+async def test_messages_come_in_order() -> None:
+    outbox = Outbox()
+    outbox.push(b"a")
+    outbox.push(b"b")
+    assert [await outbox.take(), await outbox.take()] == [b"a", b"b"]
+
+
+async def test_a_reader_that_waits_is_woken() -> None:
+    outbox = Outbox()
+    reading = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    outbox.push(b"a")
+    assert await reading == b"a"
+
+
+async def test_plain_frames_that_piled_up_are_one_frame_of_the_same_meaning() -> None:
+    outbox = Outbox()
+    for step, slots in ((1, (0, 1)), (2, (0, 1)), (3, (1,))):
+        outbox.push(frame(step, *slots), mergeable=True)
+    merged = worker_pb2.GenerateStreamResponse.FromString(await outbox.take())
+    assert (merged.step, list(merged.slots)) == (3, [0, 1, 0, 1, 1])
+    assert list(merged.token_ids) == [100, 101, 100, 101, 101]
+
+
+async def test_a_frame_that_cannot_be_merged_keeps_its_place() -> None:
+    outbox = Outbox()
+    for message, mergeable in ((b"a", True), (b"b", True), (b"C", False), (b"d", True)):
+        outbox.push(message, mergeable)
+    assert [await outbox.take() for _ in range(3)] == [b"ab", b"C", b"d"]
+
+
+async def test_a_reader_too_far_behind_is_cut_off() -> None:
+    outbox = Outbox(max_bytes=10)
+    for _ in range(11):
+        outbox.push(b"x", mergeable=True)
+    assert outbox.closed
+    outbox.push(b"y")
+    with pytest.raises(NoCapacity, match="10 bytes"):
+        await outbox.take()
+
+
+async def test_what_is_there_can_be_taken_after_the_close_and_then_its_error() -> None:
+    outbox = Outbox()
+    outbox.push(b"a")
+    outbox.close(Unavailable("gone"))
+    outbox.close(Unavailable("again"))
+    assert await outbox.take() == b"a"
+    with pytest.raises(Unavailable, match="gone"):
+        await outbox.take()
+
+
+async def test_a_clean_close_ends_with_none() -> None:
+    outbox = Outbox()
+    reading = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    outbox.close()
+    assert await reading is None
+
+
+async def test_taking_makes_room() -> None:
+    outbox = Outbox(max_bytes=10)
+    for _ in range(100):
+        outbox.push(b"12345")
+        await outbox.take()
+    assert not outbox.closed

@@ -1,0 +1,193 @@
+"""Sessions: frames of a step, by stream. The engine is a fake that is told what happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from worker_harness import submit
+
+from baton.rpc.errors import DeadlineExceeded, NoCapacity
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import FinishReason, Request, TokenLogprobs
+from baton.worker.executor.base import ModelSpec
+from baton.worker.link import Kind
+from baton.worker.outputs import Failure, Finish, StepOutputs
+from baton.worker.sessions import Sessions
+
+
+@dataclass
+class FakeEngine:
+    max_model_len: int = 1000
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    full: bool = False
+
+    def submit(self, request: Request) -> None:
+        if self.full:
+            raise NoCapacity("9 requests wait, the queue takes 9", retry_after_ms=250)
+        self.requests.append(request)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+@dataclass
+class Bench:
+    """Sessions over a fake engine, and the frames they sent."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    frames: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        model = ModelSpec(bytes(16), 100, 1000, (2,))
+        self.sessions = Sessions(self.engine, model, "w1", lambda *frame: self.frames.append(frame), clock=lambda: 50.0)
+
+    def submit(self, channel: int, *slots: int, **fields: object) -> list[Request]:
+        message = worker_pb2.GenerateStreamRequest(submits=[submit(slot, [5, 6], **fields) for slot in slots])
+        self.sessions.receive(channel, message.SerializeToString())
+        return self.engine.requests[-len(slots) :]
+
+    def emit(self, **outputs: object) -> dict[int, worker_pb2.GenerateStreamResponse]:
+        """The frames of one step, by channel."""
+        self.frames.clear()
+        self.sessions.emit(StepOutputs(**outputs))
+        frames = {channel: worker_pb2.GenerateStreamResponse.FromString(data) for _, channel, data in self.frames}
+        assert len(frames) == len(self.frames), "two frames for one stream"
+        return frames
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.sessions.open(1)
+    return bench
+
+
+def test_a_step_of_one_token_each_is_one_plain_frame(bench: Bench) -> None:
+    a, b = bench.submit(1, 4, 7)
+    frame = bench.emit(step=9, requests=[a, b], token_ids=[11, 12])[1]
+    assert (frame.step, list(frame.slots), list(frame.token_ids), list(frame.token_counts)) == (9, [4, 7], [11, 12], [])
+    assert bench.frames[0][0] == Kind.GENERATE_PLAIN
+
+
+def test_several_tokens_of_a_request_are_counted(bench: Bench) -> None:
+    a, b = bench.submit(1, 4, 7)
+    frame = bench.emit(requests=[a, b, a], token_ids=[11, 12, 13])[1]
+    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [2, 1], [11, 13, 12])
+    assert bench.frames[0][0] == Kind.GENERATE
+
+
+def test_each_stream_gets_only_its_own(bench: Bench) -> None:
+    bench.sessions.open(2)
+    (a,) = bench.submit(1, 0)
+    (b,) = bench.submit(2, 0)
+    logprobs = TokenLogprobs(-0.5, 1, (12,), (-0.5,))
+    frames = bench.emit(requests=[a, b], token_ids=[11, 12], logprobs={1: logprobs})
+    assert list(frames[1].token_ids) == [11]
+    assert list(frames[2].token_ids) == [12]
+    assert not frames[1].logprobs
+    assert frames[2].logprobs[0].tokens[0].logprob == pytest.approx(-0.5)
+
+
+def test_a_step_that_brings_nothing_sends_nothing(bench: Bench) -> None:
+    bench.submit(1, 0)
+    assert bench.emit(step=1) == {}
+
+
+def test_a_finish_follows_its_last_token_in_the_same_frame_and_frees_the_slot(bench: Bench) -> None:
+    (a,) = bench.submit(1, 3)
+    finish = Finish(
+        a, FinishReason.STOP, stop_token_id=7, num_cached_tokens=16, num_preemptions=1, queue_seconds=0.5,
+        prefill_seconds=0.25,
+    )  # fmt: skip
+    frame = bench.emit(requests=[a], token_ids=[7], finishes=[finish])[1]
+    (record,) = frame.finishes
+    assert (record.slot, record.reason, record.stop_token_id) == (3, types_pb2.FINISH_REASON_STOP, 7)
+    assert (record.num_cached_tokens, record.num_preemptions) == (16, 1)
+    assert (record.queue_us, record.prefill_us) == (500_000, 250_000)
+    assert bench.sessions.num_requests == 0
+    (again,) = bench.submit(1, 3)
+    assert again is not a
+    assert bench.emit() == {}
+
+
+def test_end_of_sequence_has_no_stop_token(bench: Bench) -> None:
+    (a,) = bench.submit(1, 3)
+    frame = bench.emit(finishes=[Finish(a, FinishReason.STOP)])[1]
+    assert not frame.finishes[0].HasField("stop_token_id")
+
+
+def test_a_failure_carries_its_code_and_the_worker(bench: Bench) -> None:
+    (a,) = bench.submit(1, 3)
+    frame = bench.emit(failures=[Failure(a, DeadlineExceeded("too late"))])[1]
+    (record,) = frame.failures
+    assert (record.slot, record.code, record.message, record.detail.worker_id) == (3, 4, "too late", "w1")
+    assert bench.sessions.num_requests == 0
+
+
+def test_a_refused_submit_is_told_with_the_next_frame(bench: Bench) -> None:
+    bench.engine.full = True
+    bench.submit(1, 3)
+    (record,) = bench.emit()[1].failures
+    assert (record.slot, record.code, record.detail.retryable, record.detail.retry_after_ms) == (3, 8, True, 250)
+
+
+def test_requests_of_one_name_are_different_to_the_engine(bench: Bench) -> None:
+    a, b = bench.submit(1, 1, 2, request_id="same")
+    assert a.request_id != b.request_id
+    assert a.request_id.startswith("same")
+
+
+def test_an_abort_reaches_the_engine_and_the_slot_waits_for_its_finish(bench: Bench) -> None:
+    (a,) = bench.submit(1, 3)
+    bench.sessions.receive(1, worker_pb2.GenerateStreamRequest(aborts=[3, 99]).SerializeToString())
+    assert bench.engine.aborted == [a.request_id]
+    assert bench.sessions.num_requests == 1
+    frame = bench.emit(finishes=[Finish(a, FinishReason.ABORT)])[1]
+    assert frame.finishes[0].reason == types_pb2.FINISH_REASON_ABORT
+
+
+def test_a_closed_stream_aborts_all_and_hears_nothing_more(bench: Bench) -> None:
+    a, b = bench.submit(1, 3, 4)
+    bench.sessions.close(1)
+    bench.sessions.close(1)
+    assert bench.engine.aborted == [a.request_id, b.request_id]
+    outcome = {"requests": [a], "token_ids": [5], "finishes": [Finish(b, FinishReason.ABORT)]}
+    assert bench.emit(**outcome) == {}
+    bench.submit(1, 5)  # late message of the closed stream
+    assert bench.sessions.num_requests == 0
+
+
+def test_a_draining_worker_refuses_and_says_try_elsewhere(bench: Bench) -> None:
+    bench.sessions.draining = True
+    bench.submit(1, 3)
+    (record,) = bench.emit()[1].failures
+    assert record.code == 14
+    assert record.detail.retryable
+
+
+def test_aborting_all_fails_every_request_once(bench: Bench) -> None:
+    a, _ = bench.submit(1, 3, 4)
+    bench.sessions.abort_all("going down")
+    frame = bench.emit(finishes=[Finish(a, FinishReason.ABORT)])[1]
+    assert sorted(record.slot for record in frame.failures) == [3, 4]
+    assert not frame.finishes
+    assert len(bench.engine.aborted) == 2
+
+
+def test_a_request_is_the_submit_resolved(bench: Bench) -> None:
+    stop = types_pb2.StopConditions(max_tokens=9, min_tokens=2, stop_token_ids=[8])
+    resume = worker_pb2.ResumeState(output_token_ids=[30, 31])
+    (request,) = bench.submit(1, 0, stop=stop, resume=resume, timeout_ms=1500, priority=-2)
+    assert request.token_ids == [5, 6, 30, 31]
+    assert request.num_prompt_tokens == 2
+    assert request.stop.eos_token_ids == {2}
+    assert request.sampling.suppressed_token_ids == (2, 8)
+    assert (request.arrival, request.deadline, request.priority) == (50.0, 51.5, -2)
+    assert not request.remote_prefill
+
+
+def test_ignore_eos_leaves_no_end_token(bench: Bench) -> None:
+    (request,) = bench.submit(1, 0, stop=types_pb2.StopConditions(max_tokens=9, ignore_eos=True))
+    assert request.stop.eos_token_ids == frozenset()
