@@ -31,6 +31,13 @@ _FIELDS: Mapping[str, str] = {
 }
 
 
+def _dotted(field: str) -> str:
+    """Where a field of the generation side is in the public messages."""
+    if field.startswith(("messages", "continue_final_message")):
+        return f"chat.{field}"
+    return _FIELDS.get(field, field)
+
+
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text, chats or token ids in; a stream of deltas out."""
 
@@ -46,7 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         try:
             generation = await self._start(model, request, sink, context)
         except ServiceError as error:
-            error.field = _FIELDS.get(error.field, error.field)
+            error.field = _dotted(error.field)
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
@@ -66,7 +73,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         model = self._catalog.get(request.model)
-        token_ids = await _encode(model, request)
+        try:
+            token_ids = await _encode(model, request)
+        except ServiceError as error:
+            error.field = _dotted(error.field)
+            raise
         max_model_len = model.info.max_model_len if model.info is not None else 0
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
 
