@@ -85,6 +85,9 @@ class EventLog:
         """Sends everything, in parts; the next batch follows its barrier."""
         self.collect()
         self._close_batch()
+        self._send_snapshot()
+
+    def _send_snapshot(self) -> None:
         hashes = self._cache.cached_hashes()
         stride = _BLOCKS_PER_SNAPSHOT_PART * HASH_BYTES
         for start in range(0, max(1, len(hashes)), stride):
@@ -104,8 +107,9 @@ class EventLog:
         self._sequence = 0
         self._pending.clear()
         self._due = None
-        # Unasked: the index must not offer the old epoch's blocks while it finds out.
-        self.snapshot()
+        # Unasked: the index must not offer the old epoch's blocks while it finds out. Events that the snapshot
+        # includes already may follow it; replayed, they end in the same state.
+        self._send_snapshot()
 
     def _close_batch(self) -> None:
         self._due = None

@@ -44,7 +44,8 @@ class Publisher:
         host.on(Kind.PUBLISH, self._on_publish)
 
     async def run(self) -> None:
-        """Publishes until cancelled."""
+        """Publishes until cancelled, from when the engine is ready."""
+        await self._host.ready.wait()
         backoff = _MIN_BACKOFF_SECONDS
         reason = ""
         while True:
