@@ -23,7 +23,8 @@ from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
 from baton.worker.link import EngineLink, Kind, LinkClosed
 from baton.worker.settings import EngineSettings
-from baton.worker.state import layout_message, model_message
+from baton.worker.state import model_message
+from baton.worker.transfer.layout import layout_message
 
 _log = logging.getLogger(__name__)
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.v1 import types_pb2, worker_pb2
 from baton.worker.executor.base import KvLayout, ModelSpec
 from baton.worker.outputs import LoadSnapshot
 
 _MIN_INTERVAL_SECONDS = 0.1
 _MAX_INTERVAL_SECONDS = 1.0
-
-_DTYPES = {
-    "float32": kv_pb2.KV_DTYPE_FLOAT32,
-    "bfloat16": kv_pb2.KV_DTYPE_BFLOAT16,
-    "float16": kv_pb2.KV_DTYPE_FLOAT16,
-    "float8_e4m3": kv_pb2.KV_DTYPE_FLOAT8_E4M3,
-    "simulated": kv_pb2.KV_DTYPE_SIMULATED,
-}
 
 
 class StateReporter:
@@ -46,20 +38,6 @@ class StateReporter:
     def deadline(self, changing: bool) -> float:
         """When `report` must be called next; sooner while the state may have changed."""
         return self._sent_at + (_MIN_INTERVAL_SECONDS if changing else _MAX_INTERVAL_SECONDS)
-
-
-def layout_message(layout: KvLayout) -> kv_pb2.KvLayout:
-    """The contract's form of a layout."""
-    return kv_pb2.KvLayout(
-        model_digest=layout.model_digest,
-        dtype=_DTYPES[layout.dtype],
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        block_size=layout.block_size,
-        tp_size=layout.tp_size,
-        tp_rank=layout.tp_rank,
-    )
 
 
 def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
