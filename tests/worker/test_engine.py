@@ -555,6 +555,20 @@ def test_an_abort_in_a_remote_prefill_keeps_the_lease_until_its_end(reserved: bo
     check_all(rig, [after])
 
 
+@DEPTHS
+def test_a_step_in_flight_cannot_write_into_a_lease(depth: int):
+    rig = make_rig(make_executor(depth=depth))
+    remote = submit_remote(rig, prompt_of(40))
+    local = make_request(prompt_of(60, salt=1), 50)
+    rig.submit(local)
+    rig.step()
+    rig.engine.abort(local.request_id)
+    receive(rig, remote)
+    rig.engine.finish_transfer(remote.request_id)
+    rig.drain()
+    check_all(rig, [remote])
+
+
 def test_a_first_token_may_finish_the_request_before_its_transfer():
     rig = make_rig()
     prompt = prompt_of(18)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.worker.core import FinishReason, Request, SamplingParams
+from baton.worker.request_state import Phase
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -74,6 +75,12 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.rig.step()
             self.scribble()
+
+    @rule()
+    def everyone_who_runs_can_finish_while_no_lease_ends(self) -> None:
+        running = [state for state in self.engine._states.values() if state.phase is Phase.RUNNING]
+        self.rig.drain()
+        assert all(state.phase in (Phase.DONE, Phase.HOLDING) for state in running)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
