@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xcd\x01\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\"\xa5\x03\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x32\xe8\x01\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xcd\x01\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\"\xdd\x03\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\x12\x18\n\x10num_failed_steps\x18\x11 \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x12 \x01(\x04\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x32\xe8\x01\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSRESPONSE']._serialized_start=169
   _globals['_GETSTATSRESPONSE']._serialized_end=374
   _globals['_WORKERCOUNTERS']._serialized_start=377
-  _globals['_WORKERCOUNTERS']._serialized_end=798
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=800
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=825
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=827
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=868
-  _globals['_CONTROLSERVICE']._serialized_start=871
-  _globals['_CONTROLSERVICE']._serialized_end=1103
+  _globals['_WORKERCOUNTERS']._serialized_end=854
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=856
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=881
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=883
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=924
+  _globals['_CONTROLSERVICE']._serialized_start=927
+  _globals['_CONTROLSERVICE']._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

@@ -117,6 +117,8 @@ class WorkerCounters(google.protobuf.message.Message):
     NUM_CHECKSUM_ERRORS_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     NUM_EVICTED_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_FAILED_STEPS_FIELD_NUMBER: builtins.int
+    NUM_DISCARDED_TOKENS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -133,6 +135,10 @@ class WorkerCounters(google.protobuf.message.Message):
     num_checksum_errors: builtins.int
     step_seconds: builtins.float
     num_evicted_blocks: builtins.int
+    num_failed_steps: builtins.int
+    """Steps that the device could not compute; their requests failed."""
+    num_discarded_tokens: builtins.int
+    """Tokens computed for requests that had ended: the price of asynchronous steps."""
     def __init__(
         self,
         *,
@@ -152,8 +158,10 @@ class WorkerCounters(google.protobuf.message.Message):
         num_checksum_errors: builtins.int = ...,
         step_seconds: builtins.float = ...,
         num_evicted_blocks: builtins.int = ...,
+        num_failed_steps: builtins.int = ...,
+        num_discarded_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
 

@@ -136,7 +136,9 @@ global___ResumeState = ResumeState
 
 @typing.final
 class GenerateStreamResponse(google.protobuf.message.Message):
-    """What one engine step has for this stream; columns of equal length."""
+    """What one engine step has for this stream; columns of equal length. A reader that lags
+    gets several steps in one: the last one's count, and slots that occur again, in order.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

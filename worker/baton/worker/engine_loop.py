@@ -86,6 +86,8 @@ class EngineLoop:
             num_local_fallbacks=totals.num_local_fallbacks,
             step_seconds=totals.step_seconds,
             num_evicted_blocks=totals.num_evicted_blocks,
+            num_failed_steps=totals.num_failed_steps,
+            num_discarded_tokens=totals.num_discarded_tokens,
         )
 
     def audit(self) -> PoolAudit:

@@ -20,8 +20,10 @@ _SCRAPE_SECONDS = 5.0
 _COUNTERS = (
     ("num_steps", "baton_worker_steps", "Engine steps."),
     ("step_seconds", "baton_worker_step_seconds", "Device time of all steps."),
+    ("num_failed_steps", "baton_worker_failed_steps", "Steps that the device could not compute."),
     ("num_prompt_tokens", "baton_worker_prompt_tokens", "Prompt tokens of admitted requests."),
     ("num_output_tokens", "baton_worker_output_tokens", "Tokens generated."),
+    ("num_discarded_tokens", "baton_worker_discarded_tokens", "Tokens computed for requests that had ended."),
     ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
     ("num_preemptions", "baton_worker_preemptions", "Requests put back for want of KV blocks."),
     ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
