@@ -183,6 +183,9 @@ class RouterClient:
                 problem = "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name} {error.details() or ''}".rstrip()
+            except Exception as error:
+                _log.exception("the models that router %s serves could not be taken", router.address)
+                problem = type(error).__name__
             _log.info("router %s no longer tells which models are served: %s", router.address, problem)
             self._avoid(router)
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))

@@ -55,7 +55,7 @@ class WorkerStream:
         self._free_slots: list[int] = []
         self._num_slots = 0
         self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
-        self._aborts: list[int] = []
+        self._aborts: dict[int, None] = {}  # slots, in order
         self._wake = asyncio.Event()
         self._ended = False
         self._task = asyncio.create_task(self._run(), name=f"stream to {worker_id}")
@@ -93,7 +93,7 @@ class WorkerStream:
             self._free(slot)
             receiver.on_finish(worker_pb2.SlotFinish(slot=slot, reason=types_pb2.FINISH_REASON_ABORT))
         elif slot in self._receivers:
-            self._aborts.append(slot)
+            self._aborts[slot] = None
             self._wake.set()
 
     def fail(self, reason: str) -> None:
@@ -157,7 +157,7 @@ class WorkerStream:
             return
         error = error_from_detail(failure.code, failure.message, failure.detail)
         error.worker_id = error.worker_id or self.worker_id
-        receiver.on_failure(error)
+        self._tell_failure(receiver, error)
 
     def _free(self, slot: int) -> SlotReceiver | None:
         receiver = self._receivers.pop(slot, None)
@@ -170,15 +170,23 @@ class WorkerStream:
 
     def _give_up(self, slot: int) -> None:
         """Ends a request that cannot take its tokens; the others go on. The slot is free after the worker's answer."""
-        receiver = self._receivers[slot]
-        self._receivers[slot] = _Ignored()
-        self.abort(slot)
-        self._defect(slot, receiver)
+        receiver = self._receivers.get(slot)
+        if receiver is not None:
+            self._receivers[slot] = _Ignored()
+            self.abort(slot)
+            self._defect(slot, receiver)
 
     def _defect(self, slot: int, receiver: SlotReceiver) -> None:
         self._counters.protocol_errors += 1
         _log.exception("a token of slot %d of worker %s could not be handled", slot, self.worker_id)
-        receiver.on_failure(InternalError("the output could not be handled; see the gateway's log"))
+        self._tell_failure(receiver, InternalError("the output could not be handled; see the gateway's log"))
+
+    def _tell_failure(self, receiver: SlotReceiver, error: ServiceError) -> None:
+        try:
+            receiver.on_failure(error)
+        except Exception:
+            self._counters.protocol_errors += 1
+            _log.exception("a failure on worker %s could not be handled", self.worker_id)
 
     async def _run(self) -> None:
         channel = open_channel(self.address)
@@ -218,7 +226,7 @@ class WorkerStream:
 
     def _take_message(self) -> worker_pb2.GenerateStreamRequest:
         message = worker_pb2.GenerateStreamRequest(aborts=self._aborts)
-        self._aborts = []
+        self._aborts.clear()
         num_tokens = 0
         for slot in list(self._submits):
             submit = self._submits[slot]
@@ -245,7 +253,7 @@ class WorkerStream:
                 reason,
             )
         for receiver in receivers:
-            receiver.on_failure(self._loss(reason))
+            self._tell_failure(receiver, self._loss(reason))
 
     def _loss(self, reason: str) -> Unavailable:
         return Unavailable(
