@@ -1,0 +1,156 @@
+"""What moves KV bytes between workers: the verbs that every transport has. Decides nothing about leases.
+
+All verbs return at once; what comes of them is told by `poll`. Verbs and poll belong to the engine thread, `push` and
+`finish` to any. Bytes move on threads of the transport's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.v1 import kv_pb2
+from baton.worker.core import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """What the receiver lets a peer write: these blocks, for whoever shows the generation."""
+
+    transfer_id: int
+    receiver_epoch: int
+    generation: int
+    block_ids: tuple[BlockId, ...]
+    checksum: bool  # every piece must carry one
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """Where the sender writes. `push_id` is the sender's own: transfer ids of two receivers may be equal."""
+
+    push_id: int
+    address: str
+    transfer_id: int
+    receiver_epoch: int
+    generation: int
+    checksum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Every block of every layer was received once and verified. No byte is written any more."""
+
+    transfer_id: int
+    num_pieces: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InboundFailed:
+    """What arrived was wrong, or the connection ended. Nothing more is written than what was begun; fence next."""
+
+    transfer_id: int
+    reason: str
+    corrupt: bool  # a checksum did not match
+
+
+@dataclass(frozen=True, slots=True)
+class InboundFenced:
+    """No byte of the transfer will be written any more."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Every piece was handed to the wire, and the sender's blocks are not read any more."""
+
+    push_id: int
+    num_pieces: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushFailed:
+    """The peer cannot be reached, or does not take the bytes in time. Fence next."""
+
+    push_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushFenced:
+    """No byte of the push will be sent any more, and the sender's blocks are not read any more."""
+
+    push_id: int
+
+
+TransportEvent = Landed | InboundFailed | InboundFenced | Pushed | PushFailed | PushFenced
+
+
+@dataclass(frozen=True, slots=True)
+class TransportTotals:
+    """Since the start."""
+
+    num_received_pieces: int = 0
+    num_received_bytes: int = 0
+    receive_seconds: float = 0.0  # while bytes of pieces came in
+    num_stray_pieces: int = 0  # of no open transfer: drained and discarded
+    num_corrupt_pieces: int = 0
+    num_bad_connections: int = 0  # spoke something else
+    num_sent_pieces: int = 0
+    num_sent_bytes: int = 0
+
+
+class Transport(Protocol):
+    """Moves pieces: one layer of some neighbouring blocks of a prompt each."""
+
+    fences_locally: bool  # the receiver can stop a peer's writes alone, without hearing of the peer
+
+    @property
+    def address(self) -> kv_pb2.TransportAddress:
+        """Where this worker takes KV."""
+
+    def poll(self) -> list[TransportEvent]:
+        """What happened since the last call, in order."""
+
+    def totals(self) -> TransportTotals:
+        """As of now."""
+
+    def close(self) -> None:
+        """Ends every transfer and thread. Idempotent."""
+
+    # The receiver's verbs.
+
+    def open(self, inbound: Inbound) -> None:
+        """Pieces of this transfer are written from now on, until it landed, failed or is fenced."""
+
+    def num_landed_bytes(self, transfer_id: int) -> int:
+        """How much of an open transfer has arrived."""
+
+    def fence_inbound(self, transfer_id: int) -> None:
+        """Stops writes. InboundFenced follows, for unknown transfers too."""
+
+    def cut_inbound(self, transfer_id: int) -> None:
+        """Stops writes at the cost of whatever else uses the way to this peer. InboundFenced follows soon."""
+
+    # The sender's verbs.
+
+    def connect(self, outbound: Outbound) -> None:
+        """Begins a push; dials where needed. Raises InvalidRequest for an address that is none."""
+
+    def push(self, push_id: int, layer: int, first_index: int, block_ids: Sequence[BlockId]) -> None:
+        """Queues one piece: these blocks go to the receiver's from first_index on. Ignored for an unknown push."""
+
+    def finish(self, push_id: int) -> None:
+        """That was the last piece. Pushed follows when all are sent."""
+
+    def fence_outbound(self, push_id: int) -> None:
+        """Drops pieces that wait; one that is being sent is finished. PushFenced follows, for unknown pushes too."""
+
+    def cut_outbound(self, push_id: int) -> None:
+        """Cuts the connection, at the cost of whatever else uses it. PushFenced follows soon."""
+
+    def forget(self, push_id: int) -> None:
+        """The push is fenced or complete, and is not named any more. Idempotent."""
