@@ -188,6 +188,17 @@ async def test_ragged_frames_and_logprobs_reach_their_slots(offline):
     assert receivers[2].ended.is_set()
 
 
+async def test_a_frame_of_several_steps_keeps_their_order(offline):
+    receivers = [Receiver(), Receiver()]
+    slots = [offline.submit(submit(), receiver) for receiver in receivers]
+    frame = worker_pb2.GenerateStreamResponse(slots=[*slots, *slots], token_ids=[1, 2, 3, 4])
+    for step in range(2):
+        frame.logprobs.add(slot=slots[0], tokens=[types_pb2.TokenLogprobs(rank=step + 1)])
+    offline.dispatch(frame)
+    assert [receiver.token_ids for receiver in receivers] == [[1, 3], [2, 4]]
+    assert [entry.rank for entry in receivers[0].logprobs] == [1, 2]
+
+
 async def test_a_frame_whose_columns_do_not_fit_is_refused(offline):
     offline.submit(submit(), Receiver())
     for columns in ({"token_ids": [1, 2]}, {"token_ids": [1], "token_counts": [2]}):

@@ -130,14 +130,21 @@ class WorkerStream:
             self._failure(failure)
 
     def _dispatch_ragged(self, frame: Frame, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
-        logprobs = {entry.slot: entry.tokens for entry in frame.logprobs}
+        # A frame may hold several steps: slots occur again, and their log-probabilities follow on.
+        logprobs: dict[int, list[types_pb2.TokenLogprobs]] = {}
+        for entry in frame.logprobs:
+            logprobs.setdefault(entry.slot, []).extend(entry.tokens)
         begin = 0
         for slot, count in zip(slots, counts, strict=True):
             end = begin + count
             receiver = self._receivers.get(slot)
             if receiver is not None:
+                mine = logprobs.get(slot)
+                if mine is not None:
+                    logprobs[slot] = mine[count:]
+                    mine = mine[:count]
                 try:
-                    receiver.on_tokens(token_ids[begin:end], logprobs.get(slot))
+                    receiver.on_tokens(token_ids[begin:end], mine)
                 except Exception:
                     self._give_up(slot)
             begin = end
