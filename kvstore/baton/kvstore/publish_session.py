@@ -1,0 +1,63 @@
+"""One worker's publish stream: what each message does to the index, and what is answered. Does no I/O."""
+
+from __future__ import annotations
+
+from baton.kvstore.index import Applied, Index
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import index_pb2, kv_pb2
+
+
+class PublishSession:
+    """From the hello to the end of the stream."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._awaits_snapshot = False
+        self.worker_id = ""  # known from the hello on
+
+    def handle(self, request: index_pb2.PublishRequest) -> index_pb2.PublishResponse | None:
+        """The answer to a message, where there is one. InvalidRequest: the stream cannot go on."""
+        kind = request.WhichOneof("message")
+        if kind is None:
+            raise InvalidRequest("a publish message is empty; one of its fields must be set", field="message")
+        if kind == "hello":
+            return self._hello(request.hello)
+        if not self.worker_id:
+            raise InvalidRequest(f"the first message is a {kind}; it must be the hello", field="hello")
+        if kind == "batch":
+            self._check_worker(request.batch.worker_id, "batch.worker_id")
+            return self._batch(request.batch)
+        if kind == "snapshot":
+            self._check_worker(request.snapshot.worker_id, "snapshot.worker_id")
+            return self._snapshot(request.snapshot)
+        return None
+
+    def _hello(self, hello: index_pb2.PublishHello) -> index_pb2.PublishResponse:
+        if self.worker_id:
+            raise InvalidRequest("a second hello on one stream", field="hello")
+        if not hello.worker_id:
+            raise InvalidRequest("hello.worker_id is empty", field="hello.worker_id")
+        self.worker_id = hello.worker_id
+        return self._answer(self._index.confirm(hello.worker_id, hello.epoch, hello.sequence))
+
+    def _batch(self, batch: kv_pb2.KvEventBatch) -> index_pb2.PublishResponse | None:
+        applied = self._index.apply(batch)
+        if applied is Applied.OUT_OF_STEP and self._awaits_snapshot:
+            # Sent before the worker read the request for a snapshot, which will include it.
+            return None
+        return self._answer(applied)
+
+    def _snapshot(self, part: kv_pb2.KvSnapshot) -> index_pb2.PublishResponse | None:
+        applied = self._index.receive(part)
+        return None if applied is Applied.PARTLY else self._answer(applied)
+
+    def _answer(self, applied: Applied) -> index_pb2.PublishResponse:
+        self._awaits_snapshot = applied is Applied.OUT_OF_STEP
+        known = self._index.get(self.worker_id)
+        return index_pb2.PublishResponse(
+            acknowledged_sequence=known.sequence if known is not None else 0, snapshot_wanted=self._awaits_snapshot
+        )
+
+    def _check_worker(self, worker_id: str, field: str) -> None:
+        if worker_id != self.worker_id:
+            raise InvalidRequest(f"{field}={worker_id!r} on the stream of worker {self.worker_id!r}", field=field)

@@ -1,0 +1,13 @@
+"""host:port, checked."""
+
+from __future__ import annotations
+
+from baton.rpc.errors import InvalidRequest
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """Host and port of `host:port`; IPv6 hosts stand in brackets. InvalidRequest names `field`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequest(f"{field}={address!r} is not host:port with a port of 0 to 65535", field=field)
+    return host, int(port)
