@@ -1,0 +1,27 @@
+"""Every op in plain PyTorch: the oracle of the kernels, and what the CPU executor runs."""
+
+from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
+from baton.kernels.reference.logprobs import RowLogprobs, row_logprobs
+from baton.kernels.reference.noise import gumbel_noise, philox4x32
+from baton.kernels.reference.paged_attention import decode_attention, prefill_attention
+from baton.kernels.reference.rms_norm import rms_norm
+from baton.kernels.reference.rope_cache import rope_and_cache
+from baton.kernels.reference.sampling import sample
+from baton.kernels.reference.silu_mul import silu_mul
+
+__all__ = [
+    "RowLogprobs",
+    "add_bias",
+    "allow_only",
+    "apply_penalties",
+    "decode_attention",
+    "gumbel_noise",
+    "philox4x32",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_cache",
+    "row_logprobs",
+    "sample",
+    "silu_mul",
+    "suppress",
+]

@@ -1,0 +1,27 @@
+"""What the model thought of the tokens that were drawn, before temperature and filters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowLogprobs(NamedTuple):
+    """Natural logarithms."""
+
+    logprobs: Tensor  # [num_rows] fp32, of the drawn tokens
+    ranks: Tensor  # [num_rows] int64; 1 is the most likely
+    top_token_ids: Tensor  # [num_rows, num_top] int64, the most likely first
+    top_logprobs: Tensor  # [num_rows, num_top] fp32
+
+
+def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> RowLogprobs:
+    """For logits [num_rows, vocab_size] as the model made them, and the drawn token_ids [num_rows]."""
+    wide = logits.float()
+    drawn = wide.gather(1, token_ids.unsqueeze(1))
+    ranks = (wide > drawn).sum(1) + 1
+    norm = torch.logsumexp(wide, dim=1, keepdim=True)
+    top, top_token_ids = wide.topk(num_top, dim=1)
+    return RowLogprobs((drawn - norm).squeeze(1), ranks, top_token_ids, top - norm)

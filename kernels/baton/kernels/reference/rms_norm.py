@@ -1,0 +1,18 @@
+"""RMSNorm, with the residual's addition in the same pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; with `residual`, of the sum, which it becomes."""
+    if residual is not None:
+        x = residual.add_(x)
+    if x.dtype == torch.float32:
+        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return scaled.to(x.dtype) * weight

@@ -1,0 +1,77 @@
+"""What stands between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.rms_norm import rms_norm
+
+
+def rotation(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The two factors of `rotate` at these positions, each [num_tokens, 1, head_dim].
+
+    cos_sin [max_position, head_dim] holds head_dim / 2 cosines, then as many sines.
+    """
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of heads [num_tokens, num_heads, head_dim]."""
+    num_tokens, num_heads, head_dim = heads.shape
+    swapped = heads.view(num_tokens, num_heads, 2, head_dim // 2).flip(2).view(num_tokens, num_heads, head_dim)
+    return torch.addcmul(heads * cos, swapped, sin).to(heads.dtype)
+
+
+def write_kv(cache: Tensor, block_ids: Tensor, offsets: Tensor, kv: Tensor) -> None:
+    """kv [num_tokens, 2, num_kv_heads, head_dim] into cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    cache.permute(0, 3, 1, 2, 4)[block_ids, offsets] = kv
+
+
+def normed_and_rotated(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """The query and key heads of qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim], ready for attention."""
+    num_rotated = num_q_heads + num_kv_heads
+    heads = qkv[:, :num_rotated]
+    if q_norm is not None and k_norm is not None:
+        queries, keys = heads.split((num_q_heads, num_kv_heads), dim=1)
+        heads = torch.cat((rms_norm(queries, q_norm, eps), rms_norm(keys, k_norm, eps)), dim=1)
+    return rotate(heads, cos, sin)
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    cache: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    num_q_heads: int,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
+    [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
+
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position.
+    """
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
+    num_rotated = num_q_heads + num_kv_heads
+    heads = qkv.view(qkv.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
+    cos, sin = rotation(cos_sin, positions)
+    rotated = normed_and_rotated(heads, cos, sin, num_q_heads, num_kv_heads, q_norm, k_norm, eps)
+    keys_values = torch.stack((rotated[:, num_q_heads:], heads[:, num_rotated:]), dim=1).to(cache.dtype)
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept].long()
+    write_kv(cache, slots // block_size, slots % block_size, keys_values[kept])
+    heads[:, :num_q_heads] = rotated[:, :num_q_heads]

@@ -1,0 +1,80 @@
+"""Draws a token a row by Gumbel-max. A row's result depends on nothing but the row.
+
+A row's filters come down to one threshold on its scaled logits, found among its most likely tokens: cheap as long as
+few tokens pass, exact always, because the search widens until the threshold lies inside it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.noise import gumbel_noise, noise_words, vocabulary_noise_words
+
+_FIRST_WIDTH = 64
+_WIDEN = 16
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Token ids [num_rows] int64 for logits [num_rows, vocab_size].
+
+    temperature [num_rows] fp32, 0 is greedy; top_k int64, 0 is off; top_p fp32, 1 is off; min_p fp32, 0 is off;
+    seeds int64 with 64 bits of seed; positions int64: which output token this is. As in Hugging Face
+    Transformers, top_p counts within top_k and min_p is relative to the most likely token; ties pass together.
+    """
+    token_ids = logits.argmax(-1)
+    warm = temperature > 0
+    filtered = warm & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+    free = warm & ~filtered
+    for rows, draw in ((filtered.nonzero().squeeze(1), _draw_filtered), (free.nonzero().squeeze(1), _draw_free)):
+        if rows.numel():
+            scaled = logits[rows].float() / temperature[rows].unsqueeze(1)
+            token_ids[rows] = draw(scaled, top_k[rows], top_p[rows], min_p[rows], seeds[rows], positions[rows])
+    return token_ids
+
+
+def _draw_free(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    noise = gumbel_noise(vocabulary_noise_words(seeds, positions, scaled.shape[1]))
+    return scaled.add_(noise).argmax(-1)
+
+
+def _draw_filtered(
+    scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor
+) -> Tensor:
+    vocab_size = scaled.shape[1]
+    width = max(_FIRST_WIDTH, min(int(top_k.max()), vocab_size) + 1)
+    while True:
+        width = min(width, vocab_size)
+        values, token_ids = scaled.topk(width, dim=1)
+        threshold = _threshold(scaled, values, top_k, top_p, min_p)
+        if width == vocab_size or bool((values[:, -1] < threshold).all()):
+            break
+        width *= _WIDEN
+    noisy = values + gumbel_noise(noise_words(seeds, positions, token_ids))
+    noisy.masked_fill_(values < threshold.unsqueeze(1), float("-inf"))
+    return token_ids.gather(1, noisy.argmax(1, keepdim=True)).squeeze(1)
+
+
+def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The least scaled logit [num_rows] that may be drawn; values [num_rows, width]: the largest, descending."""
+    limited = (top_k > 0).unsqueeze(1)
+    kth = values.gather(1, (top_k.clamp(1, values.shape[1]) - 1).unsqueeze(1))
+    passes = ~limited | (values >= kth)
+    if bool((top_p < 1).any()):
+        top = values[:, :1]
+        mass = torch.exp(values - top).mul_(passes)
+        before = mass.cumsum(1)
+        # Sums in an order that the width cannot change, or the cut would depend on who shares the batch.
+        total = torch.where(limited, before[:, -1:], torch.exp(torch.logsumexp(scaled, 1, keepdim=True) - top))
+        before -= mass
+        passes &= (before < top_p.unsqueeze(1) * total) | (top_p >= 1).unsqueeze(1)
+    least = values.masked_fill(~passes, float("inf")).amin(1)
+    return torch.maximum(least, values[:, 0] + torch.log(min_p))

@@ -1,0 +1,156 @@
+"""Steps on the host's cores, with PyTorch's own ops: no GPU, no compiler, the same answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.executor.rows import Rows
+from baton.worker.executor.sampler import Sampler
+from baton.worker.executor.step_inputs import make_step_inputs
+from baton.worker.model.config import ModelConfig
+from baton.worker.model.decoder import Decoder
+from baton.worker.model.loading import load_model
+from baton.worker.model.rope import cos_sin_table
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_MOST_DEFAULT_KV_BYTES = 4 << 30
+_KV_SHARE_OF_MEMORY = 10
+
+
+class CpuExecutor:
+    """An Executor. A launch computes at once, on the caller's thread; depth is 1."""
+
+    depth = 1
+
+    def __init__(self, config: WorkerConfig) -> None:
+        torch.set_num_threads(config.threads or _num_cores())
+        dtype = _DTYPES[config.dtype]
+        loaded = load_model(config.model, config.load_format, dtype)
+        self._config = loaded.config
+        self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
+        self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
+        max_model_len = _max_model_len(config.max_model_len, loaded.config)
+        self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
+        self.layer_hook: LayerHook | None = None
+        self._dtype = dtype
+        self._memory = KvMemory(self.layout, self.num_blocks, dtype)
+        longest = min(max_model_len, self.num_blocks * config.block_size)
+        self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
+        self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
+        self._decoder = Decoder(
+            loaded.config, loaded.weights, cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
+        )
+        self._results: list[StepResult] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        """Applies the plan's differences and computes the step."""
+        started = time.perf_counter()
+        self._apply(plan)
+        result = StepResult(plan.step, np.empty(0, np.int32))
+        if len(plan.rows):
+            self._rows.check(plan)
+            with torch.inference_mode():
+                self._compute(plan, result)
+        result.seconds = time.perf_counter() - started
+        self._results.append(result)
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's tokens."""
+        return self._results.pop(0)
+
+    def append_token(self, row: int, token_id: int) -> None:
+        """Adds a token that another worker sampled."""
+        self._rows.append(np.array([row]), np.array([token_id]))
+        self._sampler.count(row, token_id)
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
+        """Copies one layer of these blocks out."""
+        return self._memory.read(layer, block_ids)
+
+    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
+        """Copies one layer of these blocks in."""
+        self._memory.write(layer, block_ids, data)
+
+    def close(self) -> None:
+        """Drops what was launched; the memory goes with the executor."""
+        self._results.clear()
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.freed:
+            self._sampler.free(row)
+        for init in plan.admitted:
+            self._rows.admit(init)
+            self._sampler.admit(init)
+        for row, block_ids in plan.new_blocks:
+            self._rows.add_blocks(row, block_ids)
+
+    def _compute(self, plan: StepPlan, result: StepResult) -> None:
+        inputs = make_step_inputs(plan, self._rows, self._config, self._dtype)
+        hook = self.layer_hook
+        on_layer = None if hook is None else lambda layer: hook(plan, layer)
+        hidden = self._decoder.hidden_states(inputs, self._memory.tensor, on_layer)
+        if not plan.samples.any():
+            return
+        if not plan.samples.all() or len(hidden) != len(plan.rows):
+            last = np.cumsum(plan.num_scheduled_tokens, dtype=np.int64) - 1
+            hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
+        rows = plan.rows[plan.samples].astype(np.int64)
+        num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
+        token_ids, result.logprobs = self._sampler.sample(self._decoder.logits(hidden), rows, num_outputs)
+        self._rows.append(rows, token_ids)
+        result.token_ids = token_ids.astype(np.int32)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dtype) -> KvLayout:
+    return KvLayout(
+        model_digest=digest,
+        dtype=str(dtype).removeprefix("torch."),
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        bytes_per_block_layer=2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize,
+    )
+
+
+def _num_blocks_for(memory: int, bytes_per_block: int) -> int:
+    if not memory:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = min(total // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
+    if memory < bytes_per_block:
+        raise InvalidRequest(
+            f"kv_cache_memory={memory} holds no block: it must be at least {bytes_per_block} bytes",
+            field="kv_cache_memory",
+        )
+    return memory // bytes_per_block
+
+
+def _max_model_len(wanted: int, config: ModelConfig) -> int:
+    if wanted > config.max_model_len:
+        raise InvalidRequest(
+            f"max_model_len={wanted} is beyond the model's own limit: at most {config.max_model_len}",
+            field="max_model_len",
+        )
+    return wanted or config.max_model_len

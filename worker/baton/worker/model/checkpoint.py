@@ -1,0 +1,112 @@
+"""A model folder's tensors by name, whichever files hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.model.config import read_json
+from baton.worker.model.safetensors_file import SafetensorsFile, TensorEntry
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """The weights of one folder, memory-mapped, for the lifetime of a `with`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, SafetensorsFile] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}  # by tensor
+
+    def __enter__(self) -> Self:
+        try:
+            index_path = self.folder / INDEX_FILE
+            if index_path.exists():
+                self._open_index(index_path)
+            else:
+                self._open_single()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmaps every file."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._file_of.clear()
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor, sorted."""
+        return sorted(self._file_of)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Where a tensor lies."""
+        return self._file_of[name].entries[name]
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A view of the named tensor. Raises InvalidRequest unless it is there in this shape."""
+        file = self._file_of.get(name)
+        if file is None:
+            raise InvalidRequest(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
+        actual = file.entries[name].shape
+        if actual != shape:
+            raise InvalidRequest(
+                f"{file.path}: {name} has shape {list(actual)}; by config.json it must be {list(shape)}", field="model"
+            )
+        return file.tensor(name)
+
+    def sample(self, name: str, offset: int, num_bytes: int) -> bytes:
+        """Some bytes of a tensor."""
+        entry = self.entry(name)
+        return self._file_of[name].read(entry.start + offset, min(num_bytes, entry.num_bytes - offset))
+
+    def _open_single(self) -> None:
+        path = self.folder / SINGLE_FILE
+        if not path.exists():
+            others = sorted(found.name for found in self.folder.glob("*.safetensors"))
+            raise InvalidRequest(
+                f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}"
+                f" ({'it holds ' + ', '.join(others[:4]) if others else 'and no other safetensors file'});"
+                " use --load-format dummy to run without weights",
+                field="model",
+            )
+        file = self._open(SINGLE_FILE)
+        self._file_of = dict.fromkeys(file.entries, file)
+
+    def _open_index(self, index_path: Path) -> None:
+        weight_map = read_json(index_path, "").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise InvalidRequest(f"{index_path}: weight_map is missing; it must name a file a tensor", field="model")
+        for name, file_name in weight_map.items():
+            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+                raise InvalidRequest(
+                    f"{index_path}: {name} lies in {file_name!r}; it must be a file name", field="model"
+                )
+            if not (self.folder / file_name).exists():
+                raise InvalidRequest(f"{self.folder / file_name} is missing: {index_path.name} names it", field="model")
+            file = self._open(file_name)
+            if name not in file.entries:
+                raise InvalidRequest(
+                    f"{file.path} does not hold {name}, as {index_path.name} says it does", field="model"
+                )
+            self._file_of[name] = file
+
+    def _open(self, file_name: str) -> SafetensorsFile:
+        file = self._files.get(file_name)
+        if file is None:
+            file = self._files[file_name] = SafetensorsFile(self.folder / file_name)
+        return file

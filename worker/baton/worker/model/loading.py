@@ -1,0 +1,52 @@
+"""A model by its name and load format: config, weights and digest together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from baton.worker.model.checkpoint import Checkpoint
+from baton.worker.model.config import ModelConfig, load_config, parse_config
+from baton.worker.model.digest import dummy_digest, model_digest
+from baton.worker.model.presets import PRESETS
+from baton.worker.model.resolve import resolve_model
+from baton.worker.model.weights import ModelWeights, dummy_weights, load_weights
+
+_log = logging.getLogger(__name__)
+
+_DUMMY_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything that an executor needs to compute."""
+
+    config: ModelConfig
+    weights: ModelWeights
+    digest: bytes  # 16 bytes
+
+
+def load_model(model: str, load_format: str, dtype: torch.dtype) -> LoadedModel:
+    """Loads a folder or hub id; under load_format dummy, random weights for its config or for a preset's name."""
+    started = time.monotonic()
+    if load_format == "dummy":
+        config = (
+            parse_config(PRESETS[model], f"preset {model}") if model in PRESETS else load_config(resolve_model(model))
+        )
+        loaded = LoadedModel(config, dummy_weights(config, dtype, _DUMMY_SEED), dummy_digest(config, _DUMMY_SEED))
+    else:
+        folder = resolve_model(model)
+        config = load_config(folder)
+        with Checkpoint(folder) as checkpoint:
+            loaded = LoadedModel(config, load_weights(config, checkpoint, dtype), model_digest(config, checkpoint))
+    _log.info(
+        "model loaded: %s, %d layers, in %.2f s",
+        loaded.config.architecture,
+        loaded.config.num_layers,
+        time.monotonic() - started,
+        extra={"model": model, "digest": loaded.digest.hex(), "load_format": load_format},
+    )
+    return loaded

@@ -1,0 +1,52 @@
+"""From what an operator calls a model to a folder on this machine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = ("*.json", "*.safetensors", "*.jinja")
+_ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
+
+
+def resolve_model(model: str) -> Path:
+    """The model's folder: itself where it exists, else a download from the hub."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise InvalidRequest(f"model {model!r} is a file; {_ALLOWED}", field="model")
+    if not _HUB_ID.fullmatch(model):
+        raise InvalidRequest(f"model {model!r}: no such folder; {_ALLOWED}", field="model")
+    return _download(model)
+
+
+def _download(hub_id: str) -> Path:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError:
+        raise InvalidRequest(
+            f"model {hub_id!r}: no such folder, and huggingface_hub is not installed to look on the hub:"
+            " pip install 'baton-inference[hub]'",
+            field="model",
+        ) from None
+    _log.info("looking for %s on the hub", hub_id)
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES)))
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
+        raise NotFound(
+            f"model {hub_id!r}: no such folder, and the hub does not give it: {error}", field="model"
+        ) from error
+    except Exception as error:
+        # The hub's client fails in many ways (offline, DNS, proxy, disk); all of them mean the same here.
+        raise Unavailable(
+            f"model {hub_id!r}: no such folder, and the hub cannot be reached ({type(error).__name__}: {error})",
+            field="model",
+        ) from error

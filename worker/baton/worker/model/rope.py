@@ -1,0 +1,69 @@
+"""The table of cosines and sines that RoPE reads, with the scalings that stretch a model's context."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from baton.worker.model.rope_config import RopeConfig
+
+
+def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
+    """[num_positions, head_dim] fp32: head_dim / 2 cosines, then as many sines."""
+    angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
+    return torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians a position, [head_dim / 2] fp32."""
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """By which YaRN scales cosines and sines, and so the scores' square root."""
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """Long wavelengths are stretched, short ones kept, those between interpolated."""
+    wavelength = 2 * math.pi / plain
+    longest_kept = rope.original_length / rope.high_freq_factor
+    shortest_stretched = rope.original_length / rope.low_freq_factor
+    smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    between = (1 - smooth) * plain / rope.factor + smooth * plain
+    scaled = torch.where(wavelength > shortest_stretched, plain / rope.factor, between)
+    return torch.where(wavelength < longest_kept, plain, scaled)
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    """Dimensions that turn often over the original length are kept, those that turn rarely are stretched."""
+    low, high = (
+        head_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        for turns in (rope.beta_fast, rope.beta_slow)
+    )
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * stretched + plain * (1 - stretched)

@@ -1,0 +1,104 @@
+"""One safetensors file, memory-mapped: its tensors as views, its header checked before anything is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest
+
+DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes from the file's begin
+    num_bytes: int
+
+
+class SafetensorsFile:
+    """Open until `close`; views from `tensor` must not outlive it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                self.entries = _read_entries(path, file.read(_LENGTH_BYTES), file, size)
+                # Copy-on-write, because torch takes writable memory only. Nothing is ever written.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise InvalidRequest(f"{path} is missing", field="model") from None
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="model") from error
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the file."""
+        entry = self.entries[name]
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise InvalidRequest(
+                f"{self.path}: {name} has dtype {entry.dtype}; it must be one of {', '.join(DTYPES)}", field="model"
+            )
+        count = math.prod(entry.shape)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start).view(entry.shape)
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """Some bytes of the file."""
+        return self._map[start : start + num_bytes]
+
+    def close(self) -> None:
+        """Unmaps the file. Idempotent."""
+        self._map.close()
+
+
+def _read_entries(path: Path, length: bytes, file: Any, size: int) -> dict[str, TensorEntry]:
+    num_header_bytes = int.from_bytes(length, "little")
+    data_start = _LENGTH_BYTES + num_header_bytes
+    if len(length) < _LENGTH_BYTES or num_header_bytes > _MAX_HEADER_BYTES or data_start > size:
+        raise InvalidRequest(
+            f"{path} is no whole safetensors file: {size} bytes, header of {num_header_bytes} bytes", field="model"
+        )
+    try:
+        header = json.loads(file.read(num_header_bytes))
+        entries = {name: _entry(value, data_start) for name, value in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{path} has a broken safetensors header: {error!r}", field="model") from error
+    end = max((entry.start + entry.num_bytes for entry in entries.values()), default=data_start)
+    if end > size:
+        raise InvalidRequest(
+            f"{path} is truncated: {size} bytes, its header describes {end}; download or copy it again", field="model"
+        )
+    for name, entry in entries.items():
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is not None and entry.num_bytes != math.prod(entry.shape) * dtype.itemsize:
+            raise InvalidRequest(
+                f"{path}: {name} has {entry.num_bytes} bytes; {entry.dtype} {list(entry.shape)} has"
+                f" {math.prod(entry.shape) * dtype.itemsize}",
+                field="model",
+            )
+    return entries
+
+
+def _entry(value: Mapping[str, Any], data_start: int) -> TensorEntry:
+    start, end = value["data_offsets"]
+    if not 0 <= start <= end:
+        raise ValueError(f"data_offsets {[start, end]}")
+    shape = tuple(int(size) for size in value["shape"])
+    return TensorEntry(str(value["dtype"]), shape, data_start + start, end - start)
