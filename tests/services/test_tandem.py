@@ -50,35 +50,14 @@ def test_the_model_is_called_by_its_folder_unless_told_otherwise():
     assert flag(plan(served_model_name="tales")[0], "--served-model-name") == "tales"
 
 
+def test_every_service_logs_in_the_chosen_form():
+    assert {flag(one, "--log-format") for one in plan(log_format="json")} == {"json"}
+
+
 def test_the_edge_stops_first_and_the_index_last():
     stages = {one.name: one.stop_stage for one in plan()}
     assert stages["gateway"] < stages["router"] < stages["worker decode-0"] == stages["worker prefill-0"]
     assert stages["worker decode-0"] < stages["kvstore"]
-
-
-def test_the_checkouts_sample_model_is_the_default():
-    assert tandem.resolve_model(UpConfig()) == str(tandem.SAMPLE_MODEL)
-    assert (tandem.SAMPLE_MODEL / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("model", ["/no/such", "./no-such", "no-such", "a/b/c"])
-def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(model):
-    with pytest.raises(SettingsError, match=r"--model: '.*' is no folder; give a Hugging Face model folder"):
-        tandem.resolve_model(UpConfig(model=model))
-
-
-def test_a_hub_id_that_cannot_be_had_is_refused_in_one_line(monkeypatch):
-    import huggingface_hub
-
-    def unreachable(hub_id, **_):
-        raise ConnectionError(f"{hub_id} cannot be reached\nand more")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(SettingsError) as raised:
-        tandem.resolve_model(UpConfig(model="someone/story"))
-    assert str(raised.value) == (
-        "--model: 'someone/story' is no folder, and not to be had from the hub: someone/story cannot be reached"
-    )
 
 
 def test_port_0_becomes_a_real_port_and_others_stay():

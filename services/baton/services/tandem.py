@@ -10,8 +10,6 @@ from pathlib import Path
 from baton.services import ports
 from baton.services.settings import SettingsError
 
-SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
-
 
 @dataclass(frozen=True, slots=True)
 class UpConfig:
@@ -49,6 +47,9 @@ class UpConfig:
         metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
     )
     log_format: str = field(default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")})
+    drain_timeout: float = field(
+        default=3.0, metadata={"help": "Seconds that running requests get at a stop.", "minimum": 0}
+    )
     ready_timeout: float = field(
         default=600.0, metadata={"help": "Give up when not ready after this many seconds.", "minimum": 1}
     )
@@ -82,44 +83,63 @@ class ServicePlan:
 
 def plan(config: UpConfig, model: str, choose_ports: Callable[[int], Sequence[int]]) -> list[ServicePlan]:
     """Every process of the tandem, gateway first. `model` is the folder on disk."""
-    num_workers = config.prefill_workers + config.decode_workers
-    addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + num_workers))]
-    pairs = list(zip(addresses[::2], addresses[1::2], strict=True))
-    kvstore, router, *rest = pairs
+    roles = _worker_roles(config)
+    addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + len(roles)))]
+    kvstore, router, *workers = zip(addresses[::2], addresses[1::2], strict=True)
+    worker_addresses = ",".join(address for address, _ in workers)
     name = config.served_model_name or Path(model).resolve().name
-    workers = [_worker(config, model, name, kvstore[0], index, pair) for index, pair in enumerate(rest)]
+    named = ("--model", model, "--served-model-name", name, "--drain-timeout", str(config.drain_timeout))
     return [
-        _gateway(config, model, name, router[0]),
-        _internal("router", 1, router, "--kvstore", kvstore[0], "--workers", ",".join(w.address for w in workers)),
-        *workers,
-        _internal("kvstore", 3, kvstore, *(("--redis-url", config.redis_url) if config.redis_url else ())),
+        _gateway(config, ("--router", router[0], *named)),
+        _internal(config, "router", "router", 1, router, ("--kvstore", kvstore[0], "--workers", worker_addresses)),
+        *(
+            _internal(config, "worker", f"worker {role}-{number}", 2, listen, (
+                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor,
+                "--kvstore", kvstore[0], *named,
+            ))
+            for (role, number), listen in zip(roles, workers, strict=True)
+        ),
+        _internal(config, "kvstore", "kvstore", 3, kvstore, ("--redis-url", config.redis_url)),
+    ]  # fmt: skip
+
+
+def _worker_roles(config: UpConfig) -> list[tuple[str, int]]:
+    """The workers' roles, each with a number that makes it a name."""
+    others = "decode" if config.prefill_workers else "both"
+    return [
+        *(("prefill", number) for number in range(config.prefill_workers)),
+        *((others, number) for number in range(config.decode_workers)),
     ]
 
 
-def resolve_model(config: UpConfig) -> str:
-    """The model's folder on this machine; a hub id is downloaded. SettingsError: there is none."""
-    if not config.model:
-        if SAMPLE_MODEL.is_dir():
-            return str(SAMPLE_MODEL)
-        raise SettingsError("--model is required: this is no checkout with models/storyteller-7m")
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        return str(path.resolve())
-    if path.is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") != 1:
-        raise SettingsError(f"--model: {config.model!r} is no folder; give a Hugging Face model folder or a hub id")
-    return _download(config.model)
+def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
+    listen = ("--rest-listen", config.rest_listen, "--grpc-listen", config.grpc_listen)
+    return ServicePlan(
+        name="gateway",
+        command="gateway",
+        flags=(*listen, *flags, "--log-format", config.log_format),
+        address=config.grpc_listen,
+        metrics=config.rest_listen,
+        probe=Probe.HTTP_READY,
+        probe_address=config.rest_listen,
+        stop_stage=0,
+    )
 
 
-def _download(hub_id: str) -> str:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise SettingsError(f"--model: {hub_id!r} is no folder, and hub ids need the extra `hub`") from None
-    try:
-        return str(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SettingsError(f"--model: {hub_id!r} is no folder, and not to be had from the hub: {reason}") from error
+def _internal(
+    config: UpConfig, command: str, name: str, stage: int, listen: tuple[str, str], flags: tuple[str, ...]
+) -> ServicePlan:
+    address, metrics = listen
+    return ServicePlan(
+        name=name,
+        command=command,
+        flags=("--listen", address, "--metrics-listen", metrics, *flags, "--log-format", config.log_format),
+        address=address,
+        metrics=metrics,
+        probe=Probe.GRPC_HEALTH,
+        probe_address=address,
+        stop_stage=stage,
+    )
 
 
 def check_listen_addresses(config: UpConfig) -> UpConfig:
@@ -136,45 +156,3 @@ def _usable(flag: str, address: str) -> str:
         raise SettingsError(f"{flag} {address}: {problem}; give another with {flag} HOST:PORT")
     host, port = ports.split_address(address)
     return address if port else f"{host}:{ports.free_ports(1, host)[0]}"
-
-
-def _gateway(config: UpConfig, model: str, name: str, router: str) -> ServicePlan:
-    flags = ("--rest-listen", config.rest_listen, "--grpc-listen", config.grpc_listen, "--router", router)
-    return ServicePlan(
-        name="gateway",
-        command="gateway",
-        flags=(*flags, "--model", model, "--served-model-name", name, "--log-format", config.log_format),
-        address=config.grpc_listen,
-        metrics=config.rest_listen,
-        probe=Probe.HTTP_READY,
-        probe_address=config.rest_listen,
-        stop_stage=0,
-    )
-
-
-def _worker(config: UpConfig, model: str, name: str, kvstore: str, index: int, listen: tuple[str, str]) -> ServicePlan:
-    prefill = index < config.prefill_workers
-    role = "prefill" if prefill else "decode" if config.prefill_workers else "both"
-    number = index if prefill else index - config.prefill_workers
-    worker_id = f"{role}-{number}"
-    flags = ("--role", role, "--worker-id", worker_id, "--kvstore", kvstore, "--executor", config.executor)
-    return _internal(
-        "worker", 2, listen, *flags, "--model", model, "--served-model-name", name,
-        name=f"worker {worker_id}", log_format=config.log_format,
-    )  # fmt: skip
-
-
-def _internal(
-    command: str, stage: int, listen: tuple[str, str], *flags: str, name: str = "", log_format: str = "text"
-) -> ServicePlan:
-    address, metrics = listen
-    return ServicePlan(
-        name=name or command,
-        command=command,
-        flags=("--listen", address, "--metrics-listen", metrics, *flags, "--log-format", log_format),
-        address=address,
-        metrics=metrics,
-        probe=Probe.GRPC_HEALTH,
-        probe_address=address,
-        stop_stage=stage,
-    )

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from baton.services import settings, tandem
-from baton.services.ports import free_ports
+from baton.services.model_source import resolve_model
+from baton.services.ports import free_ports, split_address
 from baton.services.processes import Child
 from baton.services.readiness import is_ready
 from baton.services.signals import watch_signals
 from baton.services.status_lines import StatusLines
 
-_STOP_GRACE_SECONDS = 10.0
+_STOP_GRACE_SECONDS = 10.0  # beyond the drain
 _PROBE_INTERVAL_SECONDS = 0.1
 
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         (config,) = settings.load("up", (tandem.UpConfig,), argv, environ, "Runs a whole tandem on this machine.")
         config = tandem.check_listen_addresses(config)
-        model = tandem.resolve_model(config)
+        model = resolve_model(config.model)
     except settings.SettingsError as error:
         print(f"baton up: {error}", file=sys.stderr)
         return 2
@@ -69,10 +70,10 @@ async def _run(
             children.append(await Child.start(plan, log_dir, environ))
         await _until(stop, children, _announce_ready(config, children, lines))
     except BaseException:
-        await _stop_all(children)
+        await _stop_all(children, config.drain_timeout + _STOP_GRACE_SECONDS)
         raise
     lines.say("stopping")
-    stragglers = await _stop_all(children)
+    stragglers = await _stop_all(children, config.drain_timeout + _STOP_GRACE_SECONDS)
     for child in stragglers:
         lines.say(f"{child.plan.name} had to be killed; its log is {child.log_path}")
     return not stragglers
@@ -139,7 +140,8 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": "Tell me a story about a dog and a river."}],
     }
-    url = f"http://{config.rest_listen}"
+    host, port = split_address(config.rest_listen)
+    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     return (
         f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
         f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n\n"
@@ -147,12 +149,12 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
     )
 
 
-async def _stop_all(children: Sequence[Child]) -> list[Child]:
+async def _stop_all(children: Sequence[Child], grace_seconds: float) -> list[Child]:
     """Stops stage by stage. Returns those that had to be killed."""
     killed: list[Child] = []
     ordered = sorted(children, key=lambda child: child.plan.stop_stage)
     for _, stage in groupby(ordered, key=lambda child: child.plan.stop_stage):
         members = list(stage)
-        ended = await asyncio.gather(*(child.stop(_STOP_GRACE_SECONDS) for child in members))
+        ended = await asyncio.gather(*(child.stop(grace_seconds) for child in members))
         killed += [child for child, by_itself in zip(members, ended, strict=True) if not by_itself]
     return killed

@@ -1,0 +1,35 @@
+"""Where a model is: a folder on this machine, or one that the hub sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.services.settings import SettingsError
+
+SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
+
+
+def resolve_model(model: str) -> str:
+    """The model's folder on this machine; a hub id is downloaded. SettingsError: there is none."""
+    if not model:
+        if SAMPLE_MODEL.is_dir():
+            return str(SAMPLE_MODEL)
+        raise SettingsError("--model is required: this is no checkout with models/storyteller-7m")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise SettingsError(f"--model: {model!r} is no folder; give a Hugging Face model folder or a hub id")
+    return _download(model)
+
+
+def _download(hub_id: str) -> str:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise SettingsError(f"--model: {hub_id!r} is no folder, and hub ids need the extra `hub`") from None
+    try:
+        return str(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(f"--model: {hub_id!r} is no folder, and not to be had from the hub: {reason}") from error
