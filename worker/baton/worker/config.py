@@ -11,100 +11,102 @@ from baton.rpc.errors import InvalidRequest
 class WorkerConfig:
     """One worker: what it serves, where it listens, how much it takes on."""
 
-    worker_id: str = field(default="", metadata={"help": "name in the fleet; empty: made from host and port"})
+    worker_id: str = field(default="", metadata={"help": "Name in the fleet. Empty: made from host and port."})
     role: str = field(
         default="both",
-        metadata={"help": "what this worker computes for others", "choices": ("prefill", "decode", "both")},
+        metadata={"help": "What this worker computes for others.", "choices": ("prefill", "decode", "both")},
     )
-    listen: str = field(default="127.0.0.1:8100", metadata={"help": "gRPC address", "metavar": "HOST:PORT"})
+    listen: str = field(default="127.0.0.1:8100", metadata={"help": "gRPC address.", "metavar": "HOST:PORT"})
     advertise: str = field(
         default="",
-        metadata={"help": "host that other services reach this worker at; empty: the listen host", "metavar": "HOST"},
+        metadata={"help": "Host that other services reach this worker at. Empty: the listen host.", "metavar": "HOST"},
     )
-    metrics_listen: str = field(default="", metadata={"help": "Prometheus address; empty: off", "metavar": "HOST:PORT"})
+    metrics_listen: str = field(
+        default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
+    )
     transfer_listen: str = field(
         default="127.0.0.1:0",
-        metadata={"help": "where KV of other workers is taken; port 0: any free one", "metavar": "HOST:PORT"},
+        metadata={"help": "Where KV of other workers is taken. Port 0: any free one.", "metavar": "HOST:PORT"},
     )
     kvstore: str = field(
-        default="", metadata={"help": "kvstore to publish KV events to; empty: none", "metavar": "HOST:PORT"}
+        default="", metadata={"help": "The kvstore to publish KV events to. Empty: none.", "metavar": "HOST:PORT"}
     )
 
     model: str = field(
-        default="models/storyteller-7m", metadata={"help": "folder in Hugging Face form", "metavar": "FOLDER"}
+        default="models/storyteller-7m", metadata={"help": "Folder in Hugging Face form.", "metavar": "FOLDER"}
     )
-    served_model_name: str = field(default="", metadata={"help": "name clients use; empty: the model folder's name"})
+    served_model_name: str = field(default="", metadata={"help": "Name clients use. Empty: the model folder's name."})
     load_format: str = field(
         default="auto",
-        metadata={"help": "where weights come from; dummy: random ones", "choices": ("auto", "safetensors", "dummy")},
+        metadata={"help": "Where weights come from; dummy: random ones.", "choices": ("auto", "safetensors", "dummy")},
     )
     dtype: str = field(
         default="auto",
         metadata={
-            "help": "of weights and KV; auto: what suits the device",
+            "help": "Of weights and KV; auto: what suits the device.",
             "choices": ("auto", "float32", "bfloat16", "float16"),
         },
     )
     executor: str = field(
-        default="cpu", metadata={"help": "what computes steps; sim: a clock, no tensors", "choices": ("cpu", "sim")}
+        default="cpu", metadata={"help": "What computes steps; sim: a clock, no tensors.", "choices": ("cpu", "sim")}
     )
-    threads: int = field(default=0, metadata={"help": "compute threads; 0: one a core", "minimum": 0, "maximum": 1024})
+    threads: int = field(default=0, metadata={"help": "Compute threads. 0: one a core.", "minimum": 0, "maximum": 1024})
 
-    block_size: int = field(default=16, metadata={"help": "tokens a KV block", "minimum": 1, "maximum": 1024})
+    block_size: int = field(default=16, metadata={"help": "Tokens a KV block.", "minimum": 1, "maximum": 1024})
     num_blocks: int = field(
-        default=0, metadata={"help": "KV blocks; 0: from --kv-cache-memory", "minimum": 0, "maximum": 2**31 - 1}
+        default=0, metadata={"help": "KV blocks. 0: from --kv-cache-memory.", "minimum": 0, "maximum": 2**31 - 1}
     )
     kv_cache_memory: int = field(
         default=0,
-        metadata={"help": "bytes for KV; 0: a tenth of this machine's memory, at most 4 GiB", "minimum": 0},
+        metadata={"help": "Bytes for KV. 0: a tenth of this machine's memory, at most 4 GiB.", "minimum": 0},
     )
     max_model_len: int = field(
-        default=0, metadata={"help": "tokens of prompt and output together; 0: the model's own limit", "minimum": 0}
+        default=0, metadata={"help": "Tokens of prompt and output together. 0: the model's own limit.", "minimum": 0}
     )
     max_num_requests: int = field(
-        default=256, metadata={"help": "requests in the running batch", "minimum": 1, "maximum": 65536}
+        default=256, metadata={"help": "Requests in the running batch.", "minimum": 1, "maximum": 65536}
     )
     max_num_batched_tokens: int = field(
-        default=2048, metadata={"help": "tokens a step computes at most", "minimum": 1, "maximum": 1048576}
+        default=2048, metadata={"help": "Tokens a step computes at most.", "minimum": 1, "maximum": 1048576}
     )
     max_queue: int = field(
-        default=1024, metadata={"help": "requests that may wait; more are refused", "minimum": 1, "maximum": 1048576}
+        default=1024, metadata={"help": "Requests that may wait; more are refused.", "minimum": 1, "maximum": 1048576}
     )
 
     min_remote_prefill_tokens: int = field(
         default=64,
-        metadata={"help": "uncached prompt tokens below which a prompt is always computed here", "minimum": 1},
+        metadata={"help": "Uncached prompt tokens below which a prompt is always computed here.", "minimum": 1},
     )
     lease_ms: int = field(
         default=1000,
-        metadata={"help": "silence after which a KV transfer's lease ends", "minimum": 100, "maximum": 60000},
+        metadata={"help": "Silence after which a KV transfer's lease ends.", "minimum": 100, "maximum": 60000},
     )
-    verify_transfers: bool = field(default=False, metadata={"help": "checksum every piece of transferred KV"})
+    verify_transfers: bool = field(default=False, metadata={"help": "Checksum every piece of transferred KV."})
 
     drain_timeout: float = field(
-        default=30.0, metadata={"help": "seconds that running requests get at shutdown", "minimum": 0.0}
+        default=30.0, metadata={"help": "Seconds that running requests get at shutdown.", "minimum": 0.0}
     )
     step_timeout: float = field(
         default=120.0,
-        metadata={"help": "seconds without a sign from the engine until it counts as hung; 0: never", "minimum": 0.0},
+        metadata={"help": "Seconds without a sign from the engine until it counts as hung. 0: never.", "minimum": 0.0},
     )
     sim_slowness: float = field(
-        default=1.0, metadata={"help": "factor on the simulator's step times; 0: steps take no time", "minimum": 0.0}
+        default=1.0, metadata={"help": "Factor on the simulator's step times. 0: steps take no time.", "minimum": 0.0}
     )
     sim_step_seconds: float = field(
-        default=4.4e-3, metadata={"help": "a simulated step's seconds, before what is in it", "minimum": 0.0}
+        default=4.4e-3, metadata={"help": "A simulated step's seconds, before what is in it.", "minimum": 0.0}
     )
     sim_prefill_token_seconds: float = field(
-        default=26e-6, metadata={"help": "added for each prompt token of a simulated step", "minimum": 0.0}
+        default=26e-6, metadata={"help": "Added for each prompt token of a simulated step.", "minimum": 0.0}
     )
     sim_decode_request_seconds: float = field(
-        default=12e-6, metadata={"help": "added for each decoding request of a simulated step", "minimum": 0.0}
+        default=12e-6, metadata={"help": "Added for each decoding request of a simulated step.", "minimum": 0.0}
     )
     sim_eos_every: int = field(
-        default=0, metadata={"help": "simulated end-of-sequence comes once in so many tokens; 0: never", "minimum": 0}
+        default=0, metadata={"help": "Simulated end-of-sequence comes once in so many tokens. 0: never.", "minimum": 0}
     )
     engine_process: bool = field(
-        default=True, metadata={"help": "run the engine in a process of its own (sim only: may be off)"}
+        default=True, metadata={"help": "Run the engine in a process of its own. Only the simulator can do without."}
     )
 
     def validate(self) -> None:

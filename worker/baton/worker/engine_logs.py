@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from baton.worker.link import EngineLink, Kind, LinkClosed
+from baton.worker.sessions import NAME_SEPARATOR
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 _KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno", "funcName", "threadName")
@@ -24,11 +25,14 @@ class LinkLogHandler(logging.Handler):
         self._engine_thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queues the record; the engine thread sends it at once, others through it."""
-        self._link.post(Kind.LOG, payload=json.dumps(fields_of(record), default=str).encode())
-        if threading.get_ident() == self._engine_thread:
-            with contextlib.suppress(LinkClosed):
-                self._link.flush()
+        """Sends the record at once on the engine's thread, through it on others."""
+        payload = json.dumps(fields_of(record), default=str).encode()
+        if threading.get_ident() != self._engine_thread:
+            self._link.post(Kind.LOG, payload=payload)
+            return
+        self._link.send(Kind.LOG, payload=payload)
+        with contextlib.suppress(LinkClosed):
+            self._link.flush()
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -37,5 +41,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     if record.exc_info:
         message += "\n" + logging.Formatter().formatException(record.exc_info)
     extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    if "request_id" in extra:
+        # The engine's own name for a request is no one else's business.
+        extra["request_id"] = str(extra["request_id"]).rpartition(NAME_SEPARATOR)[0] or extra["request_id"]
     kept = {key: getattr(record, key) for key in _KEPT}
     return {**extra, **kept, "msg": message, "process": os.getpid()}

@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -18,6 +19,7 @@ _HEADER = struct.Struct("<IIB")  # payload bytes, channel, kind
 _READ_BYTES = 1 << 18
 # Beyond this much unsent output the engine waits for the front instead of piling up more.
 _MAX_PENDING_BYTES = 8 << 20
+_CLOSE_SECONDS = 1.0
 
 
 class Kind(enum.IntEnum):
@@ -140,9 +142,7 @@ class EngineLink:
             self._outgoing.clear()
         self._write()
         while len(self._unsent) > _MAX_PENDING_BYTES:
-            writable = select.poll()
-            writable.register(self._sock, select.POLLOUT)
-            writable.poll()
+            self._wait_writable(None)
             self._write()
 
     def receive(self, timeout: float | None) -> list[Frame]:
@@ -162,19 +162,25 @@ class EngineLink:
         return frames
 
     def close(self) -> None:
-        """Sends what it can without waiting, then closes. Idempotent."""
+        """Sends what is queued, for as long as the front takes it, then closes. Idempotent."""
         if self._sock.fileno() < 0:
             return
-        self._collect_posted()
         with contextlib.suppress(LinkClosed):
-            self._outgoing.insert(0, bytes(self._unsent))
-            self._unsent = memoryview(b"".join(self._outgoing))
-            self._write()
+            self.flush()
+            deadline = time.monotonic() + _CLOSE_SECONDS
+            while self._unsent and time.monotonic() < deadline:
+                self._wait_writable(_CLOSE_SECONDS)
+                self._write()
         self._sock.close()
         with self._wake_lock:
             os.close(self._wake_reader)
             os.close(self._wake_writer)
             self._wake_writer = -1
+
+    def _wait_writable(self, seconds: float | None) -> None:
+        writable = select.poll()
+        writable.register(self._sock, select.POLLOUT)
+        writable.poll(None if seconds is None else seconds * 1000)
 
     def _collect_posted(self) -> None:
         while self._posted:

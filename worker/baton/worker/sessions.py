@@ -21,6 +21,9 @@ from baton.worker.submit import generation_of
 
 _log = logging.getLogger(__name__)
 
+# Between a request's id and what makes it unique in this engine: choices of one request share its id.
+NAME_SEPARATOR = "#engine-"
+
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -115,7 +118,8 @@ class Sessions:
             try:
                 self._submit(session, submit)
             except ServiceError as error:
-                self._fail(session, submit.slot, submit.request_id, error)
+                _log.info("request refused: %s", error.message, extra={"request_id": submit.request_id})
+                self._fail(session, submit.slot, error)
 
     def close(self, channel: int) -> None:
         """The stream ended: its requests are aborted. Idempotent."""
@@ -133,7 +137,7 @@ class Sessions:
             for slot, request in list(session.requests.items()):
                 self._forget(session, slot, request)
                 self._engine.abort(request.request_id)
-                self._fail(session, slot, request.request_id, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
+                self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
 
     def emit(self, outputs: StepOutputs) -> None:
         """Sends what a step brought, and what went wrong before it: one frame a stream."""
@@ -146,7 +150,7 @@ class Sessions:
             if session := self._session_of.get(failure.request):
                 slot = session.slots[failure.request]
                 self._forget(session, slot, failure.request)
-                self._fail(session, slot, failure.request_id, failure.error)
+                self._fail(session, slot, failure.error)
         for session in self._unsent:
             if frame := session.frame:
                 session.frame = None
@@ -165,7 +169,7 @@ class Sessions:
             raise InvalidRequest(
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
-        name = f"{submit.request_id}#{next(self._serial)}"
+        name = f"{submit.request_id}{NAME_SEPARATOR}{next(self._serial)}"
         request = generation_of(submit, self._model, self._engine.max_model_len, name, self._clock())
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
@@ -220,6 +224,7 @@ class Sessions:
             return
         slot = session.slots[finish.request]
         self._forget(session, slot, finish.request)
+        _log_finish(finish)
         self._frame_of(session).finishes.add(
             slot=slot,
             reason=_REASONS[finish.reason],
@@ -232,8 +237,7 @@ class Sessions:
             prefill_us=round(finish.prefill_seconds * 1e6),
         )
 
-    def _fail(self, session: _Session, slot: int, request_id: str, error: ServiceError) -> None:
-        _log.info("request failed: %s", error.message, extra={"request_id": request_id, "code": error.code.name})
+    def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:
         detail = error.detail
         detail.worker_id = detail.worker_id or self._worker_id
         self._frame_of(session).failures.add(slot=slot, code=error.code.value[0], message=error.message, detail=detail)
@@ -246,6 +250,19 @@ class Sessions:
             session.frame = worker_pb2.GenerateStreamResponse()
             self._unsent.append(session)
         return session.frame
+
+
+def _log_finish(finish: Finish) -> None:
+    request = finish.request
+    facts = {
+        "request_id": request.request_id.rpartition(NAME_SEPARATOR)[0],
+        "reason": finish.reason.value,
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "num_output_tokens": len(request.token_ids) - request.num_prompt_tokens,
+        "num_cached_tokens": finish.num_cached_tokens,
+        "num_transferred_tokens": finish.num_transferred_tokens,
+    }
+    _log.info("request finished", extra=facts)
 
 
 def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
