@@ -7,6 +7,9 @@ import random
 import socket
 from contextlib import ExitStack
 
+from baton.rpc.address import split_address
+from baton.rpc.errors import InvalidRequest
+
 # Below the kernel's range for outgoing connections, so that none of those takes a port between choice and use.
 _LOWEST, _HIGHEST = 15000, 32000
 
@@ -27,20 +30,15 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     raise OSError(errno.EADDRINUSE, f"no {count} free ports from {_LOWEST} to {_HIGHEST}")
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; ValueError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not host:port")
-    return host.strip("[]"), int(port)
-
-
 def why_unusable(address: str) -> str | None:
     """Why nothing can listen on `host:port` now. None: something can."""
     try:
-        host, port = split_address(address)
-        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (ValueError, OSError) as error:
+        host, port = split_address(address, "address")
+    except InvalidRequest as error:
+        return error.message
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
         return str(error)
     with socket.socket(family, kind, proto) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

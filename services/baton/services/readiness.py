@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.services.ports import split_address
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.rpc.address import split_address
 from baton.services.tandem import Probe
 
 _PROBE_SECONDS = 2.0
@@ -20,13 +23,10 @@ async def is_ready(probe: Probe, address: str) -> bool:
 
 
 async def _grpc_serving(address: str) -> bool:
-    host, port = split_address(address)
+    host, port = split_address(address, "address")
     # A plain connect first: gRPC's own attempts would back off, and cost more.
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ async def _grpc_serving(address: str) -> bool:
 
 
 async def _http_ready(address: str) -> bool:
-    host, port = split_address(address)
+    host, port = split_address(address, "address")
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET /ready HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from baton.rpc.address import split_address
 from baton.services import ports
 from baton.services.settings import SettingsError
 
@@ -154,5 +155,5 @@ def check_listen_addresses(config: UpConfig) -> UpConfig:
 def _usable(flag: str, address: str) -> str:
     if problem := ports.why_unusable(address):
         raise SettingsError(f"{flag} {address}: {problem}; give another with {flag} HOST:PORT")
-    host, port = ports.split_address(address)
+    host, port = split_address(address, flag)
     return address if port else f"{host}:{ports.free_ports(1, host)[0]}"

@@ -13,9 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from baton.rpc.address import split_address
 from baton.services import settings, tandem
 from baton.services.model_source import resolve_model
-from baton.services.ports import free_ports, split_address
+from baton.services.ports import free_ports
 from baton.services.processes import Child
 from baton.services.readiness import is_ready
 from baton.services.signals import watch_signals
@@ -140,7 +141,7 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": "Tell me a story about a dog and a river."}],
     }
-    host, port = split_address(config.rest_listen)
+    host, port = split_address(config.rest_listen, "rest_listen")
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     return (
         f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
