@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+
 from baton.rpc.errors import NoCapacity, Unavailable
 from baton.v1 import types_pb2
 

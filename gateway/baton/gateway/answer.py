@@ -114,12 +114,14 @@ class StreamAnswer(Answer):
         self._held = b""
 
     def deliver(self, index: int, delta: Delta) -> None:
-        self.meter.on_delta(index)
-        data = self.piece(index, delta)
-        if not self._streaming:
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+        if self._streaming:
+            data = self.piece(index, delta)
+        else:
             self._streaming = True
             self.exchange.stream(CONTENT_TYPE)
-            data = self.opening() + data
+            data = self.opening() + self.piece(index, delta)
         if delta.finish_reason is not None:
             data += self.ending(index, delta)
             self._num_unfinished -= 1

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 
-DOCS_PAGE = files("baton.gateway").joinpath("docs_page.html").read_bytes()
+DOCS_PAGE = Path(__file__).with_suffix(".html").read_bytes()

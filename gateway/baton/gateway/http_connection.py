@@ -247,6 +247,13 @@ class HttpConnection(asyncio.Protocol):
         self._state = _State.BODY
         self._read_deadline = self._loop.time() + self._limits.body_timeout
         method = self._parser.get_method().decode("latin-1")
+        if method == "CONNECT":
+            self._rejection = HttpError(
+                405, "This is no proxy: CONNECT is not allowed.", headers={"allow": "GET, POST"}
+            )
+            return
+        if self._parser.should_upgrade():
+            return
         version: str = self._parser.get_http_version()
         self._exchange = Exchange(self, method, self._url, version, self._headers)
         if not self._parser.should_keep_alive():
@@ -293,11 +300,23 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Java's client offers h2c with every request. We stay with HTTP/1.1, as the standard allows; the parser
-            # would not, so the rest goes into a new one.
+            # Java's client offers h2c with every request. The standard lets us stay with HTTP/1.1; the parser does not,
+            # and leaves the body to us: a new one gets the request again, without the offer.
+            if self._rejection is not None:
+                return
+            head = self._head_without_upgrade()
             self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head)
             if rest := data[upgrade.args[0] :]:
                 self._feed(rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        fields = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
+        if b"close" in self._headers.get(b"connection", b"").lower():
+            fields[b"connection"] = b"close"
+        lines = [b"%b %b HTTP/1.1" % (self._parser.get_method(), self._url)]
+        lines += [b"%b: %b" % field for field in fields.items()]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _check_header_bytes(self, size: int) -> None:
         if size > self._limits.max_header_bytes and self._rejection is None:

@@ -45,7 +45,7 @@ class GatewayMetrics:
         self._rejected = Counter(
             "baton_gateway_rejected", "Generations refused or failed.", ("reason",), registry=self._registry
         )
-        self.ttft = self._histogram("baton_gateway_ttft_seconds", "Request to first piece of the answer.", _TTFT_BOUNDS)
+        self.ttft = self._histogram("baton_gateway_ttft_seconds", "Request to first token.", _TTFT_BOUNDS)
         self.e2e = self._histogram("baton_gateway_e2e_seconds", "Request to the answer's end.", _E2E_BOUNDS)
         self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete answers.")
         self.output_tokens = self._counter("baton_gateway_output_tokens", "Output tokens of complete answers.")
@@ -53,7 +53,9 @@ class GatewayMetrics:
         self.aborted = self._counter("baton_gateway_aborted", "Generations whose client went away.")
         self._gauge("baton_gateway_in_flight", "Choices between request and end of answer.", in_flight)
         self._gauge("baton_gateway_connections", "Open REST connections.", connections)
-        self.itl = BucketCounts("baton_gateway_itl_seconds", "Between two pieces of a choice.", _ITL_BOUNDS)
+        self.itl = BucketCounts(
+            "baton_gateway_itl_seconds", "Between two arrivals of tokens of one choice.", _ITL_BOUNDS
+        )
         self._registry.register(self.itl)
         self._registry.register(_GenerationCollector(counters))
 
@@ -127,8 +129,8 @@ class AnswerMeter:
         self._started = started  # time.perf_counter
         self._last = [0.0] * num_choices
 
-    def on_delta(self, index: int) -> None:
-        """A piece of one choice is there."""
+    def on_tokens(self, index: int) -> None:
+        """One or more tokens of one choice are there."""
         now = time.perf_counter()
         last = self._last[index]
         if last:

@@ -148,7 +148,8 @@ class ChatDocument(Answer):
         self._ends: list[Delta | None] = [None] * num_choices
 
     def deliver(self, index: int, delta: Delta) -> None:
-        self.meter.on_delta(index)
+        if delta.token_ids:
+            self.meter.on_tokens(index)
         self._texts[index].append(delta.text)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)

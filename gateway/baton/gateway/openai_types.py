@@ -51,7 +51,7 @@ class GenerationFields(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: CountOrZero | None = None
-    logit_bias: dict[int, float] | None = None  # token id: bias, clamped to -100 .. 100
+    logit_bias: dict[int, float] | None = None  # token id: bias from -100 to 100
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

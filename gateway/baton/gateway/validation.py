@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -120,7 +119,7 @@ def sampling_of(request: GenerationFields, logprobs: int | None) -> types_pb2.Sa
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias_token_ids=bias.keys(),
-        logit_bias_values=[min(_MAX_BIAS, max(-_MAX_BIAS, value)) for value in bias.values()],
+        logit_bias_values=bias.values(),
         logprobs=logprobs,
         allowed_token_ids=request.allowed_token_ids,
     )
@@ -180,8 +179,11 @@ def _check_common(request: GenerationFields, max_choices: int) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true.", field="stream_options")
     for token_id, value in (request.logit_bias or {}).items():
-        if not 0 <= token_id < 2**31 or not math.isfinite(value):
+        if not 0 <= token_id < 2**31:
             raise InvalidRequest(f"logit_bias: {token_id} is no token id.", field="logit_bias")
+        if not -_MAX_BIAS <= value <= _MAX_BIAS:
+            message = f"logit_bias of token {token_id} is {value:g}; it must be from -100 to 100."
+            raise InvalidRequest(message, field="logit_bias")
     if request.response_format is not None and request.response_format.type != "text":
         shown = request.response_format.type
         message = f"response_format.type {shown!r} is not served by this release; only text is."

@@ -1,0 +1,150 @@
+"""Text completions over REST: prompts of every form, echo, log-probability columns, both forms of the answer."""
+
+import asyncio
+
+import msgspec
+import pytest
+from rest_harness import logprob, rest_side, say
+
+from baton.gateway import openai_types as types
+from baton.rpc.errors import Unavailable
+
+
+async def test_a_whole_answer_has_openais_shape():
+    async with rest_side(say("Hel", "lo")) as rest:
+        answer = await rest.complete("Once", model="storyteller-7m")
+    body = answer.json
+    assert answer.status == 200
+    assert body["id"] == f"cmpl-{answer.headers['x-request-id']}"
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [
+        {"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+    assert body["usage"]["completion_tokens"] == 2
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def test_a_stream_is_pieces_then_end_then_usage():
+    async with rest_side(say("Hel", "lo")) as rest:
+        answer = await rest.complete(stream=True, stream_options={"include_usage": True})
+    events = [msgspec.convert(event, types.Completion) for event in answer.events]
+    assert [(c.text, c.finish_reason) for event in events for c in event.choices] == [
+        ("Hel", None),
+        ("lo", None),
+        ("", "stop"),
+    ]
+    assert events[-1].choices == []
+    assert events[-1].usage.completion_tokens == 2
+    assert all(event["usage"] is None for event in answer.events[:-1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Once", ["Once"]),
+        (["Once", "upon"], ["Once", "upon"]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+async def test_a_prompt_is_text_texts_tokens_or_lists_of_tokens(prompt, expected):
+    async with rest_side(say("x")) as rest:
+        assert (await rest.complete(prompt)).status == 200
+        tokenizer = rest.catalog.get("").tokenizer
+        asked = [generation.request.prompt_token_ids for generation in rest.generator.started]
+    wanted = [tokenizer.encode(one, add_special_tokens=True) if isinstance(one, str) else one for one in expected]
+    assert asked == wanted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_are_counted_over_prompts_and_usage_summed(stream):
+    def script(generation):
+        for index in range(2):
+            generation.emit(f"{generation.request.prompt_token_ids[0]}.{index}", index)
+            generation.finish(index)
+        generation.done(2, cached_tokens=1)
+
+    async with rest_side(script) as rest:
+        answer = await rest.complete([[5], [6, 6]], n=2, stream=stream, stream_options={} if stream else None)
+        names = [generation.request.request_id for generation in rest.generator.started]
+    if stream:
+        texts = {}
+        for event in answer.events:
+            for choice in event["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    else:
+        texts = {choice["index"]: choice["text"] for choice in answer.json["choices"]}
+        assert answer.json["usage"]["prompt_tokens"] == 3
+        assert answer.json["usage"]["completion_tokens"] == 4
+        assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert texts == {0: "5.0", 1: "5.1", 2: "6.0", 3: "6.1"}
+    assert len(set(names)) == 2
+
+
+async def test_one_prompts_failure_ends_the_others():
+    async with rest_side() as rest:
+        waiting = asyncio.create_task(rest.complete([[5], [6]]))
+        second = await rest.generator.next(1)
+        second.sink.on_error(Unavailable("worker died"))
+        assert (await waiting).status == 503
+        assert rest.generator.started[0].aborted.is_set()
+        assert rest.admission.taken == 0
+
+
+async def test_max_tokens_is_16_unless_given():
+    async with rest_side(say("x")) as rest:
+        await rest.complete()
+        await rest.complete(max_tokens=99)
+        limits = [generation.request.stop.max_tokens for generation in rest.generator.started]
+    assert limits == [16, 99]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_puts_the_prompt_before_the_answer(stream):
+    async with rest_side(say(" upon")) as rest:
+        answer = await rest.complete("Once", echo=True, n=2, stream=stream)
+    if stream:
+        texts = ["", ""]
+        for event in answer.events:
+            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    else:
+        texts = [choice["text"] for choice in answer.json["choices"]]
+    assert texts == ["Once upon"] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_without_tokens_asks_no_worker(stream):
+    async with rest_side() as rest:
+        answer = await rest.complete(["a", "b"], echo=True, max_tokens=0, stream=stream)
+        assert not rest.generator.started
+        assert rest.admission.taken == 0
+    assert answer.status == 200
+    if not stream:
+        assert [choice["text"] for choice in answer.json["choices"]] == ["a", "b"]
+        assert {choice["finish_reason"] for choice in answer.json["choices"]} == {"length"}
+        assert answer.json["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_are_columns_with_running_offsets(stream):
+    def script(generation):
+        assert generation.request.sampling.logprobs == 1
+        generation.emit("He", logprobs=[logprob("He", -1.0, ("Ha", -0.5), ("He", -1.0))])
+        generation.emit("llo", logprobs=[logprob("llo", -0.25, ("llo", -0.25), ("x", -3.0))])
+        generation.finish()
+        generation.done()
+
+    async with rest_side(script) as rest:
+        answer = await rest.complete("Once", logprobs=1, stream=stream)
+    if stream:
+        pieces = [event["choices"][0]["logprobs"] for event in answer.events if event["choices"][0]["logprobs"]]
+        assert len(pieces) == 2
+        columns = {name: [value for piece in pieces for value in piece[name]] for name in pieces[0]}
+    else:
+        columns = answer.json["choices"][0]["logprobs"]
+    assert columns == {
+        "text_offset": [0, 2],
+        "token_logprobs": [-1.0, -0.25],
+        "tokens": ["He", "llo"],
+        "top_logprobs": [{"Ha": -0.5, "He": -1.0}, {"llo": -0.25}],
+    }

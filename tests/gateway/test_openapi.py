@@ -1,0 +1,68 @@
+"""The OpenAPI document and the page that shows it."""
+
+import json
+
+from rest_harness import rest_side, say
+
+
+def references(value):
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+async def test_the_document_lists_every_route_and_all_its_references_resolve():
+    async with rest_side() as rest:
+        answer = await rest.request("GET", "/openapi.json")
+    document = answer.json
+    assert document["openapi"] == "3.1.0"
+    assert set(document["paths"]) == {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+        "/health", "/ready", "/version", "/metrics",
+    }  # fmt: skip
+    schemas = document["components"]["schemas"]
+    for reference in set(references(document)):
+        prefix, _, name = reference.rpartition("/")
+        assert prefix == "#/components/schemas"
+        assert name in schemas
+    identifiers = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(identifiers) == len(set(identifiers))
+
+
+async def test_the_bounds_of_fields_are_in_the_document():
+    async with rest_side() as rest:
+        schemas = (await rest.request("GET", "/openapi.json")).json["components"]["schemas"]
+    fields = schemas["ChatCompletionRequest"]["properties"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in fields["temperature"]["anyOf"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
+
+
+async def test_answers_have_just_the_fields_of_the_document():
+    async with rest_side(say("x")) as rest:
+        schemas = (await rest.request("GET", "/openapi.json")).json["components"]["schemas"]
+        chat = (await rest.chat()).json
+        events = (await rest.chat(stream=True, stream_options={"include_usage": True})).events
+        text = (await rest.complete()).json
+        error = (await rest.chat(n=0)).json
+    assert set(chat) == set(schemas["ChatCompletion"]["properties"])
+    assert set(chat["choices"][0]) == set(schemas["ChatChoice"]["properties"])
+    assert set(text) == set(schemas["Completion"]["properties"])
+    assert set(error["error"]) == set(schemas["ErrorFields"]["properties"])
+    for event in events:
+        assert set(event) == set(schemas["ChatCompletionChunk"]["properties"])
+
+
+async def test_the_docs_page_loads_nothing_from_elsewhere():
+    async with rest_side() as rest:
+        answer = await rest.request("GET", "/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    page = answer.body.decode()
+    assert "/openapi.json" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert json.dumps("3.1.0") not in page
