@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from rest_harness import RawClient, logprob, request_bytes, rest_side, say
+from rest_harness import RawClient, logprob, request_bytes, rest_side, say, until
 
 from baton.gateway import openai_types as types
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
@@ -242,12 +242,9 @@ async def test_a_client_that_leaves_during_placement_holds_no_place():
     async with rest_side() as rest, RawClient.connect(rest.port) as client:
         rest.generator.hold = asyncio.Event()
         await client.send(request_bytes("POST", PATH, {"messages": [{"role": "user", "content": "Hi"}]}))
-        while not rest.admission.taken:
-            await asyncio.sleep(0.001)
+        await until(lambda: rest.admission.taken)
         client.writer.transport.abort()
-        async with asyncio.timeout(1):
-            while rest.admission.taken:
-                await asyncio.sleep(0.001)
+        await until(lambda: not rest.admission.taken, 1)
         rest.generator.hold.set()
         await asyncio.sleep(0.01)
         assert not rest.generator.started

@@ -13,14 +13,14 @@ from baton.gateway.openai_types import PromptTokensDetails
 from baton.gateway.openai_types import Usage as WireUsage
 from baton.gateway.sse import Envelope, error_event
 
-ENVELOPE = Envelope("chat.completion.chunk", 'id"1', 5, "mödel", "baton-1", include_usage=True)
+ENVELOPE = Envelope("chat.completion.chunk", 'id"1', 5, "mödel", "b-1", include_usage=True)
 
 
 def test_an_envelope_closes_to_json():
     event = ENVELOPE.head + ENVELOPE.tail
     assert event.endswith(b"\n\n")
     assert json.loads(event.removeprefix(b"data: ")) == {
-        "id": 'id"1', "object": "chat.completion.chunk", "created": 5, "model": "mödel", "system_fingerprint": "baton-1",
+        "id": 'id"1', "object": "chat.completion.chunk", "created": 5, "model": "mödel", "system_fingerprint": "b-1",
         "choices": [], "usage": None,
     }  # fmt: skip
 
