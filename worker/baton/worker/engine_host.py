@@ -194,8 +194,7 @@ class EngineHost:
         self._lose(Unavailable("the worker's engine ended"))
         how = await self._reap()
         self.end = self._failure or InternalError(f"the engine ended: {how}")
-        if not self._stopping:
-            _log.error("%s", self.end.message, extra={"engine_exit": how})
+        _log.debug("the engine is gone: %s", how)
         self.ended.set()
 
     def _lose(self, error: ServiceError) -> None:

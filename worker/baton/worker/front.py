@@ -66,14 +66,14 @@ class WorkerFront:
 
     async def generate_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Relays one gateway's requests and frames."""
-        async for frame in self._relay(
-            requests, self._generates, Kind.GENERATE_OPEN, Kind.GENERATE, Kind.GENERATE_CLOSE
-        ):
+        kinds = (Kind.GENERATE_OPEN, Kind.GENERATE, Kind.GENERATE_CLOSE)
+        async for frame in self._relay(requests, context, self._generates, *kinds):
             yield frame
 
     async def prefill_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Relays one decode worker's prefills."""
-        async for message in self._relay(requests, self._prefills, Kind.PREFILL_OPEN, Kind.PREFILL, Kind.PREFILL_CLOSE):
+        kinds = (Kind.PREFILL_OPEN, Kind.PREFILL, Kind.PREFILL_CLOSE)
+        async for message in self._relay(requests, context, self._prefills, *kinds):
             yield message
 
     async def watch_state(self, request: worker_pb2.WatchStateRequest, context: Context) -> AsyncIterator[bytes]:
@@ -90,6 +90,7 @@ class WorkerFront:
     async def _relay(
         self,
         requests: AsyncIterator[bytes],
+        context: Context,
         outboxes: dict[int, Outbox],
         open_kind: Kind,
         message_kind: Kind,
@@ -100,13 +101,16 @@ class WorkerFront:
         outbox = outboxes[channel] = Outbox()
         self._host.send(open_kind, channel)
         reading = asyncio.create_task(self._read(requests, outbox, message_kind, channel))
-        try:
-            while (message := await outbox.take()) is not None:
-                yield message
-        finally:
+
+        def end(_: object) -> None:
             reading.cancel()
             del outboxes[channel]
             self._host.send(close_kind, channel)
+
+        # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
+        context.add_done_callback(end)
+        while (message := await outbox.take()) is not None:
+            yield message
 
     async def _read(self, requests: AsyncIterator[bytes], outbox: Outbox, kind: Kind, channel: int) -> None:
         try:
