@@ -168,7 +168,7 @@ class Stack:
         folder.mkdir(parents=True, exist_ok=True)
         config = tandem.check_listen_addresses(config)
         services = {}
-        for plan in tandem.plan(config, config.model, ports.free_ports):
+        for plan in tandem.plan(config, config.model, len(os.sched_getaffinity(0)), ports.free_ports):
             flags = (*plan.flags, *extra.get(plan.command, ()), *extra.get(plan.name, ()))
             name = plan.name.replace(" ", "-")
             services[name] = Service(replace(plan, flags=flags), folder / f"{name}.log", environ)

@@ -11,7 +11,7 @@ from baton.services.tandem import UpConfig
 
 def plan(**config):
     counter = itertools.count(20001)
-    return tandem.plan(UpConfig(**config), "/models/story", lambda count: [next(counter) for _ in range(count)])
+    return tandem.plan(UpConfig(**config), "/models/story", 8, lambda count: [next(counter) for _ in range(count)])
 
 
 def flag(service, name):
@@ -48,6 +48,14 @@ def test_without_prefill_workers_the_others_do_both():
 def test_the_model_is_called_by_its_folder_unless_told_otherwise():
     assert {flag(one, "--served-model-name") for one in plan() if "--model" in one.flags} == {"story"}
     assert flag(plan(served_model_name="tales")[0], "--served-model-name") == "tales"
+
+
+@pytest.mark.parametrize(
+    ("config", "threads"),
+    [({}, "4"), ({"decode_workers": 2}, "2"), ({"decode_workers": 20}, "1"), ({"threads": 6}, "6")],
+)
+def test_workers_share_the_cores_unless_told_otherwise(config, threads):
+    assert {flag(one, "--threads") for one in plan(**config) if one.command == "worker"} == {threads}
 
 
 def test_every_service_logs_in_the_chosen_form():

@@ -33,6 +33,10 @@ class UpConfig:
     )
     prefill_workers: int = field(default=1, metadata={"help": "Prefill workers.", "minimum": 0, "maximum": 64})
     decode_workers: int = field(default=1, metadata={"help": "Decode workers.", "minimum": 1, "maximum": 64})
+    threads: int = field(
+        default=0,
+        metadata={"help": "Compute threads of each worker. 0: they share the cores evenly.", "minimum": 0},
+    )
     rest_listen: str = field(
         default="127.0.0.1:8000", metadata={"help": "Address of the REST API.", "metavar": "HOST:PORT"}
     )
@@ -82,9 +86,13 @@ class ServicePlan:
         return (self.command, *self.flags)
 
 
-def plan(config: UpConfig, model: str, choose_ports: Callable[[int], Sequence[int]]) -> list[ServicePlan]:
+def plan(
+    config: UpConfig, model: str, num_cores: int, choose_ports: Callable[[int], Sequence[int]]
+) -> list[ServicePlan]:
     """Every process of the tandem, gateway first. `model` is the folder on disk."""
     roles = _worker_roles(config)
+    # More threads than cores wait for each other: on two cores, two workers of two threads are ten times slower.
+    threads = config.threads or max(1, num_cores // len(roles))
     addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + len(roles)))]
     kvstore, router, *workers = zip(addresses[::2], addresses[1::2], strict=True)
     worker_addresses = ",".join(address for address, _ in workers)
@@ -95,7 +103,7 @@ def plan(config: UpConfig, model: str, choose_ports: Callable[[int], Sequence[in
         _internal(config, "router", "router", 1, router, ("--kvstore", kvstore[0], "--workers", worker_addresses)),
         *(
             _internal(config, "worker", f"worker {role}-{number}", 2, listen, (
-                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor,
+                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor, "--threads", str(threads),
                 "--kvstore", kvstore[0], *named,
             ))
             for (role, number), listen in zip(roles, workers, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 2
     log_dir = Path(config.log_dir or tempfile.mkdtemp(prefix="baton-up-"))
     log_dir.mkdir(parents=True, exist_ok=True)
-    plans = tandem.plan(config, model, free_ports)
+    plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), free_ports)
     lines = StatusLines(sys.stdout)
     lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
     try:
