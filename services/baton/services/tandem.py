@@ -103,8 +103,8 @@ def plan(
         _internal(config, "router", "router", 1, router, ("--kvstore", kvstore[0], "--workers", worker_addresses)),
         *(
             _internal(config, "worker", f"worker {role}-{number}", 2, listen, (
-                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor, "--threads", str(threads),
-                "--kvstore", kvstore[0], *named,
+                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor,
+                "--threads", str(threads), "--kvstore", kvstore[0], *named,
             ))
             for (role, number), listen in zip(roles, workers, strict=True)
         ),
