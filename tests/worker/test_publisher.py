@@ -151,7 +151,7 @@ class Index(index_pb2_grpc.IndexServiceServicer):
         self.hashes: set[bytes] = set()
         self.epoch = 0
         self.sequence = -1
-        self.num_hellos = 0
+        self.is_waiting = False  # for a snapshot
         self.num_snapshots = 0
         self.num_heartbeats = 0
         self.gaps: list[str] = []
@@ -166,16 +166,16 @@ class Index(index_pb2_grpc.IndexServiceServicer):
     def _apply(self, request: index_pb2.PublishRequest) -> bool:
         match request.WhichOneof("message"):
             case "hello":
-                self.num_hellos += 1
-                return (request.hello.epoch, request.hello.sequence) != (self.epoch, self.sequence)
+                self.is_waiting = (request.hello.epoch, request.hello.sequence) != (self.epoch, self.sequence)
+                return self.is_waiting
             case "snapshot":
                 self.num_snapshots += 1
                 part = request.snapshot
                 if part.first:
                     self.hashes.clear()
-                self.epoch, self.sequence = part.epoch, part.barrier
+                self.epoch, self.sequence, self.is_waiting = part.epoch, part.barrier, False
                 self.hashes |= _split(part.block_hashes)
-            case "batch":
+            case "batch" if not self.is_waiting:
                 batch = request.batch
                 if (batch.epoch, batch.sequence) != (self.epoch, self.sequence + 1):
                     self.gaps.append(f"{batch.epoch}/{batch.sequence} after {self.epoch}/{self.sequence}")

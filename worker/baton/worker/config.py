@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 
 
@@ -135,11 +136,3 @@ class WorkerConfig:
     def model_name(self) -> str:
         """What clients call the model."""
         return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
-
-
-def split_address(address: str, field_name: str) -> tuple[str, int]:
-    """Host and port of `host:port`; IPv6 hosts stand in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequest(f"{field_name}={address!r} is not host:port with a port of 0 to 65535", field=field_name)
-    return host, int(port)

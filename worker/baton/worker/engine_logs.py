@@ -6,13 +6,15 @@ import contextlib
 import json
 import logging
 import os
+import re
 import threading
 from typing import Any
 
 from baton.worker.link import EngineLink, Kind, LinkClosed
-from baton.worker.sessions import NAME_SEPARATOR
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
+# What the engine appends to a request's id to make it unique; in logs the id is the same in every service.
+_SERIAL = re.compile(r"#[ep]\d+$")
 _KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno", "funcName", "threadName")
 
 
@@ -42,7 +44,6 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         message += "\n" + logging.Formatter().formatException(record.exc_info)
     extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
     if "request_id" in extra:
-        # The engine's own name for a request is no one else's business.
-        extra["request_id"] = str(extra["request_id"]).rpartition(NAME_SEPARATOR)[0] or extra["request_id"]
+        extra["request_id"] = _SERIAL.sub("", str(extra["request_id"]))
     kept = {key: getattr(record, key) for key in _KEPT}
     return {**extra, **kept, "msg": message, "process": os.getpid()}

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -108,7 +108,7 @@ class WorkerFront:
             self._host.send(close_kind, channel)
 
         # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
-        context.add_done_callback(end)
+        context.add_done_callback(cast(Any, end))
         while (message := await outbox.take()) is not None:
             yield message
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import prometheus_client
 
+from baton.rpc.address import split_address
 from baton.rpc.errors import Unavailable
+from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import control_pb2_grpc
 from baton.worker import control, front
-from baton.worker.config import WorkerConfig, split_address
+from baton.worker.config import WorkerConfig
 from baton.worker.engine_host import EngineHost
 from baton.worker.metrics import WorkerCollector
 from baton.worker.peers import Peers
@@ -39,9 +41,11 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
     )
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
     async with (
         RpcServer(config.listen, services) as server,
-        _metrics(config, servicer) as metrics_port,
+        metrics_endpoint(config.metrics_listen, registry) as metrics_port,
         _helpers(host.watch(), *([publisher.run()] if publisher else [])),
     ):
         advertised = _advertised_host(config)
@@ -109,25 +113,3 @@ async def _helpers(*runs: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("a part of the worker failed: %s", task.get_name(), exc_info=error)
-
-
-@contextlib.asynccontextmanager
-async def _metrics(config: WorkerConfig, servicer: control.ControlServicer) -> AsyncIterator[int]:
-    """The Prometheus endpoint, where one is wanted. Yields its port."""
-    if not config.metrics_listen:
-        yield 0
-        return
-    address, port = split_address(config.metrics_listen, "metrics_listen")
-    registry = prometheus_client.CollectorRegistry()
-    registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
-    prometheus_client.ProcessCollector(registry=registry)
-    try:
-        exporter, thread = prometheus_client.start_http_server(port, address.strip("[]"), registry)
-    except OSError as error:
-        raise Unavailable(f"cannot listen on metrics_listen={config.metrics_listen}: {error.strerror}") from error
-    try:
-        yield exporter.server_port
-    finally:
-        await asyncio.to_thread(exporter.shutdown)
-        exporter.server_close()
-        thread.join()

@@ -21,9 +21,6 @@ from baton.worker.submit import generation_of
 
 _log = logging.getLogger(__name__)
 
-# Between a request's id and what makes it unique in this engine: choices of one request share its id.
-NAME_SEPARATOR = "#engine-"
-
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -169,7 +166,7 @@ class Sessions:
             raise InvalidRequest(
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
-        name = f"{submit.request_id}{NAME_SEPARATOR}{next(self._serial)}"
+        name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
         request = generation_of(submit, self._model, self._engine.max_model_len, name, self._clock())
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
@@ -255,7 +252,7 @@ class Sessions:
 def _log_finish(finish: Finish) -> None:
     request = finish.request
     facts = {
-        "request_id": request.request_id.rpartition(NAME_SEPARATOR)[0],
+        "request_id": request.request_id,
         "reason": finish.reason.value,
         "num_prompt_tokens": request.num_prompt_tokens,
         "num_output_tokens": len(request.token_ids) - request.num_prompt_tokens,
