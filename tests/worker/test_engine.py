@@ -684,6 +684,19 @@ def test_a_request_that_waits_for_leases_to_end_is_not_overtaken_by_new_ones():
     check_all(rig, [first, big, second])
 
 
+def test_a_transferred_prompt_runs_before_those_who_wait_for_its_blocks():
+    rig = make_rig(make_executor(num_blocks=16, max_num_requests=1), max_num_requests=1)
+    remote = submit_remote(rig, prompt_of(40), priority=2)
+    receive(rig, remote)
+    big = make_request(prompt_of(36, salt=1), 20)
+    rig.submit(big)
+    rig.drain()
+    assert rig.seen.tokens == {}
+    rig.engine.finish_transfer(remote.request_id)
+    rig.drain()
+    check_all(rig, [remote, big])
+
+
 # The prefill side of a hand-over.
 
 

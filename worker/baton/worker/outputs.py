@@ -55,6 +55,7 @@ class PrefillStarted:
     num_cached_tokens: int
     block_ids: list[BlockId]
     row: Row  # under which the executor's layer_hook sees it
+    step: int  # the first step that computes it; the row was another's before
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Phase(enum.Enum):
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
     REMOTE = "remote"  # another worker prefills it; holds its cached prefix, and leases the rest once reserved
-    READY = "ready"  # in the queue after a remote prefill; holds all its blocks
+    READY = "ready"  # waits for a row after a remote prefill; holds all its blocks
     RUNNING = "running"  # has a row
     HOLDING = "holding"  # prefill_only, computed; holds its blocks until freed
     DONE = "done"  # ended; may still have an open lease

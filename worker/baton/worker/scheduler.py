@@ -60,6 +60,7 @@ class Scheduler:
         self.pool = BlockPool(num_blocks)
         self.batch = Batch(settings.max_num_requests)
         self.waiting = WaitingQueue()
+        self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
         self.remote: set[RequestState] = set()  # in phase REMOTE
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
@@ -82,15 +83,15 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that have no row and want one."""
-        return len(self.waiting) + len(self.remote) + self._prefixes.num_parked
+        return len(self.waiting) + len(self.ready) + len(self.remote) + self._prefixes.num_parked
 
     def runnable(self) -> bool:
         """Whether schedule may find something."""
-        return len(self.batch) > 0 or (len(self.waiting) > 0 and not self.stalled)
+        return len(self.batch) > 0 or (len(self.waiting) + len(self.ready) > 0 and not self.stalled)
 
     def queued(self) -> list[RequestState]:
         """The requests of num_queued."""
-        return [*self.waiting, *self.remote, *self._prefixes.parked]
+        return [*self.waiting, *self.ready, *self.remote, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
@@ -117,6 +118,7 @@ class Scheduler:
         if state.phase is Phase.PARKED:
             self._prefixes.unpark(state)
         self.waiting.discard(state)
+        self.ready.discard(state)
         self.remote.discard(state)
         if state.row != NO_ROW:
             self._freed_rows.append(self.batch.remove(state))
@@ -168,7 +170,7 @@ class Scheduler:
         self.remote.discard(state)
         state.phase = Phase.READY
         self._pin(state)
-        self.waiting.push(state)
+        self.ready.push(state)
         self._store(state, state.num_remote_tokens)
         self._wake(self._prefixes.end(state))
 
@@ -272,9 +274,8 @@ class Scheduler:
 
     def _must_fit(self) -> list[RequestState]:
         """Requests that run, or will without asking for room again."""
-        ready = [state for state in self.waiting if state.phase is Phase.READY]
         leasing = [state for state in self.remote if state.leased]
-        return [*self.batch.running(), *ready, *leasing]
+        return [*self.batch.running(), *self.ready, *leasing]
 
     def _pin(self, state: RequestState) -> None:
         """Brings the request's pins in line with its phase."""
@@ -381,14 +382,13 @@ class Scheduler:
         draft.budget -= draft.chunks[state]
 
     def _admit(self, draft: _Draft) -> None:
-        """Admits from the queue's front, in order, while there is room."""
-        while draft.budget > 0:
-            state = self.waiting.peek()
-            # The tokens of a preempted request are all known only when its last step is collected.
-            if state is None or state.last_step > self._collected_step:
+        """Admits from the queues' fronts, in order, while there is room."""
+        while draft.budget > 0 and (state := self.ready.peek()) is not None:
+            if not self._admit_ready(state, draft):
                 return
-            admit = self._admit_ready if state.phase is Phase.READY else self._admit_waiting
-            if not admit(state, draft):
+        while draft.budget > 0 and (state := self.waiting.peek()) is not None:
+            # The tokens of a preempted request are all known only when its last step is collected.
+            if state.last_step > self._collected_step or not self._admit_waiting(state, draft):
                 return
 
     def _admit_ready(self, state: RequestState, draft: _Draft) -> bool:
@@ -450,6 +450,7 @@ class Scheduler:
     def _start(self, state: RequestState, num_computed: int, draft: _Draft) -> None:
         """Gives the request a row and its first chunk."""
         self.waiting.discard(state)
+        self.ready.discard(state)
         state.phase = Phase.RUNNING
         first_time = state.started is None
         if first_time:
@@ -459,7 +460,7 @@ class Scheduler:
         draft.admitted[row] = RowInit(row, list(request.token_ids), request.num_prompt_tokens, request.sampling)
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
-            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row)
+            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, self._step + 1)
         self._pin(state)
         self._schedule_chunk(state, draft)
 
