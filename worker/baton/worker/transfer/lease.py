@@ -67,6 +67,7 @@ class Lease:
         self.state = State.OPEN
         self.reason = ""  # why it was broken
         self.expired = False  # broken by silence
+        self._broken_at = math.inf
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
         self._expires_at = now + lease_seconds
@@ -92,6 +93,10 @@ class Lease:
             return min(self._expires_at, self._stalls_at)
         return math.inf if self.ended else self._due
 
+    def late(self, now: float, seconds: float) -> bool:
+        """Whether it was broken longer ago than that and the blocks are still not free."""
+        return not self.ended and now - self._broken_at > seconds
+
     def heard(self, now: float) -> None:
         """The peer gave a sign of life."""
         self._expires_at = max(self._expires_at, now + self._lease_seconds)
@@ -100,10 +105,10 @@ class Lease:
         """Bytes moved, or the prefill did."""
         self._stalls_at = max(self._stalls_at, now + self._stall_seconds)
 
-    def excuse(self, seconds: float) -> None:
-        """We did not listen ourselves for so long: that is nobody's silence."""
-        self._expires_at += seconds
-        self._stalls_at += seconds
+    def excuse(self, now: float, seconds: float) -> None:
+        """We did not listen ourselves for the last seconds: that is nobody's silence."""
+        self._expires_at = max(self._expires_at, min(self._expires_at + seconds, now + self._lease_seconds))
+        self._stalls_at = max(self._stalls_at, min(self._stalls_at + seconds, now + self._stall_seconds))
 
     def tick(self, now: float) -> Actions:
         """Time passed."""
@@ -138,7 +143,9 @@ class Lease:
         return (Action.FREE, Action.SEND_ABORTED) if self._answers() else (Action.FREE,)
 
     def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
-        raise AssertionError("each end breaks in its own way")
+        self.reason = reason
+        self._broken_at = now
+        return (Action.SEND_ABORT,) if tell and self._reachable else ()
 
     def _answers(self) -> bool:
         return self._reachable and self._answer
@@ -196,8 +203,7 @@ class ReceiverLease(Lease):
         return (Action.COMMIT, Action.SEND_COMPLETE)
 
     def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
-        self.reason = reason
-        told: Actions = (Action.SEND_ABORT,) if tell and self._reachable else ()
+        told = super()._break(now, reason, tell)
         if self._fences_locally or not self._reachable:
             return told + self._fence(now)
         self.state = State.ABORTING
@@ -227,8 +233,7 @@ class SenderLease(Lease):
         return (Action.FREE,)
 
     def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
-        self.reason = reason
-        told: Actions = (Action.SEND_ABORT,) if tell and self._reachable else ()
+        told = super()._break(now, reason, tell)
         return told + self._fence(now)
 
     def _answers(self) -> bool:

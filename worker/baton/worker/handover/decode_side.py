@@ -1,0 +1,476 @@
+"""Prompts that other workers compute for this one: asks, makes room, takes the KV in, and falls back when that fails.
+
+Runs on the engine thread. Every request that is handed over comes back to the engine by exactly one of
+finish_transfer, prefill_locally and free_lease; with an open lease, by the latter two only after the fence.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.worker.core import BlockId, FinishReason, Request
+from baton.worker.engine import Engine, StepOutputs
+from baton.worker.executor.base import Executor
+from baton.worker.handover.backoff import PeerBackoff
+from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.outputs import PrefillWanted
+from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
+from baton.worker.transfer.layout import check_compatible, layout_of
+from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
+
+_log = logging.getLogger(__name__)
+
+Message = worker_pb2.PrefillStreamRequest
+
+
+class _Stage(enum.Enum):
+    """How far a prefill is that has no lease yet."""
+
+    ASKED = "asked"  # waits in the peer's queue
+    STARTED = "started"  # is being computed there; waits for room here
+    LEASED = "leased"
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """A stream to a prefill worker."""
+
+    channel: int
+    endpoint: types_pb2.Endpoint
+    heard_at: float
+    patience: float  # seconds of silence that are too many
+    idle_since: float
+    epoch: int = 0  # of the peer's transfers, once it said hello
+    greeted: bool = False
+    open: bool = True
+    exchanges: dict[int, _Exchange] = field(default_factory=dict)  # by prefill id
+
+
+@dataclass(slots=True, eq=False)
+class _Exchange:
+    """One prompt's hand-over, until the engine has its request back."""
+
+    peer: _Peer
+    prefill_id: int
+    request: Request
+    num_cached_tokens: int
+    deadline: float  # of the stage
+    stage: _Stage = _Stage.ASKED
+    lease: ReceiverLease | None = None
+    transfer_id: int = 0
+    block_ids: tuple[BlockId, ...] = ()
+    num_landed_bytes: int = 0
+    first_token_at: float | None = None
+
+
+class DecodeSide:
+    """All prompts that are computed elsewhere. `open_peer` dials an address, `send` queues a message."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        transport: Transport,
+        hello: kv_pb2.PeerHello,
+        settings: HandoverSettings,
+        counters: HandoverCounters,
+        open_peer: Callable[[int, str], None],
+        send: Callable[[int, Message], None],
+        close_peer: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._transport = transport
+        self._hello = hello
+        self._settings = settings
+        self._counters = counters
+        self._open_peer = open_peer
+        self._send = send
+        self._close_peer = close_peer
+        self._clock = clock
+        self._backoff = PeerBackoff()
+        self._channels = itertools.count(1)
+        self._prefill_ids = itertools.count(1)
+        self._transfer_ids = itertools.count(1)
+        self._expected: dict[Request, types_pb2.Endpoint] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._peer_at: dict[str, _Peer] = {}
+        self._exchanges: dict[Request, _Exchange] = {}
+        self._transfers: dict[int, _Exchange] = {}
+        self._reserving: list[_Exchange] = []  # in stage STARTED, in order
+        self._handlers: dict[str, Callable[[_Peer, worker_pb2.PrefillStreamResponse], None]] = {
+            "started": self._on_started,
+            "first_token": self._on_first_token,
+            "failed": self._on_failed,
+            "sent": self._on_sent,
+            "abort": self._on_abort,
+            "aborted": self._on_aborted,
+        }
+        self._effects: dict[Action, Callable[[_Exchange], None]] = {
+            Action.SEND_COMPLETE: self._send_complete,
+            Action.SEND_ABORT: self._send_abort,
+            Action.SEND_ABORTED: self._send_aborted,
+            Action.FENCE: lambda exchange: transport.fence_inbound(exchange.transfer_id),
+            Action.FORCE_FENCE: lambda exchange: transport.cut_inbound(exchange.transfer_id),
+            Action.COMMIT: self._commit,
+            Action.FREE: self._free,
+        }
+
+    @property
+    def num_exchanges(self) -> int:
+        """Requests that are being handed over."""
+        return len(self._exchanges)
+
+    @property
+    def num_peers(self) -> int:
+        """Open streams, idle ones included."""
+        return len(self._peers)
+
+    @property
+    def busy_channels(self) -> list[int]:
+        """Streams whose peers wait for signs of life."""
+        return [peer.channel for peer in self._peers.values() if peer.exchanges]
+
+    def num_stranded_blocks(self, now: float, seconds: float) -> int:
+        """Blocks of leases that were broken longer ago than that, and are not free yet."""
+        late = [one for one in self._transfers.values() if one.lease is not None and one.lease.late(now, seconds)]
+        return sum(len(exchange.block_ids) for exchange in late)
+
+    def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
+        """A request that was just submitted may be prefilled by this worker."""
+        self._expected[request] = prefill
+
+    # The engine.
+
+    def on_step(self, outputs: StepOutputs) -> None:
+        """Call right after each step, before anything else here."""
+        for wanted in outputs.prefill_wanted:
+            self._begin(wanted)
+        if not self._expected and not self._exchanges:
+            return
+        for finish in outputs.finishes:
+            self._on_request_ended(finish.request, aborted=finish.reason is FinishReason.ABORT)
+        for failure in outputs.failures:
+            self._on_request_ended(failure.request, aborted=True)
+        self._reserve_all()
+
+    def _begin(self, wanted: PrefillWanted) -> None:
+        request = wanted.request
+        endpoint = self._expected.pop(request, None)
+        peer = self._peer_for(endpoint) if endpoint is not None else None
+        if peer is None:
+            self._engine.prefill_locally(request.request_id)
+            return
+        now = self._clock()
+        if not peer.exchanges:
+            peer.heard_at = max(peer.heard_at, now)
+        exchange = _Exchange(
+            peer, next(self._prefill_ids), request, wanted.num_cached_tokens, now + self._settings.start_seconds
+        )
+        peer.exchanges[exchange.prefill_id] = self._exchanges[request] = exchange
+        submit = prefill_submit(request, exchange.prefill_id, wanted.num_cached_tokens, now)
+        self._send_to(peer, Message(submit=submit))
+
+    def _on_request_ended(self, request: Request, aborted: bool) -> None:
+        self._expected.pop(request, None)
+        exchange = self._exchanges.get(request)
+        if exchange is None:
+            return
+        if exchange.lease is None or aborted:
+            self._give_up(exchange, "the request ended")
+        # Otherwise its first token was its last: the rest of the KV is still good for the cache.
+
+    # Peers.
+
+    def _peer_for(self, endpoint: types_pb2.Endpoint) -> _Peer | None:
+        """A stream to this worker. None: it is this one, or not worth asking now."""
+        now = self._clock()
+        if endpoint.worker_id == self._hello.worker_id or not endpoint.address:
+            return None
+        if not self._backoff.allows(endpoint.address, endpoint.epoch, now):
+            return None
+        peer = self._peer_at.get(endpoint.address)
+        if peer is None:
+            peer = _Peer(next(self._channels), endpoint, now, self._settings.connect_seconds, now)
+            self._peers[peer.channel] = self._peer_at[endpoint.address] = peer
+            self._open_peer(peer.channel, endpoint.address)
+            self._send_to(peer, Message(hello=self._hello))
+        return peer
+
+    def on_peer_message(self, channel: int, payload: bytes) -> None:
+        """A PrefillStreamResponse came."""
+        peer = self._peers.get(channel)
+        if peer is None:
+            return  # closed a moment ago
+        peer.heard_at = self._clock()
+        try:
+            message = worker_pb2.PrefillStreamResponse.FromString(payload)
+            kind = message.WhichOneof("message")
+            if kind == "hello":
+                self._on_hello(peer, message.hello)
+            elif kind == "renewal":
+                pass  # every message is a sign of life; these may overtake the hello
+            elif kind in self._handlers and peer.greeted:
+                self._handlers[kind](peer, message)
+            else:
+                raise InvalidRequest(f"message {kind!r} came {'unknown' if peer.greeted else 'before the hello'}")
+        except DecodeError:
+            self._drop_peer(peer, "a message on the stream is no PrefillStreamResponse")
+        except ServiceError as error:
+            self._drop_peer(peer, error.message)
+
+    def on_peer_closed(self, channel: int, reason: str) -> None:
+        """A stream ended, or never came to be. Idempotent."""
+        peer = self._peers.pop(channel, None)
+        if peer is None:
+            return
+        now = self._clock()
+        peer.open = False
+        del self._peer_at[peer.endpoint.address]
+        self._backoff.failed(peer.endpoint.address, peer.endpoint.epoch, now)
+        for exchange in list(peer.exchanges.values()):
+            if exchange.lease is None:
+                self._give_up(exchange, reason)
+            else:
+                self._apply(exchange, exchange.lease.peer_lost(now))
+
+    def _drop_peer(self, peer: _Peer, reason: str) -> None:
+        _log.warning("prefill worker at %s is dropped: %s", peer.endpoint.address, reason)
+        self._close_peer(peer.channel)
+        self.on_peer_closed(peer.channel, reason)
+
+    def _close_idle(self, peer: _Peer) -> None:
+        del self._peers[peer.channel], self._peer_at[peer.endpoint.address]
+        self._close_peer(peer.channel)
+
+    # Messages.
+
+    def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
+        try:
+            check_compatible(self._executor.layout, layout_of(hello.layout))
+        except Mismatch as error:
+            self._counters.num_mismatches += 1
+            self._drop_peer(peer, error.message)
+            self._backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
+            return
+        peer.greeted = True
+        peer.epoch = hello.epoch
+        peer.patience = self._settings.silence_seconds
+
+    def _on_started(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        exchange = peer.exchanges.get(message.started.prefill_id)
+        if exchange is None or exchange.stage is not _Stage.ASKED:
+            return
+        cached_there = message.started.num_cached_tokens - exchange.num_cached_tokens
+        exchange.request.num_prefill_cached_tokens = max(0, cached_there)
+        exchange.stage = _Stage.STARTED
+        exchange.deadline = self._clock() + self._settings.reserve_seconds
+        self._reserving.append(exchange)
+        self._reserve_all()
+
+    def _on_first_token(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        first = message.first_token
+        exchange = peer.exchanges.get(first.prefill_id)
+        if exchange is None or exchange.first_token_at is not None:
+            return
+        if first.token_id >= self._executor.model.vocab_size:
+            raise InvalidRequest(f"the first token is {first.token_id}, outside the vocabulary", field="token_id")
+        exchange.first_token_at = self._clock()
+        if exchange.lease is not None:
+            exchange.lease.progressed(exchange.first_token_at)
+        self._engine.accept_first_token(exchange.request.request_id, first.token_id, logprobs_of(first))
+
+    def _on_failed(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        exchange = peer.exchanges.get(message.failed.prefill_id)
+        if exchange is not None:
+            self._counters.num_refused_prefills += 1
+            self._give_up(exchange, f"the prefill worker refused: {message.failed.message}", tell=False)
+
+    def _on_sent(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        exchange = self._transfer(peer, message.sent.transfer_id)
+        if exchange is not None and exchange.lease is not None:
+            sent = message.sent
+            self._apply(exchange, exchange.lease.sent(self._clock(), sent.num_pieces, sent.num_bytes))
+
+    def _on_abort(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        exchange = self._transfer(peer, message.abort.transfer_id)
+        if exchange is None or exchange.lease is None:
+            aborted = kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)
+            self._send_to(peer, Message(aborted=aborted))
+        else:
+            self._apply(exchange, exchange.lease.peer_aborts(self._clock(), message.abort.reason))
+
+    def _on_aborted(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+        exchange = self._transfer(peer, message.aborted.transfer_id)
+        if exchange is not None and exchange.lease is not None:
+            self._apply(exchange, exchange.lease.aborted(self._clock()))
+
+    def _transfer(self, peer: _Peer, transfer_id: int) -> _Exchange | None:
+        exchange = self._transfers.get(transfer_id)
+        return exchange if exchange is not None and exchange.peer is peer else None
+
+    # Leases.
+
+    def _reserve_all(self) -> None:
+        """Makes room for prompts that are being computed, first come first served."""
+        while self._reserving:
+            exchange = self._reserving[0]
+            block_ids = self._engine.reserve_blocks(exchange.request.request_id)
+            if block_ids is None:
+                return
+            del self._reserving[0]
+            self._accept(exchange, block_ids)
+
+    def _accept(self, exchange: _Exchange, block_ids: list[BlockId]) -> None:
+        settings, block_size = self._settings, self._executor.layout.block_size
+        exchange.stage = _Stage.LEASED
+        exchange.block_ids = tuple(block_ids)
+        exchange.transfer_id = next(self._transfer_ids)
+        exchange.lease = ReceiverLease(
+            self._clock(), settings.lease_seconds, settings.stall_seconds, self._transport.fences_locally
+        )
+        self._transfers[exchange.transfer_id] = exchange
+        generation = secrets.randbits(64)
+        inbound = Inbound(exchange.transfer_id, self._hello.epoch, generation, exchange.block_ids, settings.verify)
+        self._transport.open(inbound)
+        descriptor = kv_pb2.TransferDescriptor(
+            transfer_id=exchange.transfer_id,
+            sender_epoch=exchange.peer.epoch,
+            receiver_epoch=self._hello.epoch,
+            first_block=exchange.num_cached_tokens // block_size,
+            block_ids=block_ids,
+            generation=generation,
+            lease_ms=round(settings.lease_seconds * 1000),
+            transports=[self._transport.address],
+            checksum=settings.verify,
+        )
+        accept = worker_pb2.PrefillAccept(prefill_id=exchange.prefill_id, transfer=descriptor)
+        self._send_to(exchange.peer, Message(accept=accept))
+
+    def on_landed(self, event: Landed) -> None:
+        """The transport has every block."""
+        exchange = self._transfers.get(event.transfer_id)
+        if exchange is not None and exchange.lease is not None:
+            exchange.num_landed_bytes = event.num_bytes
+            self._apply(exchange, exchange.lease.landed(self._clock(), event.num_pieces, event.num_bytes))
+
+    def on_inbound_failed(self, event: InboundFailed) -> None:
+        """What arrived was wrong, or will not arrive."""
+        self._counters.num_checksum_errors += event.corrupt
+        exchange = self._transfers.get(event.transfer_id)
+        if exchange is not None and exchange.lease is not None:
+            self._apply(exchange, exchange.lease.cancel(self._clock(), event.reason))
+
+    def on_inbound_fenced(self, event: InboundFenced) -> None:
+        """Nothing is written any more."""
+        exchange = self._transfers.get(event.transfer_id)
+        if exchange is not None and exchange.lease is not None:
+            self._apply(exchange, exchange.lease.fenced())
+
+    # Time.
+
+    def tick(self, now: float, deaf_seconds: float) -> None:
+        """Ends what is overdue. For deaf_seconds before now nobody was listened to."""
+        self._reserve_all()
+        for exchange in list(self._exchanges.values()):
+            if exchange.lease is not None:
+                self._tick_lease(exchange, exchange.lease, now, deaf_seconds)
+            elif now >= exchange.deadline:
+                waited = "its start" if exchange.stage is _Stage.ASKED else "room here"
+                self._give_up(exchange, f"it waited too long for {waited}")
+        for peer in list(self._peers.values()):
+            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+            if not peer.exchanges:
+                if now >= peer.idle_since + self._settings.idle_seconds:
+                    self._close_idle(peer)
+            elif now >= peer.heard_at + peer.patience:
+                self._drop_peer(peer, f"it said nothing for {peer.patience:g} s")
+
+    def _tick_lease(self, exchange: _Exchange, lease: ReceiverLease, now: float, deaf_seconds: float) -> None:
+        lease.excuse(now, deaf_seconds)
+        lease.heard(exchange.peer.heard_at)
+        num_bytes = self._transport.num_landed_bytes(exchange.transfer_id)
+        if num_bytes > exchange.num_landed_bytes:
+            exchange.num_landed_bytes = num_bytes
+            lease.progressed(now)
+        self._apply(exchange, lease.tick(now))
+
+    # Ends and effects.
+
+    def _give_up(self, exchange: _Exchange, reason: str, tell: bool = True) -> None:
+        """The prefill is not wanted any more, or not to be had."""
+        if exchange.lease is not None:
+            self._apply(exchange, exchange.lease.cancel(self._clock(), reason))
+            return
+        if tell:
+            cancel = worker_pb2.PrefillCancel(prefill_id=exchange.prefill_id)
+            self._send_to(exchange.peer, Message(cancel=cancel))
+        self._fall_back(exchange, reason)
+
+    def _apply(self, exchange: _Exchange, actions: Actions) -> None:
+        for action in actions:
+            self._effects[action](exchange)
+
+    def _send_complete(self, exchange: _Exchange) -> None:
+        complete = kv_pb2.TransferComplete(transfer_id=exchange.transfer_id)
+        self._send_to(exchange.peer, Message(complete=complete))
+
+    def _send_abort(self, exchange: _Exchange) -> None:
+        assert exchange.lease is not None
+        abort = kv_pb2.TransferAbort(transfer_id=exchange.transfer_id, reason=exchange.lease.reason)
+        self._send_to(exchange.peer, Message(abort=abort))
+
+    def _send_aborted(self, exchange: _Exchange) -> None:
+        aborted = kv_pb2.TransferAborted(transfer_id=exchange.transfer_id)
+        self._send_to(exchange.peer, Message(aborted=aborted))
+
+    def _send_to(self, peer: _Peer, message: Message) -> None:
+        if peer.open:
+            self._send(peer.channel, message)
+
+    def _commit(self, exchange: _Exchange) -> None:
+        counters = self._counters
+        counters.num_transfers += 1
+        counters.num_transfer_bytes += exchange.num_landed_bytes
+        if exchange.first_token_at is not None:
+            counters.exposed_seconds += self._clock() - exchange.first_token_at
+        self._backoff.succeeded(exchange.peer.endpoint.address)
+        self._forget(exchange)
+        self._engine.finish_transfer(exchange.request.request_id)
+
+    def _free(self, exchange: _Exchange) -> None:
+        lease = exchange.lease
+        assert lease is not None
+        assert lease.state is State.FREED
+        self._counters.num_failed_transfers += 1
+        self._counters.num_expired_leases += lease.expired
+        self._fall_back(exchange, lease.reason)
+
+    def _forget(self, exchange: _Exchange) -> None:
+        del self._exchanges[exchange.request]
+        del exchange.peer.exchanges[exchange.prefill_id]
+        exchange.peer.idle_since = self._clock()
+        self._transfers.pop(exchange.transfer_id, None)
+        if exchange in self._reserving:
+            self._reserving.remove(exchange)
+
+    def _fall_back(self, exchange: _Exchange, reason: str) -> None:
+        """The engine has its request back, or the blocks of one that ended."""
+        request = exchange.request
+        _log.info("remote prefill ended: %s", reason, extra={"request_id": public_id(request)})
+        self._forget(exchange)
+        request.num_prefill_cached_tokens = 0
+        self._engine.prefill_locally(request.request_id)

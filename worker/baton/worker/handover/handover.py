@@ -1,0 +1,228 @@
+"""Both sides of a worker's hand-overs, tied to the link to its front and to its transport. Decides nothing.
+
+The engine loop gives it the frames of the kinds in `handlers`, calls on_step right after each engine step, and tick
+once a turn, after the turn's frames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.rpc.errors import ServiceError, status_of
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.worker.core import Request
+from baton.worker.engine import Engine, StepOutputs
+from baton.worker.executor.base import Executor
+from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.decode_side import DecodeSide
+from baton.worker.handover.heartbeat import Beat, Heartbeat
+from baton.worker.handover.prefill_side import PrefillSide
+from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
+from baton.worker.link import Kind
+from baton.worker.transfer.base import (
+    InboundFailed,
+    InboundFenced,
+    Landed,
+    Pushed,
+    PushFailed,
+    PushFenced,
+    Transport,
+    TransportTotals,
+)
+from baton.worker.transfer.layout import layout_message
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.05
+_STRANDED_SECONDS = 2.0  # the bound of every lease's end
+_NEW_RATE = 0.2  # weight of the last transfers in the measured bandwidth
+
+
+class Wire(Protocol):
+    """What the hand-over needs of the link to the front."""
+
+    def send(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
+        """Queues a frame."""
+
+    def flush(self) -> None:
+        """Sends what is queued."""
+
+    def post(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
+        """Sends a frame from any thread, also while the engine thread computes."""
+
+
+class Handover:
+    """One worker's hand-overs, as a prefill worker and as a decode worker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        transport: Transport,
+        wire: Wire,
+        worker_id: str,
+        settings: HandoverSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        hello = kv_pb2.PeerHello(
+            worker_id=worker_id,
+            epoch=engine.epoch,
+            layout=layout_message(executor.layout),
+            transports=[transport.address],
+        )
+        self._transport = transport
+        self._wire = wire
+        self._clock = clock
+        self._counters = HandoverCounters()
+        self._heartbeat = Heartbeat(settings.hang_seconds, clock)
+        self._ticked_at = self._next_tick = clock()
+        self._rate = 0.0
+        self._rated = TransportTotals()
+        renewal = kv_pb2.LeaseRenewal(epoch=engine.epoch)
+        self._to_decode = worker_pb2.PrefillStreamResponse(renewal=renewal).SerializeToString()
+        self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=renewal).SerializeToString()
+        self.prefill_side = PrefillSide(
+            engine,
+            executor,
+            transport,
+            hello,
+            settings,
+            self._counters,
+            lambda channel, message: wire.send(Kind.PREFILL, channel, message.SerializeToString()),
+            wire.flush,
+            self._close_prefill_stream,
+            clock,
+        )
+        self.decode_side = DecodeSide(
+            engine,
+            executor,
+            transport,
+            hello,
+            settings,
+            self._counters,
+            lambda channel, address: wire.send(Kind.PEER_OPEN, channel, address.encode()),
+            lambda channel, message: wire.send(Kind.PEER, channel, message.SerializeToString()),
+            lambda channel: wire.send(Kind.PEER_CLOSE, channel),
+            clock,
+        )
+        self.handlers: dict[int, Callable[[int, bytes], None]] = {
+            Kind.PREFILL_OPEN: lambda channel, _: self.prefill_side.on_peer_open(channel),
+            Kind.PREFILL: self.prefill_side.on_peer_message,
+            Kind.PREFILL_CLOSE: lambda channel, _: self.prefill_side.on_peer_closed(channel),
+            Kind.PEER: self.decode_side.on_peer_message,
+            Kind.PEER_CLOSE: lambda channel, reason: self.decode_side.on_peer_closed(channel, reason.decode()),
+        }
+
+    @property
+    def num_prefills(self) -> int:
+        """Prefills of other workers that hold blocks here, or will."""
+        return self.prefill_side.num_jobs
+
+    @property
+    def num_open(self) -> int:
+        """Everything that is not over, on both sides."""
+        return self.prefill_side.num_jobs + self.decode_side.num_exchanges
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` must be called next. None: when a frame comes, or a step was made."""
+        return self._next_tick if self.num_open or self.decode_side.num_peers else None
+
+    @property
+    def transfer_bytes_per_second(self) -> float:
+        """Measured while bytes came in. 0: not known yet."""
+        return self._rate
+
+    def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
+        """A request that was just submitted may be prefilled by this worker."""
+        self.decode_side.expect(request, prefill)
+
+    def num_prefill_cached_tokens(self, request: Request) -> int:
+        """How many of a finished request's transferred tokens the prefill worker had cached."""
+        return request.num_prefill_cached_tokens
+
+    def begin_drain(self) -> None:
+        """Refuses new prefills of others. Idempotent."""
+        self.prefill_side.draining = True
+
+    def abort_all(self, reason: str) -> None:
+        """Fails the prefills of others that still run."""
+        self.prefill_side.abort_all(reason)
+
+    def counters(self) -> HandoverCounters:
+        """A copy of the totals."""
+        return dataclasses.replace(self._counters, num_stray_pieces=self._transport.totals().num_stray_pieces)
+
+    def num_stranded_blocks(self) -> int:
+        """Blocks of broken leases that are not free though they should be. Always 0."""
+        now = self._clock()
+        sides = (self.prefill_side, self.decode_side)
+        return sum(side.num_stranded_blocks(now, _STRANDED_SECONDS) for side in sides)
+
+    def on_step(self, outputs: StepOutputs) -> None:
+        """Call right after each step."""
+        self.prefill_side.on_step(outputs)
+        self.decode_side.on_step(outputs)
+
+    def tick(self) -> None:
+        """Handles what the transport did, and what is overdue. Cheap when nothing is open."""
+        now = self._clock()
+        # What came while this thread computed is not read yet: its silence is ours.
+        gap = now - self._ticked_at
+        deaf_seconds = gap if gap > MAX_BEAT_SECONDS else 0.0
+        self._ticked_at = now
+        self._heartbeat.alive(now)
+        self._handle_events()
+        if now >= self._next_tick or deaf_seconds:
+            self._next_tick = now + _TICK_SECONDS
+            self.prefill_side.tick(now, deaf_seconds)
+            self.decode_side.tick(now, deaf_seconds)
+            self._measure()
+        self._beat()
+
+    def close(self) -> None:
+        """Ends the threads and the transport. Idempotent."""
+        self._heartbeat.close()
+        self._transport.close()
+
+    def _handle_events(self) -> None:
+        for event in self._transport.poll():
+            match event:
+                case Landed():
+                    self.decode_side.on_landed(event)
+                case InboundFailed():
+                    self.decode_side.on_inbound_failed(event)
+                case InboundFenced():
+                    self.decode_side.on_inbound_fenced(event)
+                case Pushed():
+                    self.prefill_side.on_pushed(event)
+                case PushFailed():
+                    self.prefill_side.on_push_failed(event)
+                case PushFenced():
+                    self.prefill_side.on_push_fenced(event)
+
+    def _beat(self) -> None:
+        beats: dict[object, Beat] = {}
+        for channel in self.prefill_side.busy_channels:
+            beats[Kind.PREFILL, channel] = self._beat_of(Kind.PREFILL, channel, self._to_decode)
+        for channel in self.decode_side.busy_channels:
+            beats[Kind.PEER, channel] = self._beat_of(Kind.PEER, channel, self._to_prefill)
+        self._heartbeat.set(beats, self.prefill_side.beat_seconds)
+
+    def _beat_of(self, kind: Kind, channel: int, payload: bytes) -> Beat:
+        return lambda: self._wire.post(kind, channel, payload)
+
+    def _measure(self) -> None:
+        totals, before = self._transport.totals(), self._rated
+        seconds = totals.receive_seconds - before.receive_seconds
+        if totals.num_received_bytes > before.num_received_bytes and seconds > 0:
+            rate = (totals.num_received_bytes - before.num_received_bytes) / seconds
+            self._rate = rate if self._rate == 0 else (1 - _NEW_RATE) * self._rate + _NEW_RATE * rate
+            self._rated = totals
+
+    def _close_prefill_stream(self, channel: int, error: ServiceError) -> None:
+        self._wire.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())

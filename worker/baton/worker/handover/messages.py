@@ -1,0 +1,79 @@
+"""The engine's words as the contract's messages, where the hand-over needs them."""
+
+from __future__ import annotations
+
+from baton.rpc.errors import ServiceError
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
+
+
+def prefill_submit(request: Request, prefill_id: int, num_cached_tokens: int, now: float) -> worker_pb2.PrefillSubmit:
+    """Asks for the KV of everything that the request knows so far, and the token after it."""
+    return worker_pb2.PrefillSubmit(
+        prefill_id=prefill_id,
+        request_id=public_id(request),
+        prompt_token_ids=request.token_ids,
+        sampling=_sampling_message(request.sampling),
+        stop=_stop_message(request.stop),
+        cache_namespace=request.cache_namespace,
+        num_cached_tokens=num_cached_tokens,
+        priority=request.priority,
+        timeout_ms=0 if request.deadline is None else max(1, round((request.deadline - now) * 1000)),
+        num_output_tokens=len(request.token_ids) - request.num_prompt_tokens,
+    )
+
+
+def first_token_message(prefill_id: int, token_id: int, logprobs: TokenLogprobs | None) -> worker_pb2.PrefillFirstToken:
+    """The sampled token."""
+    message = worker_pb2.PrefillFirstToken(prefill_id=prefill_id, token_id=token_id)
+    if logprobs is not None:
+        message.logprobs.logprob = logprobs.logprob
+        message.logprobs.rank = logprobs.rank
+        message.logprobs.top_token_ids.extend(logprobs.top_token_ids)
+        message.logprobs.top_logprobs.extend(logprobs.top_logprobs)
+    return message
+
+
+def logprobs_of(message: worker_pb2.PrefillFirstToken) -> TokenLogprobs | None:
+    """The token's log-probabilities, where they were asked for."""
+    if not message.HasField("logprobs"):
+        return None
+    logprobs = message.logprobs
+    return TokenLogprobs(logprobs.logprob, logprobs.rank, tuple(logprobs.top_token_ids), tuple(logprobs.top_logprobs))
+
+
+def failed_message(prefill_id: int, error: ServiceError) -> worker_pb2.PrefillFailed:
+    """Why there will be no prefill."""
+    return worker_pb2.PrefillFailed(prefill_id=prefill_id, code=error.code.value[0], message=error.message)
+
+
+def public_id(request: Request) -> str:
+    """The request's id as every service logs it: the engine's own has a serial number behind a '#'."""
+    public, separator, _ = request.request_id.rpartition("#")
+    return public if separator else request.request_id
+
+
+def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    return types_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias_token_ids=[token_id for token_id, _ in sampling.logit_bias],
+        logit_bias_values=[value for _, value in sampling.logit_bias],
+        logprobs=sampling.logprobs,
+        allowed_token_ids=sampling.allowed_token_ids,
+    )
+
+
+def _stop_message(stop: StopConditions) -> types_pb2.StopConditions:
+    return types_pb2.StopConditions(
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        stop_token_ids=sorted(stop.stop_token_ids),
+        ignore_eos=not stop.eos_token_ids,
+    )

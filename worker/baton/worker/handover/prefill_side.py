@@ -1,0 +1,454 @@
+"""Prefills for other workers: computes their prompts, pushes the KV as layers finish, holds it until they have it.
+
+Everything but `on_layer` runs on the engine thread. A job's blocks are freed when its lease ended, or, where there is
+none yet, when nobody wants them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
+from baton.v1 import kv_pb2, worker_pb2
+from baton.worker.core import Request, StepPlan
+from baton.worker.engine import Engine, StepOutputs
+from baton.worker.executor.base import Executor
+from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.messages import failed_message, first_token_message, public_id
+from baton.worker.handover.push_progress import PushProgress, PushTarget
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.outputs import FirstToken, PrefillStarted
+from baton.worker.submit import prefill_of
+from baton.worker.transfer.base import Outbound, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.layout import check_compatible, layout_of
+from baton.worker.transfer.lease import Action, Actions, SenderLease, State
+
+_log = logging.getLogger(__name__)
+
+Message = worker_pb2.PrefillStreamResponse
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """A decode worker's stream."""
+
+    channel: int
+    heard_at: float
+    worker_id: str = ""
+    greeted: bool = False
+    open: bool = True
+    jobs: dict[int, _Job] = field(default_factory=dict)  # by prefill id
+    transfers: dict[int, _Job] = field(default_factory=dict)  # by transfer id
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One prefill, from its submit until its blocks are free."""
+
+    peer: _Peer
+    prefill_id: int
+    request: Request
+    push_id: int
+    progress: PushProgress | None = None  # once it is being computed
+    lease: SenderLease | None = None  # once the peer said where to
+    transfer_id: int = 0
+    computed: bool = False
+    hold_until: float = math.inf  # a computed prompt without a lease
+    num_pieces: int = 0
+    num_bytes: int = 0
+
+
+class PrefillSide:
+    """All prefills for others. `send` queues a message on a stream, `flush` sends all that is queued."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        transport: Transport,
+        hello: kv_pb2.PeerHello,
+        settings: HandoverSettings,
+        counters: HandoverCounters,
+        send: Callable[[int, Message], None],
+        flush: Callable[[], None],
+        close_peer: Callable[[int, ServiceError], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.draining = False
+        self._engine = engine
+        self._executor = executor
+        self._transport = transport
+        self._hello = hello
+        self._settings = settings
+        self._counters = counters
+        self._send = send
+        self._flush = flush
+        self._close_peer = close_peer
+        self._clock = clock
+        self._serial = itertools.count(1)
+        self._peers: dict[int, _Peer] = {}
+        self._jobs: dict[Request, _Job] = {}
+        self._pushes: dict[int, _Job] = {}
+        self._computing: dict[int, tuple[int, PushProgress]] = {}  # by row: first step; read by the executor's thread
+        self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
+        self._handlers: dict[str, Callable[[_Peer, worker_pb2.PrefillStreamRequest], None]] = {
+            "submit": self._on_submit,
+            "accept": self._on_accept,
+            "cancel": self._on_cancel,
+            "abort": self._on_abort,
+            "aborted": lambda peer, message: None,  # our fence does not wait for the receiver
+            "complete": self._on_complete,
+        }
+        self._effects: dict[Action, Callable[[_Job], None]] = {
+            Action.SEND_SENT: self._send_sent,
+            Action.SEND_ABORT: self._send_abort,
+            Action.SEND_ABORTED: self._send_aborted,
+            Action.FENCE: lambda job: transport.fence_outbound(job.push_id),
+            Action.FORCE_FENCE: lambda job: transport.cut_outbound(job.push_id),
+            Action.FREE: self._free,
+        }
+        engine.on_prefill_started = self._on_started
+
+    @property
+    def num_jobs(self) -> int:
+        """Prefills that hold blocks here, or will."""
+        return len(self._jobs)
+
+    @property
+    def busy_channels(self) -> list[int]:
+        """Streams whose peers wait for signs of life: all, for a submit may lie unread while a step computes."""
+        return list(self._peers)
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often they want one."""
+        return min(self._settings.beat_seconds, self._lease_seconds / 4)
+
+    def num_stranded_blocks(self, now: float, seconds: float) -> int:
+        """Blocks of leases that were broken longer ago than that, and are not free yet."""
+        late = [job for job in self._jobs.values() if job.lease is not None and job.lease.late(now, seconds)]
+        return sum(job.progress.num_blocks for job in late if job.progress is not None)
+
+    # Streams.
+
+    def on_peer_open(self, channel: int) -> None:
+        """A decode worker opened a stream."""
+        self._executor.layer_hook = self.on_layer
+        self._peers[channel] = _Peer(channel, self._clock())
+        self._send(channel, Message(hello=self._hello))
+
+    def on_peer_message(self, channel: int, payload: bytes) -> None:
+        """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other."""
+        peer = self._peers.get(channel)
+        if peer is None:
+            return  # closed a moment ago
+        peer.heard_at = self._clock()
+        try:
+            message = worker_pb2.PrefillStreamRequest.FromString(payload)
+            kind = message.WhichOneof("message")
+            if kind == "hello":
+                self._on_hello(peer, message.hello)
+            elif kind == "renewal":
+                pass  # every message is a sign of life; these may overtake the hello
+            elif kind in self._handlers and peer.greeted:
+                self._handlers[kind](peer, message)
+            else:
+                raise InvalidRequest(f"message {kind!r} came {'unknown' if peer.greeted else 'before the hello'}")
+        except DecodeError:
+            self._drop_peer(peer, InvalidRequest("a message on the stream is no PrefillStreamRequest"))
+        except ServiceError as error:
+            self._drop_peer(peer, error)
+
+    def on_peer_closed(self, channel: int) -> None:
+        """The stream ended: its prefills are aborted, its leases fenced. Idempotent."""
+        peer = self._peers.pop(channel, None)
+        if peer is None:
+            return
+        peer.open = False
+        for job in list(peer.jobs.values()):
+            if job.lease is None:
+                self._end(job)
+            else:
+                self._apply(job, job.lease.peer_lost(self._clock()))
+
+    def _drop_peer(self, peer: _Peer, error: ServiceError) -> None:
+        _log.warning("prefill stream of %s ended: %s", peer.worker_id or "a worker", error.message)
+        self._close_peer(peer.channel, error)
+        self.on_peer_closed(peer.channel)
+
+    # Messages.
+
+    def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
+        peer.worker_id = hello.worker_id
+        try:
+            check_compatible(self._executor.layout, layout_of(hello.layout))
+        except Mismatch:
+            self._counters.num_mismatches += 1
+            raise
+        peer.greeted = True
+
+    def _on_submit(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+        submit = message.submit
+        if submit.prefill_id in peer.jobs:
+            raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
+        try:
+            if self.draining:
+                raise Unavailable("the prefill worker is draining and takes no new prompts")
+            name = f"{submit.request_id}#p{next(self._serial)}"
+            request = prefill_of(submit, self._executor.model, self._engine.max_model_len, name, self._clock())
+            self._engine.submit(request)
+        except ServiceError as error:
+            self._refuse(peer, submit.prefill_id, error)
+            return
+        job = _Job(peer, submit.prefill_id, request, next(self._serial))
+        peer.jobs[job.prefill_id] = self._jobs[request] = job
+
+    def _on_accept(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+        transfer = message.accept.transfer
+        job = peer.jobs.get(message.accept.prefill_id)
+        if job is None or job.lease is not None:
+            # It ended while the accept was on its way: nothing will be written.
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            return
+        try:
+            target = self._target(job, transfer)
+        except ServiceError as error:
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            self._fail(job, error)
+            return
+        lease_seconds = transfer.lease_ms / 1000
+        self._lease_seconds = min(self._lease_seconds, lease_seconds)
+        job.lease = SenderLease(self._clock(), lease_seconds, self._settings.stall_seconds)
+        job.transfer_id = transfer.transfer_id
+        peer.transfers[job.transfer_id] = self._pushes[job.push_id] = job
+        assert job.progress is not None, "a target needs a prompt that is being computed"
+        job.progress.start(target)
+
+    def _target(self, job: _Job, transfer: kv_pb2.TransferDescriptor) -> PushTarget:
+        """Where the descriptor says. Raises a ServiceError where nothing can be pushed there."""
+        if job.progress is None:
+            raise InvalidRequest("the accept came before the prefill had started", field="transfer")
+        expected = job.progress.num_blocks - transfer.first_block
+        if expected < 1 or len(transfer.block_ids) != expected or not transfer.lease_ms:
+            raise InvalidRequest(
+                f"the transfer has {len(transfer.block_ids)} blocks from block {transfer.first_block} on and a lease "
+                f"of {transfer.lease_ms} ms; the prompt has {job.progress.num_blocks} blocks",
+                field="transfer.block_ids",
+            )
+        if transfer.sender_epoch != self._hello.epoch:
+            raise Mismatch(
+                f"the transfer is for epoch {transfer.sender_epoch} of this worker, which is {self._hello.epoch}",
+                field="transfer.sender_epoch",
+            )
+        kind = self._transport.address.kind
+        address = next((address.address for address in transfer.transports if address.kind == kind), None)
+        if address is None:
+            raise Mismatch("the transfer names no transport that this worker has", field="transfer.transports")
+        outbound = Outbound(
+            push_id=job.push_id,
+            address=address,
+            transfer_id=transfer.transfer_id,
+            receiver_epoch=transfer.receiver_epoch,
+            generation=transfer.generation,
+            checksum=transfer.checksum,
+        )
+        self._transport.connect(outbound)
+        return PushTarget(
+            first_block=transfer.first_block,
+            max_blocks=max(1, self._settings.piece_bytes // self._executor.layout.bytes_per_block_layer),
+            push=functools.partial(self._transport.push, job.push_id),
+            finish=functools.partial(self._transport.finish, job.push_id),
+        )
+
+    def _on_cancel(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.jobs.get(message.cancel.prefill_id)
+        if job is None:
+            return
+        if job.lease is None:
+            self._end(job)
+        else:
+            self._apply(job, job.lease.cancel(self._clock(), "the decode worker cancelled the prefill"))
+
+    def _on_abort(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.transfers.get(message.abort.transfer_id)
+        if job is None or job.lease is None:
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)))
+        else:
+            self._apply(job, job.lease.peer_aborts(self._clock(), message.abort.reason))
+
+    def _on_complete(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.transfers.get(message.complete.transfer_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.completed())
+
+    # The engine.
+
+    def _on_started(self, started: PrefillStarted) -> None:
+        """Between schedule and launch, so that the peer makes room while the first chunk is computed."""
+        job = self._jobs.get(started.request)
+        if job is None:
+            return
+        layout = self._executor.layout
+        job.progress = PushProgress(
+            layout.num_layers,
+            layout.block_size,
+            len(started.request.token_ids),
+            started.num_cached_tokens,
+            started.block_ids,
+        )
+        self._computing[started.row] = started.step, job.progress
+        message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
+        self._send_to(job.peer, Message(started=message))
+        self._flush()
+
+    def on_layer(self, plan: StepPlan, layer: int) -> None:
+        """The executor's layer hook; on its thread."""
+        if not self._computing:
+            return
+        for index in range(plan.num_decodes, len(plan.rows)):
+            first_step, progress = self._computing.get(int(plan.rows[index]), (math.inf, None))
+            if progress is not None and first_step <= plan.step:
+                progress.layer_computed(layer, int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index]))
+
+    def on_step(self, outputs: StepOutputs) -> None:
+        """Call right after each step, before anything else here."""
+        if not self._jobs:
+            return
+        now = self._clock()
+        for request, num_computed_tokens in outputs.prefill_progress:
+            job = self._jobs.get(request)
+            if job is not None and job.progress is not None:
+                job.progress.all_computed(num_computed_tokens)
+                if job.lease is not None:
+                    job.lease.progressed(now)
+        for first in outputs.first_tokens:
+            self._on_first_token(first, now)
+        for failure in outputs.failures:
+            if job := self._jobs.get(failure.request):
+                self._fail(job, failure.error)
+        for finish in outputs.finishes:
+            if job := self._jobs.get(finish.request):
+                self._fail(job, Unavailable("the prefill was aborted"))
+
+    def _on_first_token(self, first: FirstToken, now: float) -> None:
+        job = self._jobs.get(first.request)
+        if job is None:
+            return
+        job.computed = True
+        job.hold_until = now + self._settings.accept_seconds
+        self._forget_rows(job)
+        message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
+        self._send_to(job.peer, Message(first_token=message))
+
+    # The transport, and time.
+
+    def on_pushed(self, event: Pushed) -> None:
+        """All pieces of a push are sent."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            job.num_pieces, job.num_bytes = event.num_pieces, event.num_bytes
+            self._apply(job, job.lease.pushed(self._clock()))
+
+    def on_push_failed(self, event: PushFailed) -> None:
+        """A push cannot go on."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.cancel(self._clock(), f"the push failed: {event.reason}"))
+
+    def on_push_fenced(self, event: PushFenced) -> None:
+        """Nothing more is read or sent."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.fenced())
+
+    def tick(self, now: float, deaf_seconds: float) -> None:
+        """Ends what is overdue. For deaf_seconds before now nobody was listened to."""
+        for peer in self._peers.values():
+            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+        for job in list(self._jobs.values()):
+            if job.lease is not None:
+                job.lease.excuse(now, deaf_seconds)
+                job.lease.heard(job.peer.heard_at)
+                self._apply(job, job.lease.tick(now))
+            elif now >= job.hold_until:
+                self._fail(job, DeadlineExceeded("the decode worker made no room for the computed prompt"))
+            elif now >= job.peer.heard_at + self._settings.silence_seconds:
+                self._fail(job, DeadlineExceeded("the decode worker fell silent"))
+
+    def abort_all(self, reason: str) -> None:
+        """Fails every prefill that still runs."""
+        for job in list(self._jobs.values()):
+            self._fail(job, Unavailable(reason))
+
+    # Ends and effects.
+
+    def _refuse(self, peer: _Peer, prefill_id: int, error: ServiceError) -> None:
+        self._counters.num_failed_prefills += 1
+        self._send_to(peer, Message(failed=failed_message(prefill_id, error)))
+
+    def _fail(self, job: _Job, error: ServiceError) -> None:
+        _log.info("prefill failed: %s", error.message, extra={"request_id": public_id(job.request)})
+        if job.lease is None:
+            self._refuse(job.peer, job.prefill_id, error)
+            self._end(job)
+        elif job.lease.live:
+            self._refuse(job.peer, job.prefill_id, error)
+            self._apply(job, job.lease.cancel(self._clock(), error.message))
+
+    def _apply(self, job: _Job, actions: Actions) -> None:
+        for action in actions:
+            self._effects[action](job)
+
+    def _send_sent(self, job: _Job) -> None:
+        sent = kv_pb2.TransferSent(transfer_id=job.transfer_id, num_pieces=job.num_pieces, num_bytes=job.num_bytes)
+        self._send_to(job.peer, Message(sent=sent))
+
+    def _send_abort(self, job: _Job) -> None:
+        assert job.lease is not None
+        abort = kv_pb2.TransferAbort(transfer_id=job.transfer_id, reason=job.lease.reason)
+        self._send_to(job.peer, Message(abort=abort))
+
+    def _send_aborted(self, job: _Job) -> None:
+        self._send_to(job.peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=job.transfer_id)))
+
+    def _send_to(self, peer: _Peer, message: Message) -> None:
+        if peer.open:
+            self._send(peer.channel, message)
+
+    def _free(self, job: _Job) -> None:
+        lease = job.lease
+        assert lease is not None
+        if lease.state is State.COMPLETE:
+            self._counters.num_sent_transfers += 1
+            self._counters.num_sent_bytes += job.num_bytes
+        else:
+            self._counters.num_failed_pushes += 1
+            self._counters.num_expired_leases += lease.expired
+            _log.info("KV push ended: %s", lease.reason, extra={"request_id": public_id(job.request)})
+        self._end(job)
+
+    def _end(self, job: _Job) -> None:
+        """Frees the job's blocks, wherever it stands."""
+        self._forget_rows(job)
+        self._transport.forget(job.push_id)
+        self._pushes.pop(job.push_id, None)
+        del self._jobs[job.request]
+        del job.peer.jobs[job.prefill_id]
+        job.peer.transfers.pop(job.transfer_id, None)
+        if job.computed:
+            self._engine.free_prefill(job.request.request_id)
+        else:
+            self._engine.abort(job.request.request_id)
+
+    def _forget_rows(self, job: _Job) -> None:
+        for row, (_, progress) in list(self._computing.items()):
+            if progress is job.progress:
+                del self._computing[row]
