@@ -294,6 +294,27 @@ def test_a_request_fails_at_its_deadline_and_the_others_go_on():
     check_all(rig, [other])
 
 
+def test_a_computed_prefill_outlives_its_deadline_because_its_peer_still_reads():
+    clock = Clock()
+    rig = make_rig(make_executor(clock), clock)
+    request = make_request(prompt_of(9), prefill_only=True, deadline=clock.now + 5)
+    rig.run(request)
+    clock.now += 10
+    assert rig.engine.next_deadline() is None
+    rig.step()
+    assert rig.seen.failures == {}
+    rig.engine.free_prefill(request.request_id)
+    rig.assert_nothing_held()
+
+
+def test_requests_that_ended_are_not_kept_for_their_deadlines():
+    clock = Clock()
+    rig = make_rig(make_executor(clock), clock)
+    for i in range(300):
+        rig.run(make_request(prompt_of(3, salt=i), 1, deadline=clock.now + 1e6))
+    assert len(rig.engine._deadlines._heap) <= 65
+
+
 # A device that fails.
 
 

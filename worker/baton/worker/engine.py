@@ -7,7 +7,6 @@ in flight (executor.depth); a stop that is found then costs one computed token, 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import logging
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.block_pool import PoolAudit, RemovedEvent, StoredEvent
 from baton.worker.core import BlockId, FinishReason, Request, StepResult, TokenLogprobs
+from baton.worker.deadlines import Deadlines
 from baton.worker.executor.base import Executor
 from baton.worker.outputs import (
     EngineCounters,
@@ -68,7 +68,7 @@ class Engine:
             executor.num_blocks, executor.layout.block_size, self.max_model_len, settings, self._counters, clock
         )
         self._states: dict[str, RequestState] = {}  # live, or ended with an open lease
-        self._deadlines: list[tuple[float, int, RequestState]] = []
+        self._deadlines = Deadlines()
         self._in_flight: deque[_InFlight] = deque()
         self._outputs = StepOutputs()
         self._num_submitted = 0
@@ -89,8 +89,7 @@ class Engine:
         self._check_queue()
         state = self._new_state(request)
         self._states[request.request_id] = state
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, state.rank[2], state))
+        self._deadlines.add(state)
         if self._resumed_at_its_end(state):
             return
         if self._settings.prefix_caching:
@@ -119,9 +118,7 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
-        while self._deadlines and self._deadlines[0][2].phase is Phase.DONE:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next()
 
     def load(self) -> LoadSnapshot:
         """How busy and how fast the engine is now."""
@@ -272,18 +269,13 @@ class Engine:
     # Stepping.
 
     def _expire_deadlines(self) -> None:
-        deadline = self.next_deadline()
-        if deadline is None:
+        if self._deadlines.next() is None:
             return
         now = self._clock()
-        while deadline is not None and deadline <= now:
-            state = self._deadlines[0][2]
+        while (state := self._deadlines.pop_expired(now)) is not None:
             waited = now - state.submitted
-            self._fail(
-                state,
-                DeadlineExceeded(f"not finished {waited:.3f} s after its submission, {state.phase.value} until now"),
-            )
-            deadline = self.next_deadline()
+            phase = state.phase.value
+            self._fail(state, DeadlineExceeded(f"not finished {waited:.3f} s after its submission; it was {phase}"))
 
     def _launch(self, scheduled: ScheduledStep) -> None:
         self._outputs.prefill_started += scheduled.started

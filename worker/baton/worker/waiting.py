@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from baton.worker.request_state import RequestState
 
+_MAX_STALE = 64
+
 
 class WaitingQueue:
-    """A heap by rank. What is discarded leaves the heap when it comes up."""
+    """A heap by rank. What is discarded leaves the heap when it comes up, or when there is too much of it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], RequestState]] = []
@@ -23,10 +25,11 @@ class WaitingQueue:
 
     def push(self, state: RequestState) -> None:
         """Adds a request that is not in the queue."""
-        if not self._members:
-            self._heap.clear()
         self._members.add(state)
         heapq.heappush(self._heap, (state.rank, state))
+        if len(self._heap) > 2 * len(self._members) + _MAX_STALE:
+            self._heap = [(member.rank, member) for member in self._members]
+            heapq.heapify(self._heap)
 
     def peek(self) -> RequestState | None:
         """The request that is next."""
