@@ -99,7 +99,9 @@ class StreamReader(asyncio.Protocol):
 
 
 def _post(body: bytes) -> bytes:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
     return head % len(body) + body
 
 
@@ -181,7 +183,7 @@ async def measure(num_streams: int, seconds: float, rounds: int) -> dict[str, li
     script = [5 + at % 500 for at in range(2000)]
     async with (
         ScriptedWorker("w", lambda submit: script, STEP_SECONDS) as slow,
-        ScriptedWorker("w", lambda submit: script, 0.0005) as fast,
+        ScriptedWorker("w", lambda submit: script, 0.002) as fast,
         ScriptedRouter([slow]) as slow_router,
         ScriptedRouter([fast]) as fast_router,
         gateway("fake") as fake,

@@ -35,7 +35,7 @@ class GatewayConfig:
     default_max_tokens: int | None = field(
         default=None,
         metadata={
-            "help": "max_tokens of chats that give none. None: the model's generation config, or the whole context.",
+            "help": "max_tokens of chats that give none. None: as many as the context holds.",
             "minimum": 1,
         },
     )
