@@ -14,6 +14,7 @@ from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, edits_o
 from baton.worker.executor.rows import Int64
 
 _NO_LOGPROBS = -1
+_COLDEST = 1e-5  # below, the division by the temperature overflows; what it would draw is the argmax
 _LOW_64 = (1 << 64) - 1
 
 
@@ -33,7 +34,7 @@ class Sampler:
     def admit(self, init: RowInit) -> None:
         """Takes a row's parameters and, for penalties, its tokens."""
         row, sampling = init.row, init.sampling
-        self._temperature[row] = sampling.temperature
+        self._temperature[row] = sampling.temperature if sampling.temperature >= _COLDEST else 0.0
         self._top_k[row] = min(sampling.top_k, self._vocab_size)
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p

@@ -28,10 +28,10 @@ def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
     return hasher.digest()
 
 
-def dummy_digest(config: ModelConfig, seed: int) -> bytes:
-    """Of dummy weights."""
+def dummy_digest(config: ModelConfig, seed: int, device_type: str = "cpu") -> bytes:
+    """Of dummy weights, which each type of device draws in its own way."""
     hasher = _config_hasher(config)
-    hasher.update(f"dummy:{seed}:{config.initializer_range!r}".encode())
+    hasher.update(f"dummy:{seed}:{device_type}:{config.initializer_range!r}".encode())
     return hasher.digest()
 
 

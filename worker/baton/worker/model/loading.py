@@ -29,19 +29,27 @@ class LoadedModel:
     digest: bytes  # 16 bytes
 
 
-def load_model(model: str, load_format: str, dtype: torch.dtype) -> LoadedModel:
+def load_model(
+    model: str,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> LoadedModel:
     """Loads a folder or hub id; under load_format dummy, random weights for its config or for a preset's name."""
     started = time.monotonic()
     if load_format == "dummy":
         config = (
             parse_config(PRESETS[model], f"preset {model}") if model in PRESETS else load_config(resolve_model(model))
         )
-        loaded = LoadedModel(config, dummy_weights(config, dtype, _DUMMY_SEED), dummy_digest(config, _DUMMY_SEED))
+        weights = dummy_weights(config, dtype, _DUMMY_SEED, device)
+        loaded = LoadedModel(config, weights, dummy_digest(config, _DUMMY_SEED, device.type))
     else:
         folder = resolve_model(model)
         config = load_config(folder)
         with Checkpoint(folder) as checkpoint:
-            loaded = LoadedModel(config, load_weights(config, checkpoint, dtype), model_digest(config, checkpoint))
+            loaded = LoadedModel(
+                config, load_weights(config, checkpoint, dtype, device), model_digest(config, checkpoint)
+            )
     _log.info(
         "model loaded: %s, %d layers, in %.2f s",
         loaded.config.architecture,

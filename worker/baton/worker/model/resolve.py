@@ -18,9 +18,9 @@ _ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
 def resolve_model(model: str) -> Path:
     """The model's folder: itself where it exists, else a download from the hub."""
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return folder
-    if folder.exists():
+    if folder.is_file():
         raise InvalidRequest(f"model {model!r} is a file; {_ALLOWED}", field="model")
     if not _HUB_ID.fullmatch(model):
         raise InvalidRequest(f"model {model!r}: no such folder; {_ALLOWED}", field="model")

@@ -15,6 +15,8 @@ from baton.worker.model.config import ModelConfig
 
 _log = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
+
 # The tensor of a checkpoint's name and shape; it is copied, so a view will do.
 Source = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -47,47 +49,57 @@ class ModelWeights:
     lm_head: Tensor  # [vocab_size, hidden_size]; embed itself where tied
 
 
-def load_weights(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> ModelWeights:
-    """Copies a checkpoint's tensors, converted. Raises InvalidRequest for a missing or misshapen one."""
+def load_weights(
+    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU
+) -> ModelWeights:
+    """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest for a missing or misshapen one."""
     used: set[str] = set()
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
         used.add(name)
         return checkpoint.tensor(name, shape)
 
-    weights = build_weights(config, source, dtype)
+    weights = build_weights(config, source, dtype, device)
     unused = [name for name in checkpoint.names if name not in used and not _is_redundant(name, config)]
     if unused:
         _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.folder, ", ".join(unused[:4]))
     return weights
 
 
-def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0) -> ModelWeights:
-    """Random weights, the same for a seed on every machine: a model of the right shape that makes no sense."""
+def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> ModelWeights:
+    """Random weights, the same for a seed on every device of a kind: a model of the right shape that makes no sense."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype)
+            return torch.ones(shape, dtype=dtype, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return torch.empty(shape, dtype=dtype).normal_(0.0, config.initializer_range, generator=generator)
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.empty(shape, dtype=dtype, device=device).normal_(
+            0.0, config.initializer_range, generator=generator
+        )
 
-    return build_weights(config, source, dtype)
+    return build_weights(config, source, dtype, device)
 
 
-def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype) -> ModelWeights:
+def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device = _CPU) -> ModelWeights:
     """Fuses what `source` gives."""
     hidden, vocab = config.hidden_size, config.vocab_size
-    embed = _fused(source, dtype, [("model.embed_tokens.weight", (vocab, hidden))])
+
+    def fused(parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
+        return _fused(source, dtype, device, parts)
+
+    embed = fused([("model.embed_tokens.weight", (vocab, hidden))])
     return ModelWeights(
         embed=embed,
-        layers=tuple(_layer(config, source, dtype, layer) for layer in range(config.num_layers)),
-        norm=_fused(source, dtype, [("model.norm.weight", (hidden,))]),
-        lm_head=embed if config.tie_embeddings else _fused(source, dtype, [("lm_head.weight", (vocab, hidden))]),
+        layers=tuple(_layer(config, fused, layer) for layer in range(config.num_layers)),
+        norm=fused([("model.norm.weight", (hidden,))]),
+        lm_head=embed if config.tie_embeddings else fused([("lm_head.weight", (vocab, hidden))]),
     )
 
 
-def _layer(config: ModelConfig, source: Source, dtype: torch.dtype, layer: int) -> LayerWeights:
+def _layer(
+    config: ModelConfig, fused: Callable[[list[tuple[str, tuple[int, ...]]]], Tensor], layer: int
+) -> LayerWeights:
     hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
     prefix = f"model.layers.{layer}."
@@ -95,15 +107,13 @@ def _layer(config: ModelConfig, source: Source, dtype: torch.dtype, layer: int) 
     gate_up = [("mlp.gate_proj", ffn), ("mlp.up_proj", ffn)]
 
     def matrix(parts: list[tuple[str, int]], width: int) -> Tensor:
-        return _fused(source, dtype, [(f"{prefix}{name}.weight", (size, width)) for name, size in parts])
+        return fused([(f"{prefix}{name}.weight", (size, width)) for name, size in parts])
 
     def vector(parts: list[tuple[str, int]], suffix: str, wanted: bool = True) -> Tensor | None:
-        return (
-            _fused(source, dtype, [(f"{prefix}{name}.{suffix}", (size,)) for name, size in parts]) if wanted else None
-        )
+        return fused([(f"{prefix}{name}.{suffix}", (size,)) for name, size in parts]) if wanted else None
 
     def norm(name: str) -> Tensor:
-        return _fused(source, dtype, [(f"{prefix}{name}.weight", (hidden,))])
+        return fused([(f"{prefix}{name}.weight", (hidden,))])
 
     return LayerWeights(
         input_norm=norm("input_layernorm"),
@@ -121,10 +131,12 @@ def _layer(config: ModelConfig, source: Source, dtype: torch.dtype, layer: int) 
     )
 
 
-def _fused(source: Source, dtype: torch.dtype, parts: list[tuple[str, tuple[int, ...]]]) -> Tensor:
+def _fused(
+    source: Source, dtype: torch.dtype, device: torch.device, parts: list[tuple[str, tuple[int, ...]]]
+) -> Tensor:
     """The parts one after the other along their first dimension, in memory of their own."""
     rows = sum(shape[0] for _, shape in parts)
-    out = torch.empty((rows, *parts[0][1][1:]), dtype=dtype)
+    out = torch.empty((rows, *parts[0][1][1:]), dtype=dtype, device=device)
     start = 0
     for name, shape in parts:
         out[start : start + shape[0]] = source(name, shape)

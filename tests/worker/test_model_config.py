@@ -1,0 +1,130 @@
+"""config.json becomes a ModelConfig, or an error that names the file, the key and what is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.model.config import load_config, parse_config
+from baton.worker.model.presets import PRESETS
+
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_what_a_config_leaves_out_has_the_architectures_default() -> None:
+    config = parse_config(SMALL, "config.json")
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.rope.kind == "default"
+    assert config.windows == (0, 0, 0, 0)
+    assert not any((config.tie_embeddings, config.qkv_bias, config.qk_norm))
+
+
+def test_architectures_differ_as_data() -> None:
+    def of(name: str, **more: Any) -> Any:
+        return parse_config({**SMALL, "architectures": [name], "sliding_window": 32, **more}, "config.json")
+
+    assert of("MistralForCausalLM").windows == (32, 32, 32, 32)
+    assert of("MistralForCausalLM", sliding_window=None).windows == (0, 0, 0, 0)
+    assert of("LlamaForCausalLM").windows == (0, 0, 0, 0)
+    qwen2 = of("Qwen2ForCausalLM", use_sliding_window=True, max_window_layers=3)
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.windows) == (True, False, (0, 0, 0, 32))
+    assert of("Qwen2ForCausalLM").windows == (0, 0, 0, 0)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert of("Qwen3ForCausalLM", use_sliding_window=True, layer_types=kinds).windows == (32, 0, 32, 0)
+    assert of("Qwen3ForCausalLM").qk_norm
+    assert of("LlamaForCausalLM", attention_bias=True, mlp_bias=True).mlp_bias
+
+
+def test_model_type_stands_in_for_missing_architectures() -> None:
+    raw = {key: value for key, value in SMALL.items() if key != "architectures"}
+    assert parse_config({**raw, "model_type": "qwen3"}, "config.json").architecture == "Qwen3ForCausalLM"
+
+
+def test_rope_is_read_in_the_old_and_the_new_spelling() -> None:
+    old = parse_config({**SMALL, "rope_theta": 5e5, "rope_scaling": LLAMA3}, "config.json")
+    new = parse_config({**SMALL, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "config.json")
+    assert old.rope == new.rope
+    assert (old.rope.kind, old.rope.theta, old.rope.original_length) == ("llama3", 5e5, 8192)
+    oldest = parse_config({**SMALL, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json")
+    assert (oldest.rope.kind, oldest.rope.factor) == ("linear", 2.0)
+
+
+def test_yarn_stretches_the_models_length() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+    config = parse_config({**SMALL, "max_position_embeddings": 1000, "rope_scaling": scaling}, "config.json")
+    assert config.max_model_len == 4000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is \['GPT2LMHeadModel'\]; it must be one of Llama"),
+        ({"architectures": None, "model_type": "gemma"}, r"model_type is 'gemma'; it must be one of Llama"),
+        ({"hidden_size": None}, r"hidden_size is missing; it must be a positive integer"),
+        ({"hidden_size": "64"}, r"hidden_size is '64'; it must be a positive integer"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers is 0; it must be a positive integer"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads is 3; it must be a divisor of num_attention_heads \(4\)"),
+        ({"head_dim": 15}, r"head_dim is 15; it must be an even number"),
+        ({"rms_norm_eps": -1}, r"rms_norm_eps is -1; it must be a number above 0"),
+        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes'; it must be true or false"),
+        ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; it must be silu"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config is .*only unquantized weights"),
+        ({"eos_token_id": "2"}, r"eos_token_id is '2'; it must be an integer or a list"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, r"rope_type is 'longrope'; it must be one of default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling: factor is missing"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, r"high_freq_factor is 0.5; it must be above"),
+        ({"rope_scaling": 3}, r"rope_scaling is 3; it must be an object"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0.5; it must be 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^model/config.json: .*{message}") as caught:
+        parse_config({**SMALL, **change}, "model/config.json")
+    assert caught.value.field == "model"
+
+
+def test_layer_types_that_do_not_fit_are_refused() -> None:
+    raw = {**SMALL, "architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"]}
+    with pytest.raises(InvalidRequest, match="a list of 4 x full_attention or sliding_attention"):
+        parse_config(raw, "config.json")
+
+
+def test_the_generation_configs_end_of_sequence_counts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "eos_token_id": 2}))
+    assert load_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert load_config(tmp_path).eos_token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "config.json is missing: a Hugging Face"), ("{", "is not JSON"), ("[]", "holds a list; it must hold an")],
+)
+def test_a_broken_config_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InvalidRequest, match=f"{tmp_path}/config.json.*{message}|{message}"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_configs(name: str) -> None:
+    assert parse_config(PRESETS[name], name).num_layers > 0
