@@ -15,7 +15,6 @@ import contextlib
 import json
 import logging
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -27,12 +26,12 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rest_harness import SAMPLE, FakeGeneration, FakeGenerator, rest_side  # noqa: E402
-from scripted_services import ScriptedRouter, ScriptedWorker  # noqa: E402
+from rest_harness import SAMPLE, FakeGeneration, FakeGenerator, rest_side
+from scripted_services import ScriptedRouter, ScriptedWorker
 
-from baton.gateway.config import GatewayConfig  # noqa: E402
-from baton.gateway.server import serve  # noqa: E402
-from baton.services.ports import free_ports  # noqa: E402
+from baton.gateway.config import GatewayConfig
+from baton.gateway.server import serve
+from baton.services.ports import free_ports
 
 STEP_SECONDS = 0.02
 WARM_SECONDS = 1.0
@@ -108,15 +107,16 @@ def _post(body: bytes) -> bytes:
 @contextlib.asynccontextmanager
 async def gateway(kind: str, router: str = "") -> AsyncIterator[tuple[int, psutil.Process]]:
     """A gateway process of its own."""
-    child = subprocess.Popen([sys.executable, __file__, "--serve", kind, "--router", router], stdout=subprocess.PIPE)
+    command = (sys.executable, __file__, "--serve", kind, "--router", router)
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert child.stdout is not None
-        port = int(await asyncio.to_thread(child.stdout.readline))
+        port = int(await child.stdout.readline())
         await _until_ready(port)
         yield port, psutil.Process(child.pid)
     finally:
         child.kill()
-        child.wait()
+        await child.wait()
 
 
 async def _until_ready(port: int) -> None:
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--router", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # As in production, log lines are made; here they go nowhere.
-    logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(Path("/dev/null").open("w"))])
+    logging.basicConfig(level=logging.INFO, handlers=[logging.FileHandler("/dev/null")])
     if options.serve:
         uvloop.run(serve_fake() if options.serve == "fake" else serve_real(options.router))
         return

@@ -52,9 +52,11 @@ class Gateway:
         return False
 
     async def wait_until_ready(self):
-        async with asyncio.timeout(10):
-            while not await self.is_ready():
-                await asyncio.sleep(0.02)
+        for _ in range(500):
+            if await self.is_ready():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("not ready within 10 s")
 
 
 @contextlib.asynccontextmanager
@@ -248,8 +250,7 @@ async def test_a_stop_lets_streams_finish_and_takes_nothing_new(story_tokens):
         RawClient.connect(gateway.port) as idle,
     ):
         await busy.send(request_bytes("POST", "/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 99}))
-        status, headers = await busy.head()
-        assert status == 200
+        assert (await busy.head())[0] == 200
         gateway.stop.set()
         assert await idle.closed()
         await until(lambda: not _accepts(gateway.port))

@@ -1,9 +1,17 @@
 """What is refused, with which status and which field named; and that nothing of it reaches a worker."""
 
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rest_harness import rest_side, say
+
+from baton.gateway import validation
+from baton.gateway.openai_types import ChatCompletionRequest, CompletionRequest
+from baton.gateway.request_body import BodyDecoder
+from baton.rpc.errors import InvalidRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 BIG = 10**30
@@ -186,3 +194,41 @@ async def test_another_content_type_is_refused():
             headers = {"content-type": kind}
             answer = await rest.post("/v1/chat/completions", json.dumps(CHAT).encode(), headers)
             assert answer.status == status
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def bodies(kind, base):
+    """Bodies with a few fields of the type, each of them anything at all, or near to right."""
+    names = st.sampled_from(kind.__struct_fields__)
+    near = st.sampled_from(
+        [0, 1, -1, 0.5, 2**31, 2**63, 2**64, "", "a", [], [""], [1], {}, {"1": 1}, {"type": "text"}, [{"role": "user"}]]
+    )
+    return st.dictionaries(names, VALUES | near, max_size=4).map(lambda fields: json.dumps(base | fields).encode())
+
+
+@settings(max_examples=400, deadline=None)
+@given(bodies(ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}]}))
+def test_no_chat_body_is_a_defect(body):
+    with suppress(InvalidRequest):
+        request = BodyDecoder(ChatCompletionRequest).decode(body, {})
+        validation.check_chat(request, 128, 20)
+        validation.template_messages(request.messages)
+        validation.template_variables(request)
+        validation.sampling_of(request, validation.chat_num_logprobs(request))
+        validation.stop_of(request, request.max_tokens)
+
+
+@settings(max_examples=400, deadline=None)
+@given(bodies(CompletionRequest, {"prompt": "Hi"}))
+def test_no_completion_body_is_a_defect(body):
+    with suppress(InvalidRequest):
+        request = BodyDecoder(CompletionRequest).decode(body, {})
+        validation.check_completion(request, 128, 20, 1024)
+        validation.sampling_of(request, request.logprobs)
+        validation.stop_of(request, request.max_tokens)

@@ -195,7 +195,7 @@ class Exchange:
         self._wire.exchange_ended(self, self._keep_alive)
 
     def _log_access(self) -> None:
-        level = logging.DEBUG if self.path in _QUIET_PATHS and self.status < 400 else logging.INFO
+        level = logging.DEBUG if self.path in _QUIET_PATHS else logging.INFO
         if _log.isEnabledFor(level):
             extra = {
                 "request_id": self.request_id,
