@@ -10,7 +10,8 @@ from torch import Tensor
 _LOG2E = 1.4426950408889634
 
 
-@triton.jit
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@triton.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "seq_lens_ptr"])
 def _decode_kernel(
     out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
     query_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM], rows of query_stride
@@ -24,6 +25,7 @@ def _decode_kernel(
     scale_log2,
     query_stride,
     table_stride,
+    window,  # keys that the query sees, itself included; 0: all
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -43,10 +45,12 @@ def _decode_kernel(
     seq = tl.program_id(2)
     num_kv_heads = tl.num_programs(0)
     seq_len = tl.load(seq_lens_ptr + seq)
-    share = tl.cdiv(tl.cdiv(seq_len, SPLITS), BLOCK_N) * BLOCK_N
+    seen_from = tl.where(window > 0, max(seq_len - window, 0), 0)
+    num_seen = seq_len - seen_from
+    share = tl.cdiv(tl.cdiv(num_seen, SPLITS), BLOCK_N) * BLOCK_N
     if SPLIT_TOKENS > 0:
         share = SPLIT_TOKENS
-    first = split * share
+    first = seen_from + split * share
     if first >= seq_len:
         return
     last = min(first + share, seq_len)
@@ -86,7 +90,7 @@ def _decode_kernel(
         top = new_top
 
     out_at = (seq.to(tl.int64) * num_kv_heads * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
-    num_live = tl.cdiv(seq_len, share)
+    num_live = tl.cdiv(num_seen, share)
     if SPLIT_TOKENS > 0:
         num_live = min(num_live, SPLITS)
     if num_live == 1:
@@ -176,6 +180,7 @@ def decode_attention(
     out: Tensor | None = None,
     splits: int | None = None,
     split_tokens: int = 0,
+    window: int = 0,
     block_n: int = 64,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -184,8 +189,8 @@ def decode_attention(
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks], rows [num_seqs]
     (each sequence's row of the table) and seq_lens [num_seqs] (0: padding, stays unwritten) are int32.
-    `split_tokens` > 0 cuts every sequence at the same places whatever shares the batch, which makes the sum's
-    order, and so the result, independent of it.
+    `window` > 0 hides all but so many last keys. `split_tokens` > 0 cuts every sequence at the same places whatever
+    shares the batch, which makes the sum's order, and so the result, independent of it.
     """
     num_seqs, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -207,6 +212,7 @@ def decode_attention(
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
+        window,
         GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,

@@ -26,6 +26,7 @@ def _tile(
     start,
     last,
     scale_log2,
+    window,
     MASKED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -47,7 +48,9 @@ def _tile(
         value = tl.load(value_base + where)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
     if MASKED:
-        score = tl.where(tokens[None, :] <= positions[:, None], score, float("-inf"))
+        hidden = tokens[None, :] > positions[:, None]
+        hidden |= (window > 0) & (tokens[None, :] <= positions[:, None] - window)
+        score = tl.where(hidden, float("-inf"), score)
     new_top = tl.maximum(top, tl.max(score, 1) * scale_log2)
     weight = tl.exp2(score * scale_log2 - new_top[:, None])
     shrink = tl.exp2(top - new_top)
@@ -56,7 +59,17 @@ def _tile(
     return acc, new_top, total
 
 
-@triton.jit
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "block_table_ptr",
+        "rows_ptr",
+        "seq_lens_ptr",
+        "query_start_loc_ptr",
+        "tile_seq_ptr",
+        "tile_start_ptr",
+    ]
+)
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
     query_ptr,  # [num_tokens, num_q_heads, HEAD_DIM], rows of query_stride
@@ -71,6 +84,7 @@ def _prefill_kernel(
     query_stride,
     table_stride,
     num_kv_heads,
+    window,  # keys that a query sees, itself included; 0: all
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -102,19 +116,26 @@ def _prefill_kernel(
     table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
 
     last = min(seq_len - num_rows + offset + BLOCK_M, seq_len)
-    unmasked = (seq_len - num_rows + offset + 1) // BLOCK_N * BLOCK_N
+    first_position = seq_len - num_rows + offset
+    unmasked = (first_position + 1) // BLOCK_N * BLOCK_N
+    begin = 0
+    if window > 0:
+        # Every tile may have hidden keys on both sides.
+        begin = max(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        unmasked = begin
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    # Finite, so that a tile that a row does not see at all leaves 2^(-inf - top) = 0 and not NaN.
+    top = tl.full([BLOCK_M], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    for start in tl.range(0, unmasked, BLOCK_N, num_stages=STAGES):
+    for start in tl.range(begin, unmasked, BLOCK_N, num_stages=STAGES):
         acc, top, total = _tile(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
-            False, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+            window, False, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
         )  # fmt: skip
     for start in tl.range(unmasked, last, BLOCK_N, num_stages=1):
         acc, top, total = _tile(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
-            True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+            window, True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
         )  # fmt: skip
     num_q_heads = tl.num_programs(0)
     tl.store(
@@ -155,6 +176,7 @@ def prefill_attention(
     scale: float,
     *,
     out: Tensor | None = None,
+    window: int = 0,
     block_m: int = 128,
     block_n: int = 64,
     num_warps: int = 8,
@@ -164,7 +186,7 @@ def prefill_attention(
     and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
-    query_start_loc [num_seqs + 1], all int32.
+    query_start_loc [num_seqs + 1], all int32. `window` > 0 hides all but so many last keys from each query.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -184,6 +206,7 @@ def prefill_attention(
         query.stride(0),
         block_table.stride(0),
         num_kv_heads,
+        window,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         DIM_PAD=triton.next_power_of_2(head_dim),

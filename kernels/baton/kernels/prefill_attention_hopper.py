@@ -209,7 +209,17 @@ def _turn(
     return acc, gl.convert_layout(next_weight.to(dtype), weight_layout), top, total
 
 
-@gluon.jit
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@gluon.jit(
+    do_not_specialize_on_alignment=[
+        "block_table_ptr",
+        "rows_ptr",
+        "seq_lens_ptr",
+        "query_start_loc_ptr",
+        "tile_seq_ptr",
+        "tile_start_ptr",
+    ]
+)
 def _prefill_kernel(
     out_ptr,  # [num_tokens, num_q_heads, HEAD_DIM]
     query_desc,  # [num_tokens, row], boxes of [64, 64]

@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
 def _rope_kernel(
     qkv_ptr,  # [num_tokens, (num_q_heads + 2 num_kv_heads) * HEAD_DIM]; q is rotated in place
     cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]

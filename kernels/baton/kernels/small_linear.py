@@ -81,7 +81,7 @@ def _vector_kernel(
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=rows < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _matrix_kernel(
     out_ptr,  # [m, n]
     x_ptr,  # [m, k]

@@ -7,7 +7,18 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "tokens_out_ptr",
+        "positions_out_ptr",
+        "slots_out_ptr",
+        "seq_lens_out_ptr",
+        "rows_ptr",
+        "num_computed_ptr",
+        "query_start_loc_ptr",
+    ]
+)
 def _step_inputs_kernel(
     tokens_out_ptr,  # [num_tokens] int32
     positions_out_ptr,  # [num_tokens] int32
@@ -63,7 +74,7 @@ def step_inputs(
 
     A row of -1 is padding: token 0 at position 0, slot -1, length 0. All int32. `max_chunk` is the longest chunk.
     """
-    block = min(1024, triton.next_power_of_2(max_chunk))
+    block = 1 if max_chunk == 1 else 1024
     _step_inputs_kernel[(rows.shape[0], triton.cdiv(max_chunk, block))](
         tokens,
         positions,
@@ -78,5 +89,5 @@ def step_inputs(
         block_table.stride(0),
         BLOCK_SIZE=block_size,
         BLOCK=block,
-        num_warps=1 if block <= 32 else 4,
+        num_warps=1 if block == 1 else 4,
     )

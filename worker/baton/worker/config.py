@@ -26,8 +26,11 @@ class WorkerConfig:
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
     transfer_listen: str = field(
-        default="127.0.0.1:0",
-        metadata={"help": "Where KV of other workers is taken. Port 0: any free one.", "metavar": "HOST:PORT"},
+        default="",
+        metadata={
+            "help": "Where KV of other workers is taken. Empty: the listen host, any free port.",
+            "metavar": "HOST:PORT",
+        },
     )
     kvstore: str = field(
         default="", metadata={"help": "The kvstore to publish KV events to. Empty: none.", "metavar": "HOST:PORT"}
@@ -49,7 +52,8 @@ class WorkerConfig:
         },
     )
     executor: str = field(
-        default="cpu", metadata={"help": "What computes steps; sim: a clock, no tensors.", "choices": ("cpu", "sim")}
+        default="cpu",
+        metadata={"help": "What computes steps; sim: a clock, no tensors.", "choices": ("cpu", "cuda", "sim")},
     )
     threads: int = field(default=0, metadata={"help": "Compute threads. 0: one a core.", "minimum": 0, "maximum": 1024})
 
@@ -61,6 +65,15 @@ class WorkerConfig:
         default=0,
         metadata={"help": "Bytes for KV. 0: a tenth of this machine's memory, at most 4 GiB.", "minimum": 0},
     )
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata={
+            "help": "Share of the GPU for weights, steps and KV, under executor=cuda without --kv-cache-memory.",
+            "minimum": 0.05,
+            "maximum": 1.0,
+        },
+    )
+    cuda_graphs: bool = field(default=True, metadata={"help": "Replay decode steps as CUDA graphs."})
     max_model_len: int = field(
         default=0, metadata={"help": "Tokens of prompt and output together. 0: the model's own limit.", "minimum": 0}
     )
@@ -129,7 +142,7 @@ class WorkerConfig:
             )
         for name in ("listen", "transfer_listen", "metrics_listen", "kvstore"):
             value: str = getattr(self, name)
-            if value or name in ("listen", "transfer_listen"):
+            if value or name == "listen":
                 split_address(value, name)
 
     @property

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.core import StepPlan
+from baton.worker.core import Row, StepPlan
 
 _NUM_BUFFERS = 16  # uploads of all steps that can be in flight, and some
 
 
 class DeviceBatch:
     """Rows of token ids and block ids."""
+
+    first_row = Row(0)
 
     def __init__(self, num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.max_blocks = -(-max_model_len // block_size)
@@ -26,7 +29,7 @@ class DeviceBatch:
         self._device = device
         self._turn = 0
         self._pinned = [torch.empty(0, dtype=torch.int64, pin_memory=True) for _ in range(_NUM_BUFFERS)]
-        self._copied = [torch.cuda.Event() for _ in range(_NUM_BUFFERS)]
+        self._copied = [torch.cuda.Event() for _ in range(_NUM_BUFFERS)]  # type: ignore[no-untyped-call]
 
     def apply(self, plan: StepPlan) -> None:
         """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
@@ -45,7 +48,7 @@ class DeviceBatch:
             self._num_row_blocks[rows] += counts
             self._scatter(self.block_table, _spread(first, counts), values)
 
-    def upload(self, values: np.ndarray) -> Tensor:
+    def upload(self, values: NDArray[np.int64]) -> Tensor:
         """A device copy of int64 `values`, through pinned memory."""
         turn = self._turn
         self._turn = (turn + 1) % _NUM_BUFFERS
@@ -58,12 +61,13 @@ class DeviceBatch:
         self._copied[turn].record()
         return out
 
-    def _scatter(self, target: Tensor, index: np.ndarray, values: np.ndarray) -> None:
+    def _scatter(self, target: Tensor, index: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         both = self.upload(np.concatenate((index, values)))
         target.view(-1).index_copy_(0, both[: len(index)], both[len(index) :].int())
 
 
-def _spread(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """first[0], first[0] + 1, ... (counts[0] of them), then first[1], ..."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1]) + np.repeat(first - (ends - counts), counts)
+    spread: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(first - (ends - counts), counts)
+    return spread

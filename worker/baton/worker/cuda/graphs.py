@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+_NUM_STAGINGS = 4  # more than the steps that can be in flight
+
+# Launches one step's kernels for `numbers` [2 * size] and returns what it yields, [size, ...].
+Record = Callable[[Tensor, int], Tensor]
 
 
 def graph_sizes(max_num_requests: int) -> list[int]:
@@ -18,41 +24,60 @@ def graph_sizes(max_num_requests: int) -> list[int]:
     return [*below, max_num_requests]
 
 
-@dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """One captured step of `size` rows."""
 
-    size: int
-    numbers: Tensor  # [2 * size] int32: rows (-1 is padding), then num_computed_tokens
-    sampled: Tensor  # [size] int32
-    graph: torch.cuda.CUDAGraph
+    def __init__(self, size: int, record: Record, device: torch.device, pool: Any) -> None:
+        self.size = size
+        # int32: rows (-1 is padding), then num_computed_tokens
+        self.numbers = torch.zeros(2 * size, dtype=torch.int32, device=device)
+        self.numbers[:size] = -1
+        self._stagings = [torch.empty(2 * size, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
+        self._copied = [torch.cuda.Event() for _ in range(_NUM_STAGINGS)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+        record(self.numbers, size)  # compiles and allocates outside of the capture
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._out = record(self.numbers, size)
 
-    def fill(self, staging: np.ndarray, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
-        """Writes one step's numbers, padding included, into int32 `staging` [2 * size]."""
+    def replay(self, rows: NDArray[np.int32], num_computed_tokens: NDArray[np.int32]) -> Tensor:
+        """Queues one step. The result is that of the rows, valid until the next replay."""
         count = len(rows)
+        turn = self._turn
+        self._turn = (turn + 1) % _NUM_STAGINGS
+        self._copied[turn].synchronize()
+        staging = self._stagings[turn].numpy()
         staging[:count] = rows
         staging[count : self.size] = -1
         staging[self.size : self.size + count] = num_computed_tokens
-        staging[self.size + count : 2 * self.size] = 0
+        staging[self.size + count :] = 0
+        self.numbers.copy_(self._stagings[turn], non_blocking=True)
+        self._copied[turn].record()
+        self._graph.replay()
+        return self._out[:count]
 
 
 class DecodeGraphs:
-    """The captured sizes. `record(numbers, size)` launches one step's kernels and returns the sampled tokens."""
+    """Every size twice: to the sampled tokens, captured at once; and only to the logits, captured when first asked."""
 
-    def __init__(self, sizes: list[int], device: torch.device, record: Callable[[Tensor, int], Tensor]) -> None:
+    def __init__(self, sizes: list[int], device: torch.device, to_tokens: Record, to_logits: Record) -> None:
         self._sizes = sorted(sizes)
-        self._graphs: dict[int, DecodeGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):  # the largest first: the others fit into its memory
-            numbers = torch.zeros(2 * size, dtype=torch.int32, device=device)
-            numbers[:size] = -1
-            record(numbers, size)  # compiles and allocates outside of the capture
-            torch.cuda.synchronize(device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                sampled = record(numbers, size)
-            self._graphs[size] = DecodeGraph(size, numbers, sampled, graph)
+        self._device = device
+        self._to_logits = to_logits
+        self._pool = torch.cuda.graph_pool_handle()
+        # The largest first: the others fit into its memory.
+        self._tokens = {size: self._capture(size, to_tokens) for size in reversed(self._sizes)}
+        self._logits: dict[int, DecodeGraph] = {}
 
-    def get(self, count: int) -> DecodeGraph:
+    def get(self, count: int, with_sampling: bool) -> DecodeGraph:
         """The smallest graph for this many rows."""
-        return self._graphs[self._sizes[bisect_left(self._sizes, count)]]
+        size = self._sizes[bisect_left(self._sizes, count)]
+        if with_sampling:
+            return self._tokens[size]
+        if size not in self._logits:
+            self._logits[size] = self._capture(size, self._to_logits)
+        return self._logits[size]
+
+    def _capture(self, size: int, record: Record) -> DecodeGraph:
+        return DecodeGraph(size, record, self._device, self._pool)

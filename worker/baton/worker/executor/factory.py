@@ -22,6 +22,10 @@ def make_executor(config: WorkerConfig) -> Executor:
         from baton.worker.executor.sim import SimExecutor
 
         return SimExecutor(sim_settings(config))
+    if config.executor == "cuda":
+        from baton.worker.cuda.executor import CudaExecutor
+
+        return CudaExecutor(config)
     from baton.worker.executor.cpu import CpuExecutor
 
     return CpuExecutor(config)

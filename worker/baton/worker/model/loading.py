@@ -29,6 +29,13 @@ class LoadedModel:
     digest: bytes  # 16 bytes
 
 
+def read_config(model: str, load_format: str) -> ModelConfig:
+    """The config of a folder, a hub id or, under load_format dummy, a preset, without its weights."""
+    if load_format == "dummy" and model in PRESETS:
+        return parse_config(PRESETS[model], f"preset {model}")
+    return load_config(resolve_model(model))
+
+
 def load_model(
     model: str,
     load_format: str,
@@ -38,9 +45,7 @@ def load_model(
     """Loads a folder or hub id; under load_format dummy, random weights for its config or for a preset's name."""
     started = time.monotonic()
     if load_format == "dummy":
-        config = (
-            parse_config(PRESETS[model], f"preset {model}") if model in PRESETS else load_config(resolve_model(model))
-        )
+        config = read_config(model, load_format)
         weights = dummy_weights(config, dtype, _DUMMY_SEED, device)
         loaded = LoadedModel(config, weights, dummy_digest(config, _DUMMY_SEED, device.type))
     else:

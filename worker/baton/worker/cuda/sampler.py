@@ -1,0 +1,156 @@
+"""From logits to tokens on the device. Rows with plain parameters cost three launches; the host is never waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.kernels.reference.logprobs import row_logprobs
+from baton.kernels.sampling import SamplingColumns, sample_tokens
+from baton.worker.core import RowInit, SamplingParams, StepPlan, TokenLogprobs
+from baton.worker.cuda.batch import DeviceBatch
+
+_LOW_64 = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class PendingLogprobs:
+    """Log-probabilities on their way to the host."""
+
+    indices: list[int]  # into the step's sampled tokens
+    num_tops: list[int]
+    found: list[Tensor]  # pinned: logprobs, ranks, top_token_ids, top_logprobs
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By index into the step's sampled tokens. Call when the step is done."""
+        columns = zip(self.indices, self.num_tops, *(tensor.tolist() for tensor in self.found), strict=True)
+        return {
+            index: TokenLogprobs(logprob, rank, tuple(top_ids[:count]), tuple(top[:count]))
+            for index, count, logprob, rank, top_ids, top in columns
+        }
+
+
+class DeviceSampler:
+    """Sampling parameters of the persistent batch's rows."""
+
+    def __init__(self, num_rows: int, vocab_size: int, batch: DeviceBatch, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._batch = batch
+        self._device = device
+        self._columns = SamplingColumns(num_rows, vocab_size, device)
+        self._params: list[SamplingParams | None] = [None] * num_rows
+        self._num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self._special = np.zeros(num_rows, np.bool_)  # rows that edit their logits or ask for logprobs
+
+    def admit(self, inits: list[RowInit]) -> None:
+        """Takes rows' parameters to the device, in one copy."""
+        if not inits:
+            return
+        table = np.empty((7, len(inits)), np.int64)
+        floats = table.view(np.float64)
+        for index, init in enumerate(inits):
+            sampling = init.sampling
+            self._params[init.row] = sampling
+            self._num_prompt_tokens[init.row] = init.num_prompt_tokens
+            self._special[init.row] = sampling.logprobs is not None or _edits(sampling)
+            seed = np.uint64(sampling.seed & _LOW_64).astype(np.int64)
+            table[:4, index] = init.row, min(sampling.top_k, self._vocab_size), seed, init.num_prompt_tokens
+            floats[4:, index] = sampling.temperature, sampling.top_p, sampling.min_p
+        up = self._batch.upload(table.reshape(-1)).view(7, -1)
+        rows, columns = up[0], self._columns
+        wide = up.view(torch.float64)
+        columns.top_k.index_copy_(0, rows, up[1].int())
+        columns.seed.index_copy_(0, rows, up[2])
+        columns.num_prompt_tokens.index_copy_(0, rows, up[3].int())
+        columns.temperature.index_copy_(0, rows, wide[4].float())
+        columns.top_p.index_copy_(0, rows, wide[5].float())
+        columns.min_p.index_copy_(0, rows, wide[6].float())
+
+    def is_plain(self, rows: NDArray[np.int32]) -> bool:
+        """Whether `draw` alone serves these rows."""
+        return not self._special[rows].any()
+
+    def draw(self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor) -> Tensor:
+        """Tokens [num_rows] int32 for logits [num_rows, vocab]; also written behind each row's last known token."""
+        sampled = torch.empty(logits.shape[0], dtype=torch.int32, device=self._device)
+        sample_tokens(logits, sampled, self._columns, batch_rows, seq_lens, self._batch.token_ids)
+        return sampled
+
+    def draw_special(
+        self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor, plan: StepPlan
+    ) -> tuple[Tensor, PendingLogprobs | None]:
+        """As draw, with the wishes of special rows: penalties, biases, allowed and suppressed tokens, logprobs."""
+        chosen = np.flatnonzero(plan.samples)
+        rows = plan.rows[chosen].tolist()
+        ends = (plan.num_computed_tokens + plan.num_scheduled_tokens)[chosen].tolist()
+        asking = [index for index, row in enumerate(rows) if self._of(row).logprobs is not None]
+        # Taken before the edits: logprobs are the model's own.
+        raw = logits[self._to_device(asking)] if asking else None
+        edited = logits
+        for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            if _edits(self._of(row)):
+                edited = logits.float() if edited is logits else edited
+                self._edit(edited[index], row, end)
+        sampled = self.draw(edited, batch_rows, seq_lens)
+        if raw is None:
+            return sampled, None
+        num_tops = [min(self._of(rows[index]).logprobs or 0, self._vocab_size) for index in asking]
+        found = row_logprobs(raw, sampled[self._to_device(asking)].long(), max(num_tops))
+        return sampled, PendingLogprobs(asking, num_tops, [_to_pinned(tensor) for tensor in found])
+
+    def _of(self, row: int) -> SamplingParams:
+        params = self._params[row]
+        assert params is not None, f"row {row} was never admitted"
+        return params
+
+    def _edit(self, logits: Tensor, row: int, num_tokens: int) -> None:
+        """In place, for one row's fp32 logits [vocab]; num_tokens are known of it."""
+        params = self._of(row)
+        num_prompt = int(self._num_prompt_tokens[row])
+        known = self._batch.token_ids[row, :num_tokens].long()
+        if params.repetition_penalty != 1.0:
+            seen = torch.zeros_like(logits, dtype=torch.bool).index_fill_(0, known, True)
+            r = params.repetition_penalty
+            logits.copy_(torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits))
+        if params.frequency_penalty or params.presence_penalty:
+            counts = torch.zeros_like(logits).index_add_(
+                0, known[num_prompt:], torch.ones(num_tokens - num_prompt, device=self._device)
+            )
+            logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        if params.logit_bias:
+            ids = self._known([token_id for token_id, _ in params.logit_bias])
+            biases = [bias for token_id, bias in params.logit_bias if token_id < self._vocab_size]
+            logits.index_add_(0, ids, torch.tensor(biases, dtype=torch.float32).to(self._device, non_blocking=True))
+        if params.allowed_token_ids:
+            ids = self._known(params.allowed_token_ids)
+            kept = logits[ids]
+            logits.fill_(float("-inf")).index_copy_(0, ids, kept)
+        if num_tokens - num_prompt < params.min_tokens and params.suppressed_token_ids:
+            logits.index_fill_(0, self._known(params.suppressed_token_ids), float("-inf"))
+
+    def _known(self, token_ids: list[int] | tuple[int, ...]) -> Tensor:
+        return self._to_device([token_id for token_id in token_ids if token_id < self._vocab_size])
+
+    def _to_device(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+def _edits(params: SamplingParams) -> bool:
+    """Whether the request changes its logits before a token is drawn."""
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty
+        or params.presence_penalty
+        or params.logit_bias
+        or params.allowed_token_ids
+        or (params.min_tokens and params.suppressed_token_ids)
+    )
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return out.copy_(tensor, non_blocking=True)
