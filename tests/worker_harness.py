@@ -65,8 +65,7 @@ class Stream:
 
     async def send(self, *submits: worker_pb2.SubmitRequest, aborts: tuple[int, ...] = ()) -> None:
         for one in submits:
-            if self.slots[one.slot].ended:
-                self.slots[one.slot] = Slot()
+            self.slots.pop(one.slot, None)  # used again
         await self.call.write(worker_pb2.GenerateStreamRequest(submits=submits, aborts=aborts))
 
     async def read(self) -> worker_pb2.GenerateStreamResponse:

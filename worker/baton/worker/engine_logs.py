@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import re
-import threading
 from typing import Any
 
-from baton.worker.link import EngineLink, Kind, LinkClosed
+from baton.worker.link import EngineLink, Kind
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 # What the engine appends to a request's id to make it unique; in logs the id is the same in every service.
@@ -24,17 +22,10 @@ class LinkLogHandler(logging.Handler):
     def __init__(self, link: EngineLink) -> None:
         super().__init__()
         self._link = link
-        self._engine_thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Sends the record at once on the engine's thread, through it on others."""
-        payload = json.dumps(fields_of(record), default=str).encode()
-        if threading.get_ident() != self._engine_thread:
-            self._link.post(Kind.LOG, payload=payload)
-            return
-        self._link.send(Kind.LOG, payload=payload)
-        with contextlib.suppress(LinkClosed):
-            self._link.flush()
+        """Sends the record at once."""
+        self._link.post(Kind.LOG, payload=json.dumps(fields_of(record), default=str).encode())
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -108,8 +107,8 @@ class EngineLink:
         self._sock = sock
         self._parser = FrameParser()
         self._outgoing: list[bytes] = []
-        self._posted: deque[bytes] = deque()
-        self._unsent = memoryview(b"")
+        self._unsent = memoryview(b"")  # whole frames, but for the first
+        self._lock = threading.Lock()  # of the bytes on their way
         self._wake_lock = threading.Lock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -124,9 +123,13 @@ class EngineLink:
         self._outgoing.append(payload)
 
     def post(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """Queues a frame from any thread; the engine thread sends it when it next flushes."""
-        self._posted.append(encode_frame(kind, channel, payload))
-        self.wake()
+        """Sends a frame at once from any thread, whatever the engine thread is doing. Dropped where the front is gone."""
+        with contextlib.suppress(LinkClosed), self._lock:
+            if self._sock.fileno() >= 0:
+                self._unsent = memoryview(b"".join((self._unsent, encode_frame(kind, channel, payload))))
+                self._write()
+        if self._unsent:
+            self.wake()  # the rest is the engine thread's
 
     def wake(self) -> None:
         """Ends a wait in `receive`, now or the next one. Thread-safe."""
@@ -136,14 +139,14 @@ class EngineLink:
 
     def flush(self) -> None:
         """Writes what is queued. Waits only when the front lags by megabytes."""
-        self._collect_posted()
-        if self._outgoing:
-            self._unsent = memoryview(b"".join([self._unsent, *self._outgoing]))
-            self._outgoing.clear()
-        self._write()
-        while len(self._unsent) > _MAX_PENDING_BYTES:
-            self._wait_writable(None)
-            self._write()
+        if self._outgoing or self._unsent:
+            outgoing, self._outgoing = self._outgoing, []
+            with self._lock:
+                self._unsent = memoryview(b"".join((self._unsent, *outgoing)))
+                self._write()
+                while len(self._unsent) > _MAX_PENDING_BYTES:
+                    self._wait_writable(None)
+                    self._write()
 
     def receive(self, timeout: float | None) -> list[Frame]:
         """Flushes, waits for frames, a wake-up or the timeout, and returns the frames that are there.
@@ -167,11 +170,13 @@ class EngineLink:
             return
         with contextlib.suppress(LinkClosed):
             self.flush()
-            deadline = time.monotonic() + _CLOSE_SECONDS
-            while self._unsent and time.monotonic() < deadline:
-                self._wait_writable(_CLOSE_SECONDS)
-                self._write()
-        self._sock.close()
+        with self._lock:
+            with contextlib.suppress(LinkClosed):
+                deadline = time.monotonic() + _CLOSE_SECONDS
+                while self._unsent and time.monotonic() < deadline:
+                    self._wait_writable(_CLOSE_SECONDS)
+                    self._write()
+            self._sock.close()
         with self._wake_lock:
             os.close(self._wake_reader)
             os.close(self._wake_writer)
@@ -181,10 +186,6 @@ class EngineLink:
         writable = select.poll()
         writable.register(self._sock, select.POLLOUT)
         writable.poll(None if seconds is None else seconds * 1000)
-
-    def _collect_posted(self) -> None:
-        while self._posted:
-            self._outgoing.append(self._posted.popleft())
 
     def _read(self) -> list[Frame]:
         try:
@@ -204,6 +205,7 @@ class EngineLink:
             except BlockingIOError:
                 return
             except OSError as error:
+                self._unsent = memoryview(b"")
                 raise LinkClosed(str(error)) from error
             self._unsent = self._unsent[sent:]
 
