@@ -1,0 +1,69 @@
+"""The last placements, to be asked for afterwards. Bounded by number and by bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from baton.rpc.errors import NotFound
+from baton.v1 import router_pb2
+
+_MAX_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class Decision:
+    """One placement: what was asked, answered, and reported."""
+
+    request: router_pb2.PlaceRequest
+    response: router_pb2.PlaceResponse
+    placed: float  # monotonic seconds
+    num_bytes: int
+    outcome: router_pb2.PlacementOutcome | None = None
+
+
+class Decisions:
+    """A ring of decisions; the oldest goes first."""
+
+    def __init__(self, capacity: int, max_bytes: int = _MAX_BYTES) -> None:
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._by_placement: OrderedDict[int, Decision] = OrderedDict()
+        self._by_request: dict[str, int] = {}  # the request's last placement
+
+    def __len__(self) -> int:
+        return len(self._by_placement)
+
+    def add(self, request: router_pb2.PlaceRequest, response: router_pb2.PlaceResponse, now: float) -> None:
+        """Remembers a placement."""
+        num_bytes = request.ByteSize() + response.ByteSize()
+        self._by_placement[response.placement_id] = Decision(request, response, now, num_bytes)
+        self._by_request[request.request_id] = response.placement_id
+        self._num_bytes += num_bytes
+        while len(self._by_placement) > self._capacity or self._num_bytes > self._max_bytes:
+            placement_id, oldest = self._by_placement.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+            if self._by_request.get(oldest.request.request_id) == placement_id:
+                del self._by_request[oldest.request.request_id]
+
+    def get(self, placement_id: int) -> Decision | None:
+        """A placement, if it is remembered."""
+        return self._by_placement.get(placement_id)
+
+    def last_of(self, request_id: str) -> Decision | None:
+        """A request's last placement, if it is remembered."""
+        placement_id = self._by_request.get(request_id)
+        return self._by_placement.get(placement_id) if placement_id is not None else None
+
+    def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+        """The answer to an ExplainRequest. NotFound: unknown, or too old."""
+        if request.WhichOneof("placement") == "request_id":
+            decision, wanted = self.last_of(request.request_id), f"request {request.request_id!r}"
+        else:
+            decision, wanted = self.get(request.placement_id), f"placement {request.placement_id}"
+        if decision is None:
+            raise NotFound(f"{wanted} is unknown, or too old: the last {len(self)} placements are kept")
+        return router_pb2.ExplainResponse(
+            request=decision.request, response=decision.response, outcome=decision.outcome
+        )

@@ -1,0 +1,41 @@
+"""Which workers may take a request, and why the others may not. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from baton.router.costs import Demand, Standing
+from baton.router.served_models import serves
+from baton.router.worker_view import WorkerView
+from baton.v1 import types_pb2
+
+
+def usable(
+    views: Sequence[WorkerView], model: types_pb2.ModelInfo, excluded: Collection[str]
+) -> tuple[list[WorkerView], dict[str, str]]:
+    """Live workers that serve the model and take new requests; and for each other one the reason."""
+    kept: list[WorkerView] = []
+    refused: dict[str, str] = {}
+    for view in views:
+        if not serves(view, model):
+            continue
+        if view.worker_id in excluded:
+            refused[view.worker_id] = "has just failed this request"
+        elif view.draining:
+            refused[view.worker_id] = "drains"
+        elif view.cordoned:
+            refused[view.worker_id] = "is cordoned"
+        else:
+            kept.append(view)
+    return kept, refused
+
+
+def has_room(standing: Standing, max_queue_depth: int) -> bool:
+    """Whether the worker's queue is within its bound."""
+    return standing.num_waiting < max_queue_depth
+
+
+def can_ever_hold(standing: Standing, demand: Demand) -> bool:
+    """Whether the prompt and one token fit the worker's pool at all. A pool of unknown size holds everything."""
+    view = standing.view
+    return view.num_blocks == 0 or demand.num_prompt_tokens < view.num_blocks * view.block_size

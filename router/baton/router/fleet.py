@@ -1,0 +1,199 @@
+"""The workers a router knows: alive or not and why, their last states, who is cordoned. Does no I/O."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.router.served_models import Models, find_mismatches, served_models
+from baton.router.step_model import StepModel
+from baton.router.worker_view import WorkerView, view_of
+from baton.rpc.errors import NotFound
+from baton.v1 import types_pb2, worker_pb2
+
+_log = logging.getLogger(__name__)
+
+_REMEMBER_SECONDS = 60.0  # a worker that discovery no longer names is listed so long
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One address, and what was last heard from there."""
+
+    address: str
+    state: worker_pb2.WorkerState | None = None
+    view: WorkerView | None = None  # None: dead
+    problem: str = "no state was received yet"
+    alive_since: float = 0.0  # monotonic seconds
+    removed_at: float | None = None  # discovery no longer names it
+    steps: StepModel = field(default_factory=StepModel)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it tells its state, and the state makes sense."""
+        return self.view is not None
+
+    @property
+    def worker_id(self) -> str:
+        """Empty: it never said."""
+        return self.state.worker_id if self.state is not None else ""
+
+
+class FleetListener(Protocol):
+    """Hears what happens to workers, as it happens."""
+
+    def on_state(self, view: WorkerView, is_new: bool) -> None:
+        """A live worker told its state; `is_new`: for the first time in this life or epoch."""
+
+    def on_lost(self, worker_id: str) -> None:
+        """A worker is dead."""
+
+    def on_models(self) -> None:
+        """The models served are others now."""
+
+
+class Fleet:
+    """Every worker, by address."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.models: Models = {}
+        self._listeners: list[FleetListener] = []
+        self._clock = clock
+        self._workers: dict[str, Worker] = {}
+        self._cordoned: set[str] = set()
+        self._reported: set[str] = set()  # mismatches that the log has
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def listen(self, listener: FleetListener) -> None:
+        """Everything from now on is told to `listener` too."""
+        self._listeners.append(listener)
+
+    def alive(self) -> list[WorkerView]:
+        """The views of all live workers."""
+        return [worker.view for worker in self._workers.values() if worker.view is not None]
+
+    def find(self, worker_id: str) -> Worker | None:
+        """A worker by id, a live one first."""
+        found = [worker for worker in self._workers.values() if worker.worker_id == worker_id]
+        return max(found, key=lambda worker: worker.alive, default=None)
+
+    def add(self, address: str) -> None:
+        """Discovery names an address."""
+        worker = self._workers.setdefault(address, Worker(address))
+        worker.removed_at = None
+
+    def remove(self, address: str) -> None:
+        """Discovery no longer names an address."""
+        self.lose(address, "it is no longer among the known addresses")
+        self._workers[address].removed_at = self._clock()
+
+    def forget_removed(self) -> None:
+        """Drops what is listed for long enough."""
+        limit = self._clock() - _REMEMBER_SECONDS
+        gone = [w.address for w in self._workers.values() if w.removed_at is not None and w.removed_at < limit]
+        for address in gone:
+            del self._workers[address]
+
+    def hear(self, address: str, state: worker_pb2.WorkerState) -> None:
+        """A worker told its state."""
+        worker = self._workers[address]
+        problem = self._what_is_wrong(worker, state)
+        if problem:
+            self.lose(address, problem)
+            worker.state = state
+            return
+        before = worker.view
+        now = self._clock()
+        is_new = before is None or (before.worker_id, before.epoch) != (state.worker_id, state.epoch)
+        if is_new:
+            worker.alive_since = now
+            _log.info("worker %s at %s is alive, epoch %d", state.worker_id, address, state.epoch)
+        worker.state = state
+        worker.steps.observe(state.load.num_running, state.load.decode_step_seconds)
+        cordoned = state.worker_id in self._cordoned
+        worker.view = view = view_of(state, address, cordoned, now, worker.steps.times)
+        if before is None:
+            worker.problem = ""
+        if before is None or _identity(before) != _identity(view) or _is_new_model(worker, self.models):
+            self._refresh_models()
+        for listener in self._listeners:
+            listener.on_state(view, is_new)
+
+    def lose(self, address: str, problem: str) -> None:
+        """A worker is dead: it counts no more, from now on."""
+        worker = self._workers[address]
+        was_alive = worker.alive
+        worker_id = worker.view.worker_id if worker.view is not None else worker.worker_id
+        if worker.problem != problem:
+            level = logging.WARNING if was_alive else logging.INFO
+            _log.log(level, "worker %s at %s: %s", worker_id or "unknown", address, problem)
+        worker.view = None
+        worker.problem = problem
+        worker.steps = StepModel()
+        if was_alive:
+            self._refresh_models()
+            for listener in self._listeners:
+                listener.on_lost(worker_id)
+
+    def cordon(self, worker_id: str, cordoned: bool) -> None:
+        """Takes a worker out of placement, or puts it back; it stays so over restarts. NotFound: unknown."""
+        worker = self.find(worker_id)
+        if worker is None:
+            known = ", ".join(sorted(w.worker_id for w in self if w.worker_id)) or "none"
+            raise NotFound(f"no worker {worker_id!r}; known are: {known}", field="worker_id")
+        if cordoned:
+            self._cordoned.add(worker_id)
+        else:
+            self._cordoned.discard(worker_id)
+        if worker.view is not None and worker.state is not None:
+            view = worker.view
+            worker.view = view_of(worker.state, worker.address, cordoned, view.received, view.step)
+
+    def is_cordoned(self, worker_id: str) -> bool:
+        """Whether an operator took it out of placement."""
+        return worker_id in self._cordoned
+
+    def _what_is_wrong(self, worker: Worker, state: worker_pb2.WorkerState) -> str:
+        if not state.worker_id:
+            return "its state names no worker_id"
+        if not state.model.name or not state.model.digest or not state.model.block_size:
+            return "its state names no model"
+        if state.role == types_pb2.WORKER_ROLE_UNSPECIFIED:
+            return "its state names no role"
+        for other in self._workers.values():
+            if other is not worker and other.alive and other.worker_id == state.worker_id:
+                return f"its id {state.worker_id!r} is also that of the worker at {other.address}"
+        return ""
+
+    def _refresh_models(self) -> None:
+        live = [worker for worker in self._workers.values() if worker.view is not None]
+        infos = [
+            (worker.view, worker.state.model) for worker in live if worker.view is not None and worker.state is not None
+        ]
+        models = served_models(infos, self.models)
+        mismatches = find_mismatches([view for view, _ in infos], models)
+        for worker in live:
+            worker.problem = mismatches.get(worker.worker_id, "")
+            if worker.problem and worker.problem not in self._reported:
+                self._reported.add(worker.problem)
+                _log.error("worker %s at %s: %s", worker.worker_id, worker.address, worker.problem)
+        if models != self.models:
+            self.models = models
+            for listener in self._listeners:
+                listener.on_models()
+
+
+def _identity(view: WorkerView) -> tuple[object, ...]:
+    return view.worker_id, view.role, view.model_name, view.model_digest, view.layout
+
+
+def _is_new_model(worker: Worker, models: Models) -> bool:
+    """Whether a worker says of its model what was not said before: another context length, say."""
+    assert worker.state is not None
+    known = models.get(worker.state.model.name)
+    return known is not None and known.digest == worker.state.model.digest and known != worker.state.model

@@ -1,0 +1,83 @@
+"""The router's Prometheus metrics. Knows names and help texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton.router.fleet import Fleet
+from baton.router.index_client import IndexClient
+from baton.router.placer import Outcome, Placer
+from baton.router.prefix_index import PrefixIndex
+
+_PLACE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+
+
+class RouterMetrics:
+    """What is counted as it happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"baton_router_{name}", text, labels, registry=registry)
+
+        placements = counter("placements", "Requests placed, by who prefills.", ("prefill",))
+        self._local = placements.labels("local")
+        self._remote = placements.labels("remote")
+        self.refusals = counter("refusals", "Requests not placed, by gRPC code.", ("code",))
+        self._seconds = Histogram(
+            "baton_router_place_seconds", "Time of a decision.", buckets=_PLACE_BUCKETS, registry=registry
+        )
+        self._predicted = counter("predicted_cached_tokens", "Prompt tokens expected in caches, of reported requests.")
+        self._actual = counter("actual_cached_tokens", "Prompt tokens that workers found in their caches.")
+        self._missed = counter("phantom_cached_tokens", "Prompt tokens expected in a cache, and not found there.")
+        self._failed = counter("failed_placements", "Placements whose worker failed.")
+
+    def placed(self, remote: bool, seconds: float) -> None:
+        """A request was placed."""
+        (self._remote if remote else self._local).inc()
+        self._seconds.observe(seconds)
+
+    def reported(self, outcome: Outcome) -> None:
+        """A placement was reported on."""
+        if outcome.worker_failed:
+            self._failed.inc()
+            return
+        self._predicted.inc(outcome.predicted_tokens)
+        self._actual.inc(outcome.actual_tokens)
+        self._missed.inc(max(0, outcome.predicted_tokens - outcome.actual_tokens))
+
+
+class RouterCollector(Collector):
+    """What is read at scrape time."""
+
+    def __init__(self, fleet: Fleet, placer: Placer, index: PrefixIndex, client: IndexClient | None) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._index = index
+        self._client = client
+
+    def collect(self) -> Iterable[Metric]:
+        """The fleet's and the index's sizes as of now."""
+        workers = list(self._fleet)
+        yield GaugeMetricFamily("baton_router_workers", "Workers known.", len(workers))
+        yield GaugeMetricFamily("baton_router_workers_alive", "Workers alive.", sum(one.alive for one in workers))
+        yield GaugeMetricFamily(
+            "baton_router_in_flight", "Placements not reported on yet.", len(self._placer.in_flight)
+        )
+        entries = sum(map(self._index.num_blocks, self._index.worker_ids))
+        yield GaugeMetricFamily("baton_router_index_blocks", "Blocks in the index, by worker.", entries)
+        yield GaugeMetricFamily("baton_router_index_distinct_blocks", "Distinct blocks in the index.", len(self._index))
+        if self._client is not None:
+            connected = float(self._client.connected)
+            yield GaugeMetricFamily("baton_router_index_connected", "1: the kvstore is heard.", connected)
+            yield CounterMetricFamily(
+                "baton_router_index_stale_blocks",
+                "Entries dropped as not true any more.",
+                self._client.num_stale_blocks,
+            )
+            yield CounterMetricFamily(
+                "baton_router_index_resyncs", "Streams given up for a gap.", self._client.num_resyncs
+            )

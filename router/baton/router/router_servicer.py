@@ -1,0 +1,119 @@
+"""baton.v1.RouterService over a Placer and a Fleet. Knows gRPC, decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.router.fleet import Fleet, Worker
+from baton.router.metrics import RouterMetrics
+from baton.router.placer import Placer
+from baton.router.prefix_index import PrefixIndex
+from baton.router.worker_view import WorkerView
+from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.v1 import router_pb2, router_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = "baton.v1.RouterService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """The gRPC side of one router. A FleetListener."""
+
+    def __init__(self, fleet: Fleet, placer: Placer, index: PrefixIndex, metrics: RouterMetrics) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._index = index
+        self._metrics = metrics
+        self._models_changed = asyncio.Event()
+        self._closing = False
+        fleet.listen(self)
+
+    def close(self) -> None:
+        """Ends the streams."""
+        self._closing = True
+        self.on_models()
+
+    async def Place(self, request: router_pb2.PlaceRequest, context: Context) -> router_pb2.PlaceResponse:  # noqa: N802
+        began = time.perf_counter()
+        try:
+            response = self._placer.place(request)
+        except ServiceError as error:
+            self._metrics.refusals.labels(error.code.name).inc()
+            _log.info("not placed: %s", error.message, extra={"request_id": request.request_id})
+            raise
+        remote = response.HasField("prefill")
+        self._metrics.placed(remote, time.perf_counter() - began)
+        _log.debug(
+            "placed on %s, prefill %s",
+            response.decode.worker_id,
+            response.prefill.worker_id or "there",
+            extra={"request_id": request.request_id},
+        )
+        return response
+
+    async def Report(self, request: router_pb2.ReportRequest, context: Context) -> router_pb2.ReportResponse:  # noqa: N802
+        for reported in request.outcomes:
+            outcome = self._placer.report(reported)
+            if outcome is not None:
+                self._metrics.reported(outcome)
+        return router_pb2.ReportResponse()
+
+    async def Explain(self, request: router_pb2.ExplainRequest, context: Context) -> router_pb2.ExplainResponse:  # noqa: N802
+        if request.WhichOneof("placement") is None:
+            raise InvalidRequest("give placement_id or request_id", field="placement_id")
+        return self._placer.decisions.explain(request)
+
+    async def ListWorkers(  # noqa: N802
+        self, request: router_pb2.ListWorkersRequest, context: Context
+    ) -> router_pb2.ListWorkersResponse:
+        workers = sorted(self._fleet, key=lambda worker: worker.address)
+        return router_pb2.ListWorkersResponse(workers=map(self._entry, workers))
+
+    async def WatchModels(  # noqa: N802
+        self, request: router_pb2.WatchModelsRequest, context: Context
+    ) -> AsyncIterator[router_pb2.WatchModelsResponse]:
+        while not self._closing:
+            changed = self._models_changed
+            yield router_pb2.WatchModelsResponse(models=self._fleet.models.values())
+            await changed.wait()
+
+    async def Cordon(self, request: router_pb2.CordonRequest, context: Context) -> router_pb2.CordonResponse:  # noqa: N802
+        self._fleet.cordon(request.worker_id, True)
+        _log.info("worker %s is cordoned", request.worker_id)
+        return router_pb2.CordonResponse()
+
+    async def Uncordon(self, request: router_pb2.UncordonRequest, context: Context) -> router_pb2.UncordonResponse:  # noqa: N802
+        self._fleet.cordon(request.worker_id, False)
+        _log.info("worker %s is no longer cordoned", request.worker_id)
+        return router_pb2.UncordonResponse()
+
+    def on_models(self) -> None:
+        """Wakes every WatchModels stream."""
+        changed, self._models_changed = self._models_changed, asyncio.Event()
+        changed.set()
+
+    def on_state(self, view: WorkerView, is_new: bool) -> None:
+        """Nothing to tell."""
+
+    def on_lost(self, worker_id: str) -> None:
+        """Nothing to tell."""
+
+    def _entry(self, worker: Worker) -> router_pb2.WorkerEntry:
+        return router_pb2.WorkerEntry(
+            address=worker.address,
+            state=worker.state,
+            alive=worker.alive,
+            cordoned=self._fleet.is_cordoned(worker.worker_id),
+            num_in_flight=self._placer.in_flight.load(worker.worker_id).num_placements,
+            num_indexed_blocks=self._index.num_blocks(worker.worker_id),
+            problem=worker.problem,
+        )

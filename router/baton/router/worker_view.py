@@ -1,0 +1,101 @@
+"""A worker as placement sees it: its last state as a frozen value. Knows no connection and no other worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.router.step_model import StepTimes
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+
+_PREFILLS = (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
+_DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
+
+# What must be equal for KV to pass from one worker to another.
+LayoutKey = tuple[bytes, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker's last state. Rates are 0 where the worker does not know them yet."""
+
+    worker_id: str
+    epoch: int
+    address: str
+    role: types_pb2.WorkerRole.ValueType
+    model_name: str
+    model_digest: bytes
+    layout: LayoutKey
+    num_layers: int
+    block_size: int
+    draining: bool
+    cordoned: bool
+    received: float  # monotonic seconds
+    num_running: int
+    queue_depth: int
+    num_pending_prefill_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    max_num_requests: int
+    prefill_tokens_per_second: float
+    transfer_bytes_per_second: float
+    kv_bytes_per_token: int
+    step: StepTimes | None  # None: not known yet
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether requests can be submitted to it."""
+        return self.role in _DECODES
+
+    @property
+    def can_prefill_for_others(self) -> bool:
+        """Whether decode workers can ask it for a prompt's KV."""
+        return self.role in _PREFILLS
+
+    @property
+    def mixes_phases(self) -> bool:
+        """Whether decodes run beside the prefills that others ask of it."""
+        return self.role == types_pb2.WORKER_ROLE_BOTH
+
+
+def view_of(
+    state: worker_pb2.WorkerState, address: str, cordoned: bool, received: float, step: StepTimes | None
+) -> WorkerView:
+    """The view that a state stands for."""
+    load = state.load
+    return WorkerView(
+        worker_id=state.worker_id,
+        epoch=state.epoch,
+        address=address,
+        role=state.role,
+        model_name=state.model.name,
+        model_digest=state.model.digest,
+        layout=layout_key(state.layout),
+        num_layers=state.layout.num_layers,
+        block_size=state.model.block_size,
+        draining=state.draining,
+        cordoned=cordoned,
+        received=received,
+        num_running=load.num_running,
+        queue_depth=load.queue_depth,
+        num_pending_prefill_tokens=load.num_pending_prefill_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        max_num_requests=load.max_num_requests,
+        prefill_tokens_per_second=load.prefill_tokens_per_second,
+        transfer_bytes_per_second=load.transfer_bytes_per_second,
+        kv_bytes_per_token=load.kv_bytes_per_token,
+        step=step,
+    )
+
+
+def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:
+    """Equal keys: KV can pass between the two."""
+    return (
+        layout.model_digest,
+        layout.dtype,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        layout.block_size,
+        layout.tp_size or 1,
+    )
