@@ -11,6 +11,7 @@ from baton.worker.engine import Engine
 from baton.worker.engine_control import EngineControl
 from baton.worker.events import EventLog
 from baton.worker.executor.base import Executor
+from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.sessions import Sessions
 from baton.worker.state import StateReporter, load_message
@@ -27,15 +28,17 @@ class EngineLoop:
         link: EngineLink,
         engine: Engine,
         executor: Executor,
+        handover: Handover,
         identity: worker_pb2.WorkerState,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._engine = engine
         self._executor = executor
+        self._handover = handover
         self._identity = identity
         self._clock = clock
-        self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, clock=clock)
+        self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
         self._control = EngineControl(self, link.send, clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
@@ -50,6 +53,7 @@ class EngineLoop:
             Kind.PUBLISH_OPEN: lambda channel, _: self._events.open(channel),
             Kind.PUBLISH_CLOSE: lambda channel, _: self._events.close(channel),
             Kind.SNAPSHOT_WANTED: lambda channel, _: self._events.snapshot(),
+            **handover.handlers,
         }
 
     def run(self) -> None:
@@ -68,12 +72,14 @@ class EngineLoop:
         state.CopyFrom(self._identity)
         state.epoch = self._engine.epoch
         state.draining = self._sessions.draining
-        state.load.CopyFrom(load_message(self._engine.load(), self._executor.layout, 0.0))
+        state.load.CopyFrom(
+            load_message(self._engine.load(), self._executor.layout, self._handover.transfer_bytes_per_second)
+        )
         return state
 
     def counters(self) -> control_pb2.WorkerCounters:
         """Totals since the start."""
-        totals = self._engine.counters()
+        totals, transfers = self._engine.counters(), self._handover.counters()
         return control_pb2.WorkerCounters(
             num_steps=totals.num_steps,
             num_prompt_tokens=totals.num_prompt_tokens,
@@ -83,6 +89,11 @@ class EngineLoop:
             num_finished=totals.num_finished,
             num_aborted=totals.num_aborted,
             num_failed=totals.num_failed,
+            num_transfers=transfers.num_transfers + transfers.num_sent_transfers,
+            num_transfer_bytes=transfers.num_transfer_bytes + transfers.num_sent_bytes,
+            num_failed_transfers=transfers.num_failed_transfers + transfers.num_failed_pushes,
+            num_expired_leases=transfers.num_expired_leases,
+            num_checksum_errors=transfers.num_checksum_errors,
             num_local_fallbacks=totals.num_local_fallbacks,
             step_seconds=totals.step_seconds,
             num_evicted_blocks=totals.num_evicted_blocks,
@@ -104,20 +115,24 @@ class EngineLoop:
     def begin_drain(self) -> None:
         """Takes no new work from now on."""
         self._sessions.draining = True
+        self._handover.begin_drain()
         self._state.report(self._clock(), at_once=True)
 
     def abort_all(self, reason: str) -> None:
         """Fails what still runs."""
         self._sessions.abort_all(reason)
+        self._handover.abort_all(reason)
 
     def num_requests(self) -> int:
-        """Requests that still run."""
-        return self._sessions.num_requests
+        """Requests of gateways and prefills of other workers that still run."""
+        return self._sessions.num_requests + self._handover.num_prefills
 
     def _turn(self, frames: list[Frame]) -> None:
         for kind, channel, payload in frames:
             self._handlers[kind](channel, payload)
+        self._handover.tick()
         outputs = self._engine.step()
+        self._handover.on_step(outputs)
         self._sessions.emit(outputs)
         self._events.collect()
         self._control.check()
@@ -129,7 +144,8 @@ class EngineLoop:
         if self._engine.has_work():
             return 0.0
         due = self._state.deadline(self._changing)
-        for deadline in (self._engine.next_deadline(), self._events.deadline, self._control.deadline):
+        parts = (self._events, self._control, self._handover)
+        for deadline in (self._engine.next_deadline(), *(part.deadline for part in parts)):
             if deadline is not None and deadline < due:
                 due = deadline
         return max(0.0, due - self._clock())

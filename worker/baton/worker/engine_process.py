@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -13,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from baton.rpc.address import split_address
 from baton.rpc.errors import InternalError, ServiceError, status_of
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
@@ -21,10 +23,13 @@ from baton.worker.engine_logs import LinkLogHandler
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
+from baton.worker.handover.handover import Handover
+from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
 from baton.worker.settings import EngineSettings
 from baton.worker.state import model_message
 from baton.worker.transfer.layout import layout_message
+from baton.worker.transfer.tcp import TcpTransport
 
 _log = logging.getLogger(__name__)
 
@@ -74,22 +79,36 @@ def run_engine(sock: socket.socket, own_process: bool = False) -> int:
 
 def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
     config = WorkerConfig(**start["config"])
-    executor = make_executor(config)
-    try:
-        settings = EngineSettings(
-            max_num_requests=config.max_num_requests,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_queue_depth=config.max_queue,
-            min_remote_prefill_tokens=config.min_remote_prefill_tokens,
-        )
-        engine = Engine(executor, settings, epoch=time.time_ns())
-        loop = EngineLoop(link, engine, executor, _identity(config, start["worker_id"], engine, executor))
+    with contextlib.ExitStack() as cleanup:
+        executor = make_executor(config)
+        cleanup.callback(executor.close)
+        engine = Engine(executor, _engine_settings(config), epoch=time.time_ns())
+        handover = _make_handover(link, config, start, engine, executor)
+        cleanup.callback(handover.close)
+        loop = EngineLoop(link, engine, executor, handover, _identity(config, start["worker_id"], engine, executor))
         if own_process:
             gc.collect()
             gc.freeze()
         loop.run()
-    finally:
-        executor.close()
+
+
+def _engine_settings(config: WorkerConfig) -> EngineSettings:
+    return EngineSettings(
+        max_num_requests=config.max_num_requests,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queue_depth=config.max_queue,
+        min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+    )
+
+
+def _make_handover(
+    link: EngineLink, config: WorkerConfig, start: dict[str, Any], engine: Engine, executor: Executor
+) -> Handover:
+    listen_host, _ = split_address(config.listen, "listen")
+    host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
+    transport = TcpTransport(executor, host.strip("[]"), port, start["advertised_host"], link.wake)
+    settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    return Handover(engine, executor, transport, link, start["worker_id"], settings)
 
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:

@@ -123,7 +123,7 @@ class EngineLink:
         self._outgoing.append(payload)
 
     def post(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """Sends a frame at once from any thread, whatever the engine thread is doing. Dropped where the front is gone."""
+        """Sends a frame at once from any thread, whatever the engine thread does. Without a front it is dropped."""
         with contextlib.suppress(LinkClosed), self._lock:
             if self._sock.fileno() >= 0:
                 self._unsent = memoryview(b"".join((self._unsent, encode_frame(kind, channel, payload))))
