@@ -1,0 +1,82 @@
+"""Offline workloads, written as `requests x in/out`, and the published rows that engines are compared on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_FORM = re.compile(r"(\d+)\s*x\s*(?:(\d+)|\(\s*(\d+)\s*(?:shared)?\s*\+\s*(\d+)\s*\))\s*/\s*(\d+)")
+_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are all there at the start."""
+
+    num_requests: int
+    num_own: int  # prompt tokens that no other request has
+    num_output: int
+    num_shared: int = 0  # prompt tokens that all requests begin with
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """256x512/256, or 256x(4096+64)/32 with 4096 shared tokens. Raises ValueError."""
+        match = _FORM.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"{text!r} is no workload: write REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
+        count, plain, shared, own, output = (int(group or 0) for group in match.groups())
+        workload = cls(count, plain or own, output, shared)
+        for name in ("num_requests", "num_own", "num_output"):
+            if not 1 <= getattr(workload, name) <= _LIMIT:
+                raise ValueError(f"{text!r}: {name} must be 1 to {_LIMIT}")
+        return workload
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens of one request."""
+        return self.num_shared + self.num_own
+
+    @property
+    def num_total(self) -> int:
+        """Tokens of one request."""
+        return self.num_prompt + self.num_output
+
+    def __str__(self) -> str:
+        prompt = f"({self.num_shared} shared + {self.num_own})" if self.num_shared else str(self.num_own)
+        return f"{self.num_requests} x {prompt}/{self.num_output}"
+
+
+# vLLM 0.26.0 offline on one H200, 2026-11-21: bf16 dummy weights, CUDA graphs, torch.compile, prefix caching, greedy,
+# ignore_eos, no detokenizing. Seconds.
+VLLM = "vLLM 0.26.0 on one NVIDIA H200, 2026-11-21"
+VLLM_SECONDS: Mapping[str, Mapping[Workload, float]] = {
+    "llama-3.1-8b": {
+        Workload(1, 128, 256): 1.245,
+        Workload(16, 512, 256): 1.541,
+        Workload(64, 512, 256): 2.444,
+        Workload(256, 512, 256): 6.702,
+        Workload(512, 1024, 256): 21.14,
+        Workload(16, 8192, 1): 3.428,
+        Workload(1, 8192, 1): 0.211,
+        Workload(256, 64, 32, num_shared=4096): 1.824,
+    },
+    "qwen3-0.6b": {
+        Workload(1, 128, 256): 0.387,
+        Workload(64, 256, 256): 0.677,
+        Workload(256, 256, 256): 1.546,
+        Workload(1024, 256, 256): 7.124,
+        Workload(32, 4096, 1): 0.381,
+        Workload(256, 64, 32, num_shared=4096): 1.074,
+    },
+}
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "8b": ("llama-3.1-8b",),
+    "0.6b": ("qwen3-0.6b",),
+    "all": ("llama-3.1-8b", "qwen3-0.6b"),
+}
+
+
+def vllm_seconds(model: str, workload: Workload) -> float | None:
+    """vLLM's time for the row, where it was measured."""
+    return VLLM_SECONDS.get(model, {}).get(workload)
