@@ -292,3 +292,24 @@ async def test_ports_in_use_and_broken_model_folders_are_named(gateway, tmp_path
 def test_wrong_settings_are_named(settings, word):
     with pytest.raises(InvalidRequest, match=word):
         GatewayConfig(**settings).validate()
+
+
+async def test_many_streams_at_once_over_real_router_and_simulated_workers(start_stack):
+    stack = await asyncio.to_thread(start_stack, executor="sim", prefill_workers=1, decode_workers=2)
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def ask(number):
+            stream = await client.chat.completions.create(
+                model=NAME,
+                messages=[{"role": "user", "content": f"A story about {number} dogs. " * (number % 4 * 10 + 1)}],
+                max_tokens=40,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            return [chunk async for chunk in stream]
+
+        answers = await asyncio.gather(*(ask(number) for number in range(64)))
+    for chunks in answers:
+        assert chunks[-1].usage.completion_tokens == 40
+        assert chunks[-2].choices[0].finish_reason == "length"
