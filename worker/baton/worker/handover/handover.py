@@ -38,6 +38,7 @@ from baton.worker.transfer.layout import layout_message
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.05
+_IDLE_TICK_SECONDS = 1.0  # while streams are open and nothing is
 _STRANDED_SECONDS = 2.0  # the bound of every lease's end
 _NEW_RATE = 0.2  # weight of the last transfers in the measured bandwidth
 
@@ -79,7 +80,7 @@ class Handover:
         self._clock = clock
         self._counters = HandoverCounters()
         self._heartbeat = Heartbeat(settings.hang_seconds, clock)
-        self._ticked_at = self._next_tick = clock()
+        self._ticked_at = self._checked_at = clock()
         self._rate = 0.0
         self._rated = TransportTotals()
         renewal = kv_pb2.LeaseRenewal(epoch=engine.epoch)
@@ -130,7 +131,9 @@ class Handover:
     @property
     def deadline(self) -> float | None:
         """When `tick` must be called next. None: when a frame comes, or a step was made."""
-        return self._next_tick if self.num_open or self.decode_side.num_peers else None
+        if not self.num_open and not self.decode_side.num_peers:
+            return None
+        return self._checked_at + (_TICK_SECONDS if self.num_open else _IDLE_TICK_SECONDS)
 
     @property
     def transfer_bytes_per_second(self) -> float:
@@ -177,8 +180,9 @@ class Handover:
         self._ticked_at = now
         self._heartbeat.alive(now)
         self._handle_events()
-        if now >= self._next_tick or deaf_seconds:
-            self._next_tick = now + _TICK_SECONDS
+        due = self.deadline
+        if deaf_seconds or (due is not None and now >= due):
+            self._checked_at = now
             self.prefill_side.tick(now, deaf_seconds)
             self.decode_side.tick(now, deaf_seconds)
             self._measure()
