@@ -5,8 +5,9 @@ from engine_harness import BLOCK_SIZE, NAMESPACE, make_request, prompt_of
 
 from baton.worker.outputs import EngineCounters
 from baton.worker.request_state import NO_ROW, Phase, RequestState
-from baton.worker.scheduler import ScheduledStep, Scheduler
+from baton.worker.scheduler import Scheduler
 from baton.worker.settings import EngineSettings
+from baton.worker.step_draft import ScheduledStep
 
 
 def make_scheduler(num_blocks: int = 64, **values: int) -> Scheduler:

@@ -29,8 +29,9 @@ from baton.worker.outputs import (
 )
 from baton.worker.rates import Rates
 from baton.worker.request_state import Phase, RequestState
-from baton.worker.scheduler import ScheduledStep, Scheduler
+from baton.worker.scheduler import Scheduler
 from baton.worker.settings import EngineSettings
+from baton.worker.step_draft import ScheduledStep
 from baton.worker.validation import check_request
 
 _LOG = logging.getLogger(__name__)

@@ -8,41 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from baton.worker.batch import Batch
 from baton.worker.block_pool import BlockPool
-from baton.worker.core import BlockId, Row, RowInit, StepPlan
+from baton.worker.core import BlockId, Row, RowInit
 from baton.worker.outputs import EngineCounters, PrefillStarted, PrefillWanted
 from baton.worker.pins import Pins
 from baton.worker.prefixes import PrefixesInProgress
 from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.settings import EngineSettings
+from baton.worker.step_draft import Draft, ScheduledStep
 from baton.worker.waiting import WaitingQueue
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """A plan, and whom it is for."""
-
-    plan: StepPlan
-    states: list[RequestState]  # one for each of the plan's rows
-    started: list[PrefillStarted]
-    num_prefill_tokens: int
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step while it is being decided."""
-
-    budget: int
-    preempted: bool = False
-    new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
-    admitted: dict[Row, RowInit] = field(default_factory=dict)
-    chunks: dict[RequestState, int] = field(default_factory=dict)
-    started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -198,7 +176,7 @@ class Scheduler:
     def schedule(self) -> ScheduledStep | None:
         """Decides the next step. None: nothing can run now."""
         self._pin_blocked = None
-        draft = _Draft(self._settings.max_num_batched_tokens)
+        draft = Draft(self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(self.batch.decode_rows())
         self._continue_prefills(draft)
@@ -326,7 +304,7 @@ class Scheduler:
 
     # Deciding a step.
 
-    def _grow_decodes(self, draft: _Draft) -> None:
+    def _grow_decodes(self, draft: Draft) -> None:
         """Gives each decode that starts a new block one, preempting where there is none."""
         batch = self.batch
         rows = batch.decode_rows()
@@ -340,7 +318,7 @@ class Scheduler:
                 draft.preempted = True
                 self._preempt(self._victim() or state, draft)
 
-    def _extend(self, state: RequestState, block_ids: list[BlockId], draft: _Draft) -> None:
+    def _extend(self, state: RequestState, block_ids: list[BlockId], draft: Draft) -> None:
         state.block_ids += block_ids
         self.batch.capacity[state.row] += len(block_ids) * self._block_size
         draft.new_blocks[Row(state.row)] = block_ids
@@ -350,12 +328,10 @@ class Scheduler:
         candidates = [state for state in self.batch.running() if not state.request.prefill_only]
         return max(candidates, key=lambda state: state.rank, default=None)
 
-    def _preempt(self, state: RequestState, draft: _Draft) -> None:
+    def _preempt(self, state: RequestState, draft: Draft) -> None:
         row = self.batch.remove(state)
         self._freed_rows.append(row)
-        draft.new_blocks.pop(row, None)
-        draft.admitted.pop(row, None)
-        draft.chunks.pop(state, None)
+        draft.take_out(state, row)
         # Local steps run in order, so these blocks may be reused at once; a remote peer must wait for the fence.
         if state.last_step > self._collected_step:
             self._fence_step = max(self._fence_step, state.last_step)
@@ -370,18 +346,18 @@ class Scheduler:
         self.waiting.push(state)
         self._wake(self._prefixes.end(state))
 
-    def _continue_prefills(self, draft: _Draft) -> None:
+    def _continue_prefills(self, draft: Draft) -> None:
         for state in self.batch.prefilling:
             if draft.budget <= 0:
                 return
             self._schedule_chunk(state, draft)
 
-    def _schedule_chunk(self, state: RequestState, draft: _Draft) -> None:
+    def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
         remaining = len(state.token_ids) - int(self.batch.num_computed[state.row])
         draft.chunks[state] = min(remaining, draft.budget)
         draft.budget -= draft.chunks[state]
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         """Admits from the queues' fronts, in order, while there is room."""
         while draft.budget > 0 and (state := self.ready.peek()) is not None:
             if not self._admit_ready(state, draft):
@@ -391,7 +367,7 @@ class Scheduler:
             if state.last_step > self._collected_step or not self._admit_waiting(state, draft):
                 return
 
-    def _admit_ready(self, state: RequestState, draft: _Draft) -> bool:
+    def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
         """Admits after a remote prefill. An accepted first token may need one more block. False: there is no room."""
         num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(state.block_ids)
         if not self._make_room(state, num_fresh, draft):
@@ -400,7 +376,7 @@ class Scheduler:
         self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
         return True
 
-    def _admit_waiting(self, state: RequestState, draft: _Draft) -> bool:
+    def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
         """Admits or parks. False: there is no room."""
         if len(self.batch) and self.pool.num_free < state.min_free and not self._outranks_someone(state):
             return False
@@ -436,7 +412,7 @@ class Scheduler:
         victim = self._victim()
         return victim is not None and victim.rank[0] > state.rank[0]
 
-    def _make_room(self, state: RequestState, num_blocks: int, draft: _Draft) -> bool:
+    def _make_room(self, state: RequestState, num_blocks: int, draft: Draft) -> bool:
         """Sees to a row and to blocks, at the cost of running requests of less priority only."""
         while True:
             watermark = self._watermark if num_blocks and len(self.batch) else 0
@@ -447,7 +423,7 @@ class Scheduler:
                 return False
             self._preempt(victim, draft)
 
-    def _start(self, state: RequestState, num_computed: int, draft: _Draft) -> None:
+    def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
         """Gives the request a row and its first chunk."""
         self.waiting.discard(state)
         self.ready.discard(state)
@@ -469,36 +445,9 @@ class Scheduler:
         assert block_ids is not None, f"{count} blocks were said to be free, {self.pool.num_free} are"
         return block_ids
 
-    def _finalize(self, draft: _Draft) -> ScheduledStep | None:
-        batch = self.batch
-        decode_rows = batch.decode_rows()
-        states = batch.states_at(decode_rows)
-        chunk_rows = [state.row for state in draft.chunks]
-        states += draft.chunks
-        if not states:
-            return None
-        rows = np.concatenate((decode_rows, np.array(chunk_rows, np.int32)))
-        num_scheduled = np.ones(len(rows), np.int32)
-        num_scheduled[len(decode_rows) :] = list(draft.chunks.values())
-        num_computed = batch.num_computed[rows]
-        samples = np.ones(len(rows), np.bool_)
-        for index, (state, chunk) in enumerate(draft.chunks.items(), len(decode_rows)):
-            samples[index] = num_computed[index] + chunk == len(state.token_ids)
-            if samples[index]:
-                batch.start_decoding(state)
-        self._step += 1
-        batch.num_computed[rows] += num_scheduled
-        batch.last_step[rows] = self._step
-        freed, self._freed_rows = self._freed_rows, []
-        plan = StepPlan(
-            step=self._step,
-            freed=freed,
-            admitted=list(draft.admitted.values()),
-            new_blocks=list(draft.new_blocks.items()),
-            rows=rows,
-            num_scheduled_tokens=num_scheduled,
-            num_computed_tokens=num_computed,
-            samples=samples,
-            num_decodes=len(decode_rows),
-        )
-        return ScheduledStep(plan, states, list(draft.started.values()), sum(draft.chunks.values()))
+    def _finalize(self, draft: Draft) -> ScheduledStep | None:
+        scheduled = draft.finalize(self.batch, self._step + 1, self._freed_rows)
+        if scheduled is not None:
+            self._step += 1
+            self._freed_rows = []
+        return scheduled

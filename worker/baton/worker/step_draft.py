@@ -1,0 +1,71 @@
+"""One step on its way from decisions to the executor's plan. Decides nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.worker.batch import Batch
+from baton.worker.core import BlockId, Row, RowInit, StepPlan
+from baton.worker.outputs import PrefillStarted
+from baton.worker.request_state import RequestState
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan, and whom it is for."""
+
+    plan: StepPlan
+    states: list[RequestState]  # one for each of the plan's rows
+    started: list[PrefillStarted]
+    num_prefill_tokens: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """What was decided so far. A request that is preempted meanwhile is taken out again."""
+
+    budget: int  # tokens left
+    preempted: bool = False  # a decode found no block
+    new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
+    admitted: dict[Row, RowInit] = field(default_factory=dict)
+    chunks: dict[RequestState, int] = field(default_factory=dict)
+    started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
+
+    def take_out(self, state: RequestState, row: Row) -> None:
+        """The request will not run in this step after all."""
+        self.new_blocks.pop(row, None)
+        self.admitted.pop(row, None)
+        self.chunks.pop(state, None)
+
+    def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
+        """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
+        decode_rows = batch.decode_rows()
+        num_decodes = len(decode_rows)
+        states = batch.states_at(decode_rows) + list(self.chunks)
+        if not states:
+            return None
+        rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
+        num_scheduled = np.ones(len(rows), np.int32)
+        num_scheduled[num_decodes:] = list(self.chunks.values())
+        num_computed = batch.num_computed[rows]
+        samples = np.ones(len(rows), np.bool_)
+        for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):
+            samples[index] = num_computed[index] + chunk == len(state.token_ids)
+            if samples[index]:
+                batch.start_decoding(state)
+        batch.num_computed[rows] += num_scheduled
+        batch.last_step[rows] = step
+        plan = StepPlan(
+            step=step,
+            freed=freed,
+            admitted=list(self.admitted.values()),
+            new_blocks=list(self.new_blocks.items()),
+            rows=rows,
+            num_scheduled_tokens=num_scheduled,
+            num_computed_tokens=num_computed,
+            samples=samples,
+            num_decodes=num_decodes,
+        )
+        return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))
