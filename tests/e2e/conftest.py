@@ -20,6 +20,6 @@ def expected_texts(tmp_path_factory: pytest.TempPathFactory, prompts: list[str])
     """The greedy answers of one worker that does everything, one request after the other."""
     folder: Path = tmp_path_factory.mktemp("single")
     with ExitStack() as cleanup:
-        stack = start_stack(folder, cleanup, prefill_workers=0)
+        stack = start_stack(folder, cleanup, prefill_workers=0, threads=1)
         answers = [stack.chat(prompt, temperature=0, max_tokens=48) for prompt in prompts]
     return [answer["choices"][0]["message"]["content"] for answer in answers]
