@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.sessions import Sessions
 from baton.worker.state import StateReporter, load_message
+
+
+_log = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -133,6 +137,9 @@ class EngineLoop:
         self._handover.tick()
         outputs = self._engine.step()
         self._handover.on_step(outputs)
+        for first in outputs.first_tokens:
+            facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
+            _log.info("prefill finished", extra=facts)
         self._sessions.emit(outputs)
         self._events.collect()
         self._control.check()
