@@ -14,9 +14,10 @@ PROTO_VENV ?= .venv-proto
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS := $(wildcard proto/baton/v1/*.proto)
+BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto test-gpu bench clean
+.PHONY: help run test check fmt proto test-gpu bench bench-gpu clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -57,9 +58,14 @@ test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
-bench: $(VENV)/.installed-dev ## Run every benchmark; `make bench NAME=wire` runs one
-	@set -e; for name in $(if $(NAME),$(NAME),$(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))); do \
+bench: $(VENV)/.installed-dev ## Run every benchmark that needs nothing else; `make bench NAME=wire` runs one
+	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels serve,$(BENCHES))); do \
 	  echo "== $$name"; $(BIN)/baton bench $$name $(BENCH_FLAGS); done
+
+bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmarks on an NVIDIA GPU; JSON in build/bench
+	@mkdir -p build/bench
+	$(BIN)/baton bench kernels --json build/bench/kernels.json $(BENCH_FLAGS)
+	$(BIN)/baton bench engine --preset-table all --json build/bench/engine.json $(BENCH_FLAGS)
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -161,8 +161,10 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
     rows = [row for outcome in outcomes for row in outcome.rows]
     print(f"engine, executor {options.executor}: {facts_line(facts)}; median of {options.repeat} runs")
     header = ("workload", "seconds", "min..max", "out tok/s", "in tok/s", "ms/token", "steps", "vLLM s", "x vLLM")
-    print(render_table(header, [_cells(row) for row in rows], options.markdown))
-    if any(vllm_seconds(row.model, row.workload) for row in rows):
+    peers = [_vllm_seconds(options, row) for row in rows]
+    cells = [_cells(row, theirs) for row, theirs in zip(rows, peers, strict=True)]
+    print(render_table(header, cells, options.markdown))
+    if any(peers):
         prefix = "cached before" if options.warm_prefix else "computed within the time"
         print(f"vLLM: {VLLM}; x vLLM over 1 is faster than it; shared prefixes are {prefix}")
     document = {
@@ -173,7 +175,7 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
                 "config": asdict(plan.config),
                 "start_seconds": outcome.start_seconds,
                 "num_blocks": outcome.num_blocks,
-                "rows": [_record(row) for row in outcome.rows],
+                "rows": [_record(row, _vllm_seconds(options, row)) for row in outcome.rows],
             }
             for plan, outcome in zip(plans, outcomes, strict=True)
         ],
@@ -187,8 +189,13 @@ def _card_name() -> str:
     return str(torch.cuda.get_device_name())
 
 
-def _cells(row: RowResult) -> tuple[str, ...]:
-    workload, seconds, theirs = row.workload, row.seconds, vllm_seconds(row.model, row.workload)
+def _vllm_seconds(options: argparse.Namespace, row: RowResult) -> float | None:
+    """Nothing to compare with for an executor that does not run on the same kind of device."""
+    return vllm_seconds(row.model, row.workload) if options.executor == "cuda" else None
+
+
+def _cells(row: RowResult, theirs: float | None) -> tuple[str, ...]:
+    workload, seconds = row.workload, row.seconds
     spread = sorted(run.seconds for run in row.runs)
     return (
         f"{row.model}, {workload}",
@@ -203,8 +210,8 @@ def _cells(row: RowResult) -> tuple[str, ...]:
     )
 
 
-def _record(row: RowResult) -> dict[str, Any]:
-    workload, seconds, theirs = row.workload, row.seconds, vllm_seconds(row.model, row.workload)
+def _record(row: RowResult, theirs: float | None) -> dict[str, Any]:
+    workload, seconds = row.workload, row.seconds
     return {
         "model": row.model,
         "workload": str(workload),
