@@ -105,9 +105,13 @@ async def _written_behind(
                 await writer.loaded.wait()
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await writer.flush(_LAST_WRITE_SECONDS)
+        writer.stop()
+        await asyncio.wait((task,), timeout=_LAST_WRITE_SECONDS)
+        if task.done():
+            await writer.flush(_LAST_WRITE_SECONDS)
+        else:
+            task.cancel()
+            _log.warning("the store is too slow for a last write")
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

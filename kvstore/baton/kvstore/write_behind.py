@@ -7,6 +7,7 @@ what the store has), or to be forgotten. Whatever goes wrong makes it "to be wri
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -46,6 +47,7 @@ class WriteBehind:
         self._to_write: set[str] = set()
         self._to_forget: set[str] = set()
         self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._problem = ""
         self._is_loaded = False
         self.loaded = asyncio.Event()  # the first attempt to load has ended, well or not
@@ -90,15 +92,22 @@ class WriteBehind:
         self._to_forget.add(worker_id)
         self._wake.set()
 
+    def stop(self) -> None:
+        """Ends `run` after the exchange it is in. (On Python 3.11 the Redis client may swallow a cancellation.)"""
+        self._stopping.set()
+        self._wake.set()
+
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Writes until stopped."""
         backoff = _MIN_BACKOFF_SECONDS
-        while True:
+        while not self._stopping.is_set():
             try:
                 await self._exchange()
             except StoreError as error:
                 self._failed(error)
-                await asyncio.sleep(backoff)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(backoff):
+                        await self._stopping.wait()
                 backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
                 continue
             finally:
@@ -109,6 +118,8 @@ class WriteBehind:
 
     async def flush(self, seconds: float) -> None:
         """Writes what waits, as far as the time allows. For the end of the service, after `run`."""
+        if self.is_settled:
+            return
         try:
             async with asyncio.timeout(seconds):
                 await self._exchange()

@@ -1,0 +1,301 @@
+"""The kvstore with a real Redis server: restarts, outages, loss, and a full server."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from kvstore_node import eventually, stored
+from prometheus_client import CollectorRegistry
+
+from baton.kvstore import embedded_redis
+from baton.kvstore.index import Index
+from baton.kvstore.metrics import KvstoreMetrics
+from baton.kvstore.redis_store import RedisStore
+from baton.kvstore.worker_blocks import WorkerBlocks
+from baton.kvstore.write_behind import WriteBehind
+from baton.v1 import kv_pb2
+
+
+@pytest.fixture
+def client(redis_server):
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client
+
+
+async def what_redis_has(url, namespace="baton"):
+    """What a kvstore that starts now would know: worker -> (epoch, sequence, block numbers)."""
+    store = RedisStore(url, namespace, 5.0)
+    found = {}
+    async for kept in store.load():
+        first = kept.snapshot[0]
+        worker = WorkerBlocks(first.worker_id, first.epoch, first.barrier)
+        for part in kept.snapshot:
+            worker.add(part)
+        for batch in kept.batches:
+            assert worker.follows(batch)
+            worker.apply(batch)
+        numbers = {int.from_bytes(one, "little") for one in worker.blocks(1)}
+        found[worker.worker_id] = (worker.epoch, worker.sequence, numbers)
+    await store.close()
+    return found
+
+
+async def saved(url, worker):
+    """Waits until Redis has all of a worker."""
+
+    async def agrees():
+        found = await what_redis_has(url)
+        return found.get(worker.worker_id) == (worker.epoch, worker.sequence, worker.blocks)
+
+    await eventually(agrees, "redis has everything", 10)
+
+
+async def test_snapshot_and_deltas_are_in_redis(redis_server, start_kvstore, connect):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks=set(range(10_000)), sequence=3)
+    await worker.join()
+    await worker.store(20_000)
+    await worker.remove(5)
+    await saved(redis_server.url, worker)
+
+
+async def test_a_restarted_kvstore_tells_routers_at_once_what_redis_has(redis_server, start_kvstore, connect):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks={1, 2})
+    await worker.join()
+    await worker.store(3)
+    await worker.close()
+    await kvstore.end()
+    again = await start_kvstore(redis_url=redis_server.url, listen=kvstore.address)
+    replica = await connect.replica(again)
+    assert replica.held() == {1, 2, 3}
+    back = await connect.worker(again, blocks=worker.blocks, sequence=worker.sequence)
+    assert not await back.join(), "what redis had is what the worker has"
+
+
+async def test_a_worker_that_changed_meanwhile_is_asked_for_a_snapshot(redis_server, start_kvstore, connect):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks={1, 2})
+    await worker.join()
+    await kvstore.end()
+    again = await start_kvstore(redis_url=redis_server.url)
+    replica = await connect.replica(again)
+    assert replica.held() == {1, 2}
+    back = await connect.worker(again, blocks={9}, sequence=5)
+    assert await back.join()
+    await eventually(lambda: replica.held() == {9}, "the new snapshot")
+
+
+async def test_a_loaded_worker_that_does_not_confirm_is_forgotten(redis_server, start_kvstore, connect):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks={1, 2})
+    await worker.join()
+    await kvstore.end()
+    again = await start_kvstore(redis_url=redis_server.url, lease_ms=400)
+    replica = await connect.replica(again)
+    assert replica.held() == {1, 2}
+    await eventually(lambda: replica.held() is None, "forgotten", 2)
+
+    async def is_gone():
+        return not await what_redis_has(redis_server.url)
+
+    await eventually(is_gone, "gone from redis too")
+
+
+async def test_while_redis_is_stopped_everything_goes_on_and_it_is_told_later(
+    redis_server, start_kvstore, connect, caplog
+):
+    caplog.set_level(logging.INFO)
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    redis_server.stop()
+    for number in range(2, 60):
+        async with asyncio.timeout(1):
+            await worker.store(number)
+        await asyncio.sleep(0.01)
+    await eventually(lambda: replica.held() == worker.blocks, "routers hear everything")
+    await eventually(lambda: errors_in(caplog), "it is logged")
+    redis_server.start()
+    await saved(redis_server.url, worker)
+    assert len(errors_in(caplog)) == 1, "an outage is one line"
+    await eventually(lambda: "is back" in caplog.text, "its end is logged too")
+
+
+def errors_in(caplog):
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR and record.name.startswith("baton")
+    ]
+
+
+async def test_a_start_without_redis_serves_and_redis_gets_everything_when_it_is_there(
+    redis_server, start_kvstore, connect, caplog
+):
+    redis_server.stop()
+    began = time.monotonic()
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    assert time.monotonic() - began < 5
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    assert (await worker.store(2)).acknowledged_sequence == 1
+    assert "cannot be reached" in errors_in(caplog)[0]
+    redis_server.start()
+    await saved(redis_server.url, worker)
+
+
+async def test_a_wiped_redis_is_written_anew_without_any_worker_doing_anything(
+    redis_server, start_kvstore, connect, client
+):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1, 2})
+    await worker.join()
+    await saved(redis_server.url, worker)
+    client.flushall()
+    await saved(redis_server.url, worker)
+    assert replica.held() == {1, 2}
+    assert replica.kinds.count("snapshot") == 1
+
+
+async def test_a_log_that_lost_its_end_is_found_at_the_next_change(redis_server, start_kvstore, connect, client):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore)
+    await worker.join()
+    await saved(redis_server.url, worker)
+    for number in range(5):
+        await worker.store(number)
+    await saved(redis_server.url, worker)
+    (log,) = client.keys("baton:*:log")
+    client.rpop(log)
+    await worker.store(100)
+    await saved(redis_server.url, worker)
+
+
+async def test_a_full_redis_is_survived_and_caught_up_with(redis_server, start_kvstore, connect, client, caplog):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    await saved(redis_server.url, worker)
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", 1)
+    await worker.store(2)
+    await eventually(lambda: errors_in(caplog), "it is logged")
+    await worker.store(3)
+    await eventually(lambda: replica.held() == {1, 2, 3}, "routers hear everything")
+    assert "is full" in errors_in(caplog)[0]
+    client.config_set("maxmemory", 0)
+    await saved(redis_server.url, worker)
+    assert len(errors_in(caplog)) == 1
+
+
+async def test_a_redis_that_does_not_answer_costs_nobody_a_wait(redis_server, start_kvstore, connect, client, caplog):
+    kvstore = await start_kvstore(redis_url=redis_server.url, redis_timeout_ms=200)
+    worker = await connect.worker(kvstore)
+    await worker.join()
+    client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
+    for number in range(20):
+        async with asyncio.timeout(0.5):
+            await worker.store(number)
+    await eventually(lambda: errors_in(caplog), "it is logged")
+    assert "did not answer in time" in errors_in(caplog)[0]
+    await saved(redis_server.url, worker)
+
+
+async def test_a_long_log_becomes_a_snapshot_and_old_generations_go(redis_server, start_kvstore, connect, client):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore)
+    await worker.join()
+    await saved(redis_server.url, worker)
+    (first,) = client.keys("baton:*:snapshot")
+    for _ in range(4):
+        await worker.store(*range(40_000))
+        await worker.remove(*range(39_990))
+        await saved(redis_server.url, worker)
+    (last,) = client.keys("baton:*:snapshot")
+    assert last != first
+    assert client.scard("baton:workers") == 1
+    assert len(client.keys("baton:*")) <= 5
+
+
+async def test_a_new_epoch_leaves_nothing_of_the_old_one(redis_server, start_kvstore, connect, client):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks={1, 2}, worker_id="host:1/odd {name}")
+    await worker.join()
+    await worker.store(3)
+    await saved(redis_server.url, worker)
+    worker.epoch, worker.sequence, worker.blocks = 8, 0, set()
+    await worker.snapshot()
+    await worker.store(4)
+    await saved(redis_server.url, worker)
+    assert client.keys("*:7:*") == []
+
+
+async def test_two_namespaces_share_one_redis(redis_server, start_kvstore, connect):
+    for namespace in ("one", "two"):
+        kvstore = await start_kvstore(redis_url=redis_server.url, redis_namespace=namespace)
+        worker = await connect.worker(kvstore, worker_id=namespace)
+        await worker.join()
+        await kvstore.end()
+    assert list(await what_redis_has(redis_server.url, "one")) == ["one"]
+
+
+async def test_what_waits_for_the_store_is_bounded(redis_server):
+    index = Index()
+    store = RedisStore(redis_server.url, "baton", 1.0)
+    writer = WriteBehind(index, store, 10_000, KvstoreMetrics(CollectorRegistry()), lambda _: None)
+    worker = WorkerBlocks("w1", 7, 0)
+    index.restore(worker)
+    for sequence in range(1, 200):
+        events = [stored(*range(sequence * 10, sequence * 10 + 10))]
+        index.apply(kv_pb2.KvEventBatch(worker_id="w1", epoch=7, sequence=sequence, events=events))
+        assert writer.backlog_bytes <= 10_000
+    running = asyncio.create_task(writer.run())
+    await eventually(lambda: writer.is_settled, "all written")
+    writer.stop()
+    await running
+    await store.close()
+    found = await what_redis_has(redis_server.url)
+    assert found["w1"][1] == 199
+    assert len(found["w1"][2]) == 1990
+
+
+async def test_the_embedded_server_leaves_nothing_behind():
+    program = embedded_redis.find_server()
+    assert program is not None
+    async with embedded_redis.embedded_redis(program, "") as url:
+        assert await what_redis_has(url) == {}
+        (child,) = [one for one in psutil.Process().children() if "redis" in one.name()]
+        folder = Path(url.removeprefix("unix://")).parent
+    assert not child.is_running()
+    assert not folder.exists()
+
+
+async def test_the_embedded_server_is_started_again_when_it_dies(start_kvstore, connect):
+    kvstore = await start_kvstore(redis_url="", store="embedded")
+    worker = await connect.worker(kvstore)
+    await worker.join()
+
+    def servers():
+        return [one for one in psutil.Process().children() if "redis" in one.name() and one.status() != "zombie"]
+
+    (first,) = servers()
+    first.kill()
+    await eventually(lambda: servers() and servers() != [first], "a new one")
+    assert (await worker.store(1)).acknowledged_sequence == 1
+
+
+async def test_with_a_data_dir_the_embedded_server_survives_a_restart(start_kvstore, connect, tmp_path):
+    kvstore = await start_kvstore(redis_url="", store="embedded", data_dir=str(tmp_path))
+    worker = await connect.worker(kvstore, blocks={1, 2})
+    await worker.join()
+    await kvstore.end()
+    again = await start_kvstore(redis_url="", store="embedded", data_dir=str(tmp_path))
+    assert (await connect.replica(again)).held() == {1, 2}
