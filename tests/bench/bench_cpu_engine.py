@@ -142,8 +142,8 @@ def make_rows(seconds: dict[tuple[str, int], list[float]], num_tokens: int) -> l
 def report(rows: Sequence[Row], options: argparse.Namespace, equal: int) -> None:
     """Prints the table."""
     print(
-        f"{options.model.name}, fp32, {options.threads} threads, {options.requests} requests x {options.prompt} prompt +"
-        f" {options.output} output tokens, {options.rounds} rounds, load {psutil.getloadavg()[0]:.1f}"
+        f"{options.model.name}, fp32, {options.threads} threads, {options.requests} requests of {options.prompt} +"
+        f" {options.output} tokens, {options.rounds} rounds, load {psutil.getloadavg()[0]:.1f}"
     )
     print(f"{'':<36} {'at once':>8} {'tok/s':>8} {'lowest':>8} {'highest':>8} {'x Transformers':>15}")
     for row in rows:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Sequence
 
@@ -14,6 +12,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.host import usable_cores, usable_memory
 from baton.worker.executor.kv_memory import KvMemory
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sampler import Sampler
@@ -22,8 +21,6 @@ from baton.worker.model.config import ModelConfig
 from baton.worker.model.decoder import Decoder
 from baton.worker.model.loading import load_model
 from baton.worker.model.rope import cos_sin_table
-
-_log = logging.getLogger(__name__)
 
 _DTYPES = {
     "auto": torch.float32,
@@ -41,7 +38,7 @@ class CpuExecutor:
     depth = 1
 
     def __init__(self, config: WorkerConfig) -> None:
-        torch.set_num_threads(config.threads or _num_cores())
+        torch.set_num_threads(config.threads or usable_cores())
         dtype = _DTYPES[config.dtype]
         loaded = load_model(config.model, config.load_format, dtype)
         self._config = loaded.config
@@ -119,10 +116,6 @@ class CpuExecutor:
         result.token_ids = token_ids.astype(np.int32)
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dtype) -> KvLayout:
     return KvLayout(
         model_digest=digest,
@@ -137,8 +130,7 @@ def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dt
 
 def _num_blocks_for(memory: int, bytes_per_block: int) -> int:
     if not memory:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        memory = min(total // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
+        memory = min(usable_memory() // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
     if memory < bytes_per_block:
         raise InvalidRequest(
             f"kv_cache_memory={memory} holds no block: it must be at least {bytes_per_block} bytes",
