@@ -1,5 +1,7 @@
-"""Workers without processes: engine, simulated device, hand-over and real TCP, with the gRPC streams between them pumped
-by hand, so that tests cut, silence and kill at will."""
+"""Workers without processes: engine, simulated device, hand-over and real TCP.
+
+The gRPC streams between them are pumped by hand, so that tests cut, silence and kill at will.
+"""
 
 from __future__ import annotations
 

@@ -187,6 +187,7 @@ class Handover:
             self.decode_side.tick(now, deaf_seconds)
             self._measure()
         self._beat()
+        self._wire.flush()  # what the peers wait for must not wait for the next step
 
     def close(self) -> None:
         """Ends the threads and the transport. Idempotent."""
