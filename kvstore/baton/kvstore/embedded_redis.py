@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.util
 import logging
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -22,7 +20,14 @@ _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
 _MAX_SOCKET_PATH = 100  # the kernel takes 107
+# Asks the kernel for a SIGTERM (15) when the parent ends, then becomes the program. (Code of ours that runs between
+# fork and exec would not be safe: there are threads.)
 _PR_SET_PDEATHSIG = 1
+_DYING_WITH_US = (
+    sys.executable, "-I", "-S", "-c",
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, 15, 0, 0, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])",
+)  # fmt: skip
 
 
 def find_server() -> str | None:
@@ -56,10 +61,11 @@ async def embedded_redis(program: str, data_dir: str) -> AsyncIterator[str]:
 class _Server:
     def __init__(self, program: str, socket: Path, data_dir: str) -> None:
         self.socket = socket
-        saving = ("--save", "60 1", "--dir", data_dir) if data_dir else ("--save", "", "--dir", str(socket.parent))
+        self._keeps_a_file = bool(data_dir)
+        saving = ("--save", "60", "1", "--dir", data_dir) if data_dir else ("--save", "", "--dir", str(socket.parent))
         self._command = (
             program, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--daemonize", "no",
-            "--loglevel", "warning", "--hz", "1", "--appendonly", "no", *saving,
+            "--loglevel", "warning", "--hz", "5", "--appendonly", "no", *saving,
         )  # fmt: skip
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
@@ -68,12 +74,12 @@ class _Server:
     async def start(self) -> None:
         """Returns once the server takes connections."""
         self._process = await asyncio.create_subprocess_exec(
+            *(_DYING_WITH_US if sys.platform == "linux" else ()),
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C on the terminal must not end it before our last write
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         self._reading = asyncio.create_task(self._read_output())
         try:
@@ -98,7 +104,7 @@ class _Server:
     async def stop(self) -> None:
         """Ends the server; where it keeps a file, it writes it first."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.terminate() if self._keeps_a_file else self._process.kill()
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 await self._process.wait()
@@ -129,7 +135,3 @@ def _make_folder() -> Path:
         shutil.rmtree(folder)
         folder = tempfile.mkdtemp(prefix="baton-kvstore-", dir="/tmp")
     return Path(folder)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
