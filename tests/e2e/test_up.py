@@ -171,7 +171,7 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(up, flags, message):
 
 
 BROKEN = {
-    "empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json"),
+    "empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "is missing"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
     "cut weights": (lambda folder: os.truncate(folder / "model.safetensors", 5_000_000), "model.safetensors"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),

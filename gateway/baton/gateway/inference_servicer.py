@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -13,6 +15,8 @@ from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+_access_log = logging.getLogger("baton.gateway.access")
 
 # Responses that wait for a slow client before deltas are merged.
 _MAX_WAITING = 16
@@ -48,12 +52,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        model = self._catalog.get(request.model)
+        began = time.monotonic()
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         try:
+            model = self._catalog.get(request.model)
             generation = await self._start(model, request, sink, context)
         except ServiceError as error:
             error.field = _dotted(error.field)
+            _log_access(sink.request_id, error.code.name, began)
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
@@ -62,6 +68,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 yield response
         finally:
             generation.abort()
+            _log_access(sink.request_id, sink.outcome, began)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -127,6 +134,13 @@ class _StreamSink:
     def writable(self) -> bool:
         return len(self._waiting) < _MAX_WAITING
 
+    @property
+    def outcome(self) -> str:
+        """The name of the status that the call ends with."""
+        if self._error is not None:
+            return self._error.code.name
+        return "OK" if self._done else "CANCELLED"
+
     def on_delta(self, delta: Delta) -> None:
         self._waiting.append(_response(self.request_id, delta))
         self._news.set()
@@ -164,6 +178,11 @@ class _StreamSink:
             self._news.clear()
         if self._error is not None:
             raise self._error
+
+
+def _log_access(request_id: str, outcome: str, began: float) -> None:
+    milliseconds = round((time.monotonic() - began) * 1000, 1)
+    _access_log.info("Generate %s", outcome, extra={"request_id": request_id, "milliseconds": milliseconds})
 
 
 def _response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:

@@ -43,7 +43,8 @@ class RouterTimes:
 
     attempt: float = 1.0  # one router's answer
     total: float = 5.0  # all attempts, while no router is up
-    no_worker: float = 1.0  # all attempts, while routers answer that no worker is alive
+    # All attempts, while routers answer that no worker is alive: longer than a router needs to find one that is back.
+    no_worker: float = 2.0
     first_delay: float = 0.05
     max_delay: float = 1.0
     report_interval: float = 0.05

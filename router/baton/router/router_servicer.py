@@ -52,7 +52,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             raise
         remote = response.HasField("prefill")
         self._metrics.placed(remote, time.perf_counter() - began)
-        _log.debug(
+        _log.info(
             "placed on %s, prefill %s",
             response.decode.worker_id,
             response.prefill.worker_id or "there",

@@ -17,7 +17,7 @@ from baton.v1 import worker_pb2, worker_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _MIN_BACKOFF_SECONDS = 0.1
-_MAX_BACKOFF_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 0.5
 _MISSED_INTERVALS = 3
 
 
