@@ -59,14 +59,39 @@ def test_a_wake_from_another_thread_ends_the_wait(pair) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_a_frame_posted_by_another_thread_is_sent(pair) -> None:
+def test_a_frame_posted_by_another_thread_leaves_while_the_engine_computes(pair) -> None:
     ours, link = pair
+    link.send(Kind.GENERATE, 1, b"later")
     thread = threading.Thread(target=link.post, args=(Kind.LOG, 3, b"hello"))
     thread.start()
-    link.receive(5.0)  # woken
-    link.flush()
     thread.join()
     assert FrameParser().feed(ours.recv(100)) == [Frame(Kind.LOG, 3, b"hello")]
+    link.flush()
+    assert FrameParser().feed(ours.recv(100)) == [Frame(Kind.GENERATE, 1, b"later")]
+
+
+def test_frames_of_many_threads_stay_whole_when_the_front_lags(pair) -> None:
+    ours, link = pair
+    payload = bytes(50_000)
+
+    def post(channel: int) -> None:
+        for _ in range(20):
+            link.post(Kind.PEER, channel, payload)
+
+    threads = [threading.Thread(target=post, args=(channel,)) for channel in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        link.send(Kind.GENERATE, 9, payload)
+        link.flush()
+    parser, frames = FrameParser(), []
+    while len(frames) < 100:
+        frames += parser.feed(ours.recv(1 << 18))
+        link.flush()
+    for thread in threads:
+        thread.join()
+    assert sorted(frame.channel for frame in frames) == [c for c in (0, 1, 2, 3, 9) for _ in range(20)]
+    assert all(frame.payload == payload for frame in frames)
 
 
 def test_a_slow_front_does_not_block_the_engine_below_the_limit(pair) -> None:

@@ -22,6 +22,7 @@ from baton.rpc.errors import InternalError, ServiceError
 from baton.services import ports
 from baton.v1 import control_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import server
+from baton.worker.config import WorkerConfig
 
 
 @pytest.fixture
@@ -291,6 +292,15 @@ async def test_the_engine_as_a_process_serves_and_leaves_nothing_behind(free_por
         (slot,) = await worker.stream().generate(submit(0, [5, 6, 7]))
         assert len(slot.tokens) == 8
     assert has_ended(engine)
+
+
+async def test_a_stop_before_the_worker_is_ready_is_quick(free_port: int) -> None:
+    config = WorkerConfig(listen=f"127.0.0.1:{free_port}", executor="sim", model="none")
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, stop.set)
+    async with asyncio.timeout(3):
+        await server.serve(config, stop)
+    assert not psutil.Process().children()
 
 
 async def test_a_killed_engine_ends_streams_at_once_and_the_service_with_the_reason(free_port: int) -> None:

@@ -51,7 +51,6 @@ class EngineHost:
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
         self._finishing: asyncio.Task[None] | None = None
-        self._stopping = False
         self.end: ServiceError | None = None
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
@@ -74,10 +73,11 @@ class EngineHost:
 
     async def stop(self) -> None:
         """Ends the engine, and waits for its end. Idempotent."""
-        self._stopping = True
         if self._link is not None:
             self.send(Kind.STOP)
             self._link.close()
+            if not self.ready.is_set():
+                self._kill()  # it may load a model for long, and has nothing to lose
             await self.ended.wait()
 
     @property

@@ -17,7 +17,6 @@ from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.sessions import Sessions
 from baton.worker.state import StateReporter, load_message
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -47,20 +47,21 @@ class Publisher:
         """Publishes until cancelled, from when the engine is ready."""
         await self._host.ready.wait()
         backoff = _MIN_BACKOFF_SECONDS
-        reason = ""
+        told = ""
         while True:
             try:
                 await self._publish()
-                problem = "it ended the stream"
+                problem = f"kvstore {self._address}: it ended the stream"
             except grpc.aio.AioRpcError as error:
                 problem = error_from_rpc(error, f"kvstore {self._address}").message
             except (TimeoutError, NoCapacity) as error:
-                problem = str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
+                reason = str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
+                problem = f"kvstore {self._address}: {reason}"
             if self.connected:
-                self.connected, backoff, reason = False, _MIN_BACKOFF_SECONDS, ""
-            if problem != reason:
-                _log.warning("kvstore %s: %s; serving on, the index is told later", self._address, problem)
-                reason = problem
+                self.connected, backoff, told = False, _MIN_BACKOFF_SECONDS, ""
+            if problem != told:
+                _log.warning("%s; serving on, the index is told later", problem)
+                told = problem
             await asyncio.sleep(backoff)
             backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
 
