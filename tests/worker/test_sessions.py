@@ -18,7 +18,6 @@ from baton.worker.sessions import Sessions
 
 @dataclass
 class FakeEngine:
-    max_model_len: int = 1000
     requests: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     full: bool = False

@@ -92,6 +92,13 @@ async def test_a_resumed_generation_continues_where_the_other_worker_stopped(wor
     assert rest.tokens == whole.tokens[5:]
 
 
+async def test_a_generation_that_only_lost_its_finish_gets_it(worker: Worker) -> None:
+    resume = worker_pb2.ResumeState(output_token_ids=[9] * 8)
+    (slot,) = await worker.stream().generate(submit(0, [5, 6, 7], max_tokens=8, resume=resume))
+    assert slot.tokens == []
+    assert slot.finish.reason == types_pb2.FINISH_REASON_LENGTH
+
+
 async def test_an_abort_is_answered_with_a_finish_and_the_blocks_come_back(free_port: int) -> None:
     async with running_worker(free_port, sim_slowness=1.0) as worker:
         stream = worker.stream()
@@ -133,7 +140,7 @@ async def test_a_cut_stream_frees_the_blocks_of_all_its_requests(free_port: int)
         ({"sampling": sampling(top_p=0)}, "sampling.top_p"),
         ({"sampling": sampling(repetition_penalty=float("nan"))}, "sampling.repetition_penalty"),
         ({"sampling": sampling(logit_bias_token_ids=[5])}, "sampling.logit_bias_values"),
-        ({"resume": worker_pb2.ResumeState(output_token_ids=[5] * 8)}, "resume.output_token_ids"),
+        ({"resume": worker_pb2.ResumeState(output_token_ids=[5] * 9)}, "resume.output_token_ids"),
     ],
 )
 async def test_a_bad_submit_fails_its_slot_and_nothing_else(worker: Worker, fields: dict, field: str) -> None:

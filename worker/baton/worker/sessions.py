@@ -33,8 +33,6 @@ Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 class Runner(Protocol):
     """What sessions need of an engine."""
 
-    max_model_len: int
-
     def submit(self, request: Request) -> None:
         """Takes a request, or raises a ServiceError."""
 
@@ -167,7 +165,7 @@ class Sessions:
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
         name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
-        request = generation_of(submit, self._model, self._engine.max_model_len, name, self._clock())
+        request = generation_of(submit, self._model, name, self._clock())
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
             self._remote.expect(request, submit.prefill)

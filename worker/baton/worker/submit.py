@@ -1,11 +1,13 @@
-"""What a submitted generation means: the contract's SubmitRequest as the engine's Request, or a clear refusal."""
+"""What a submit means: the contract's messages as the engine's Request, or a clear refusal.
+
+What depends on the engine (context, vocabulary of the prompt, queue) it checks itself.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request, SamplingParams, StopConditions
@@ -35,20 +37,17 @@ _RANGES = {
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
-def generation_of(
-    submit: worker_pb2.SubmitRequest, model: ModelSpec, max_model_len: int, name: str, now: float
-) -> Request:
+def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float) -> Request:
     """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field."""
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
     prompt, output = list(submit.prompt_token_ids), list(submit.resume.output_token_ids)
-    _check_namespace(submit.cache_namespace)
-    check_prompt(prompt, model.vocab_size, max_model_len)
     check_token_ids(output, model.vocab_size, "resume.output_token_ids")
     stop = stop_conditions_of(submit.stop, model)
-    if len(output) >= stop.max_tokens:
+    # Exactly max_tokens is fine: only the finish was lost with the other worker.
+    if len(output) > stop.max_tokens:
         raise InvalidRequest(
-            f"resume has {len(output)} output tokens, and max_tokens is {stop.max_tokens}: nothing is left to generate",
+            f"resume has {len(output)} output tokens, and max_tokens is {stop.max_tokens}",
             field="resume.output_token_ids",
         )
     return Request(
@@ -65,15 +64,11 @@ def generation_of(
     )
 
 
-def prefill_of(
-    submit: worker_pb2.PrefillSubmit, model: ModelSpec, max_model_len: int, name: str, now: float
-) -> Request:
+def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float) -> Request:
     """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field."""
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
     token_ids = list(submit.prompt_token_ids)
-    _check_namespace(submit.cache_namespace)
-    check_prompt(token_ids, model.vocab_size, max_model_len)
     if submit.num_output_tokens >= len(token_ids):
         raise InvalidRequest(
             f"num_output_tokens={submit.num_output_tokens} leaves no prompt of {len(token_ids)} tokens",
@@ -92,18 +87,6 @@ def prefill_of(
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         prefill_only=True,
     )
-
-
-def check_prompt(token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> None:
-    """Raises InvalidRequest unless a prompt leaves room for one token, and the model knows all of its tokens."""
-    if not token_ids:
-        raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt_token_ids")
-    if len(token_ids) >= max_model_len:
-        raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens; the context of {max_model_len} must hold it and one more",
-            field="prompt_token_ids",
-        )
-    check_token_ids(token_ids, vocab_size, "prompt_token_ids")
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
@@ -175,10 +158,3 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or (above_zero and value == 0):  # also refuses NaN
         bounds = f"{'(' if above_zero else '['}{low:g}, {high:g}]"
         raise InvalidRequest(f"sampling.{name} is {value:g}, must be in {bounds}", field=f"sampling.{name}")
-
-
-def _check_namespace(cache_namespace: bytes) -> None:
-    if len(cache_namespace) != HASH_BYTES:
-        raise InvalidRequest(
-            f"cache_namespace has {len(cache_namespace)} bytes, must have {HASH_BYTES}", field="cache_namespace"
-        )

@@ -203,7 +203,7 @@ class PrefillSide:
             if self.draining:
                 raise Unavailable("the prefill worker is draining and takes no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
-            request = prefill_of(submit, self._executor.model, self._engine.max_model_len, name, self._clock())
+            request = prefill_of(submit, self._executor.model, name, self._clock())
             self._engine.submit(request)
         except ServiceError as error:
             self._refuse(peer, submit.prefill_id, error)
