@@ -1,0 +1,174 @@
+"""Liveness, models and mismatches, from states as they come."""
+
+import pytest
+from fleet_node import DIGEST, layout, state
+from router_views import BOTH, DECODE, PREFILL
+
+from baton.router.fleet import Fleet
+from baton.rpc.errors import NotFound
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Listener:
+    def __init__(self, fleet):
+        self.fleet = fleet
+        self.heard = []
+
+    def on_state(self, view, is_new):
+        self.heard.append(("new" if is_new else "state", view.worker_id))
+
+    def on_lost(self, worker_id):
+        self.heard.append(("lost", worker_id))
+
+    def on_models(self):
+        self.heard.append(("models", *sorted(self.fleet.models)))
+
+
+@pytest.fixture
+def fleet():
+    fleet = Fleet(Clock())
+    for address in ("one:1", "two:2", "three:3"):
+        fleet.add(address)
+    fleet.listener = Listener(fleet)
+    fleet.listen(fleet.listener)
+    return fleet
+
+
+def entry(fleet, address):
+    return next(worker for worker in fleet if worker.address == address)
+
+
+def test_a_worker_is_alive_from_its_first_state_to_its_loss(fleet):
+    assert entry(fleet, "one:1").problem
+    fleet.hear("one:1", state("a"))
+    assert [view.worker_id for view in fleet.alive()] == ["a"]
+    assert entry(fleet, "one:1").problem == ""
+    fleet.lose("one:1", "it ended the stream")
+    assert fleet.alive() == []
+    assert entry(fleet, "one:1").problem == "it ended the stream"
+    assert fleet.listener.heard == [("models", "m"), ("new", "a"), ("models",), ("lost", "a")]
+
+
+def test_a_new_epoch_is_new_a_second_state_is_not(fleet):
+    for epoch in (1, 1, 2):
+        fleet.hear("one:1", state("a", epoch=epoch))
+    assert [kind for kind, *_ in fleet.listener.heard] == ["models", "new", "state", "new"]
+
+
+def test_a_loss_is_told_once(fleet):
+    fleet.hear("one:1", state("a"))
+    fleet.lose("one:1", "x")
+    fleet.lose("one:1", "x")
+    assert fleet.listener.heard.count(("lost", "a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [(state(""), "names no worker_id"), (state(name=""), "names no model"), (state(role=0), "names no role")],
+)
+def test_a_state_that_makes_no_sense_is_a_problem_not_a_worker(fleet, told, complaint):
+    fleet.hear("one:1", told)
+    assert fleet.alive() == []
+    assert complaint in entry(fleet, "one:1").problem
+
+
+def test_two_workers_with_one_id_do_not_both_count(fleet):
+    fleet.hear("one:1", state("a"))
+    fleet.hear("two:2", state("a"))
+    assert len(fleet.alive()) == 1
+    assert "also that of the worker at one:1" in entry(fleet, "two:2").problem
+    fleet.lose("one:1", "gone")
+    fleet.hear("two:2", state("a"))
+    assert [view.address for view in fleet.alive()] == ["two:2"]
+
+
+def test_a_model_is_served_when_somebody_decodes_for_it(fleet):
+    fleet.hear("one:1", state("p", PREFILL))
+    assert fleet.models == {}
+    fleet.hear("two:2", state("d", DECODE))
+    assert fleet.models["m"].digest == DIGEST
+    fleet.lose("two:2", "gone")
+    assert fleet.models == {}
+
+
+def test_the_context_is_what_every_decode_worker_can_hold(fleet):
+    short = state("b")
+    short.model.max_model_len = 1000
+    fleet.hear("one:1", state("a"))
+    fleet.hear("two:2", short)
+    assert fleet.models["m"].max_model_len == 1000
+
+
+def test_a_changed_context_is_told(fleet):
+    fleet.hear("one:1", state("a"))
+    short = state("a", epoch=2)
+    short.model.max_model_len = 1000
+    fleet.hear("one:1", short)
+    assert fleet.models["m"].max_model_len == 1000
+
+
+def test_most_decode_workers_say_which_model_it_is_and_the_other_is_a_problem(fleet):
+    fleet.hear("one:1", state("odd", digest=b"x" * 16))
+    fleet.hear("two:2", state("a"))
+    assert fleet.models["m"].digest == b"x" * 16, "at a tie what was served stays"
+    fleet.hear("three:3", state("b"))
+    assert fleet.models["m"].digest == DIGEST
+    problem = entry(fleet, "one:1").problem
+    assert DIGEST.hex() in problem
+    assert (b"x" * 16).hex() in problem
+    assert entry(fleet, "two:2").problem == ""
+
+
+def test_a_prefill_worker_that_fits_nobody_is_named_once_with_both_digests(fleet, caplog):
+    fleet.hear("one:1", state("d", DECODE))
+    for _ in range(3):
+        fleet.hear("two:2", state("p", PREFILL, digest=b"x" * 16))
+    problem = entry(fleet, "two:2").problem
+    assert DIGEST.hex() in problem
+    assert (b"x" * 16).hex() in problem
+    assert entry(fleet, "two:2").alive
+    assert caplog.text.count((b"x" * 16).hex()) == 1
+
+
+def test_a_prefill_worker_with_another_layout_is_named(fleet):
+    told = state("p", PREFILL)
+    told.layout.CopyFrom(layout(tp_size=2))
+    fleet.hear("one:1", state("d", DECODE))
+    fleet.hear("two:2", told)
+    assert "tp 2" in entry(fleet, "two:2").problem
+    fleet.hear("two:2", state("p", PREFILL))
+    assert entry(fleet, "two:2").problem == ""
+
+
+def test_a_cordon_outlives_the_worker(fleet):
+    fleet.hear("one:1", state("a"))
+    fleet.cordon("a", True)
+    assert fleet.alive()[0].cordoned
+    fleet.lose("one:1", "gone")
+    fleet.hear("one:1", state("a", BOTH, epoch=2))
+    assert fleet.alive()[0].cordoned
+    fleet.cordon("a", False)
+    assert not fleet.alive()[0].cordoned
+
+
+def test_cordoning_who_is_unknown_names_who_is_known(fleet):
+    fleet.hear("one:1", state("a"))
+    with pytest.raises(NotFound, match="known are: a"):
+        fleet.cordon("b", True)
+
+
+def test_what_discovery_drops_is_listed_for_a_minute(fleet):
+    fleet.hear("one:1", state("a"))
+    fleet.remove("one:1")
+    assert fleet.alive() == []
+    fleet.forget_removed()
+    assert entry(fleet, "one:1").problem
+    fleet._clock.now += 61
+    fleet.forget_removed()
+    assert "one:1" not in [worker.address for worker in fleet]
