@@ -168,6 +168,9 @@ def _falls_back(pair, request, seconds=10.0):
     decode = pair[-1]
     turn_until(pair, finished(decode, request), seconds)
     assert decode.seen.tokens[request.request_id] == expected_for(request)
+    finish = decode.seen.finishes[request.request_id]
+    assert finish.queue_seconds >= 0
+    assert finish.prefill_seconds >= 0
     turn_until(pair, idle(*pair))
     for node in pair:
         if node.alive:

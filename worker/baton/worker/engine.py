@@ -375,6 +375,8 @@ class Engine:
             self._counters.num_finished += 1
         started = state.started if state.started is not None else state.submitted
         first_token = state.first_token if state.first_token is not None else started
+        # A remote prefill may fail after its first token: the local one that replaces it starts later.
+        started = min(started, first_token)
         finish = Finish(
             request=state.request,
             reason=reason,
