@@ -64,8 +64,10 @@ bench: $(VENV)/.installed-dev ## Run every benchmark that needs nothing else; `m
 
 bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmarks on an NVIDIA GPU; JSON in build/bench
 	@mkdir -p build/bench
-	$(BIN)/baton bench kernels --json build/bench/kernels.json $(BENCH_FLAGS)
-	$(BIN)/baton bench engine --preset-table all --json build/bench/engine.json $(BENCH_FLAGS)
+	@code=0; \
+	$(BIN)/baton bench kernels --json build/bench/kernels.json || code=1; \
+	$(BIN)/baton bench engine --preset-table all --json build/bench/engine.json || code=1; \
+	exit $$code
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -103,7 +103,7 @@ def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ..
         "max_queue": 1 << 20,
         **_settings(options.set),
     }
-    if options.executor == "sim" and "num_blocks" not in fields:
+    if options.executor == "sim" and not {"num_blocks", "kv_cache_memory"} & fields.keys():
         block_size = fields.get("block_size", WorkerConfig().block_size)
         fields["num_blocks"] = max(w.num_requests * (w.num_total // block_size + 2) for w in workloads)
     config = WorkerConfig(**fields)

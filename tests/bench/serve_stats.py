@@ -1,0 +1,166 @@
+"""What is known of each request, and what that makes of a run: percentiles, throughput, goodput."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_GAP_SHARE = 0.99  # of a request's gaps must be within the limit
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as its client saw it. Times in seconds of one clock."""
+
+    due: float  # when the load said that it should be sent
+    sent: float = 0.0
+    first: float | None = None  # token
+    last: float = 0.0  # token
+    ended: float = 0.0
+    gaps: array[float] = field(default_factory=lambda: array("d"))  # between arrivals of tokens
+    wanted_prompt: int = 0
+    wanted_output: int = 0
+    num_prompt: int = 0  # as the server counted
+    num_cached: int = 0
+    num_output: int = 0
+    error: str = ""  # empty: it came out whole
+
+    def token(self, now: float) -> None:
+        """Tokens arrived."""
+        if self.first is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+
+    def close(self, now: float) -> None:
+        """The answer has ended."""
+        self.ended = now
+        if not self.error and self.num_output < self.wanted_output:
+            self.error = "ended early"
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token; to the end where no token had text."""
+        return (self.ended if self.first is None else self.first) - self.sent
+
+    @property
+    def tpot(self) -> float:
+        """Time per output token after the first."""
+        return (self.last - self.first) / (self.num_output - 1) if self.first and self.num_output > 1 else 0.0
+
+    def is_good(self, limits: Limits) -> bool:
+        """Whether it came out whole and within the limits."""
+        if self.error:
+            return False
+        if self.ttft > limits.ttft:
+            return False
+        return not self.gaps or percentile(sorted(self.gaps), _GAP_SHARE) <= limits.itl
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. A request is good within both: `itl` for 99 in 100 of its gaps."""
+
+    ttft: float = math.inf
+    itl: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds, of one figure over all requests or gaps."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None for no values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        cuts = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+        return cls(math.fsum(ordered) / len(ordered), *cuts, ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One level of load."""
+
+    rate: float  # requests a second that were to be sent; inf: all at once
+    concurrency: int | None  # the most in flight
+    seconds: float  # from the first request sent to the last end
+    num_requests: int
+    num_good: int
+    errors: dict[str, int]
+    num_inexact_prompts: int  # whose length the server counted differently
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    ttft: Spread | None
+    itl: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    lateness: Spread | None  # of the load generator itself, or of its concurrency limit
+    cpu_share: float  # of one core, of the load generator
+
+    @property
+    def num_whole(self) -> int:
+        """Requests without an error."""
+        return self.num_requests - sum(self.errors.values())
+
+    @property
+    def requests_per_second(self) -> float:
+        """Of those that came out whole."""
+        return self.num_whole / self.seconds
+
+    @property
+    def goodput(self) -> float:
+        """Good requests a second."""
+        return self.num_good / self.seconds
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """All requests together."""
+        return self.num_output_tokens / self.seconds
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest values of a sorted sequence."""
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def summarize(
+    records: Sequence[Record], rate: float, concurrency: int | None, limits: Limits, cpu_seconds: float
+) -> Summary:
+    """Latencies of what came out whole; tokens of everything."""
+    whole = [record for record in records if not record.error]
+    began = min(record.sent for record in records)
+    seconds = max(max(record.ended for record in records) - began, 1e-9)
+    return Summary(
+        rate=rate,
+        concurrency=concurrency,
+        seconds=seconds,
+        num_requests=len(records),
+        num_good=sum(record.is_good(limits) for record in records),
+        errors=dict(Counter(record.error for record in records if record.error)),
+        num_inexact_prompts=sum(record.num_prompt != record.wanted_prompt for record in whole),
+        num_prompt_tokens=sum(record.num_prompt for record in records),
+        num_cached_tokens=sum(record.num_cached for record in records),
+        num_output_tokens=sum(record.num_output for record in records),
+        ttft=Spread.of([record.ttft for record in whole]),
+        itl=Spread.of([gap for record in whole for gap in record.gaps]),
+        tpot=Spread.of([record.tpot for record in whole if record.num_output > 1]),
+        e2e=Spread.of([record.ended - record.sent for record in whole]),
+        lateness=Spread.of([record.sent - record.due for record in records]),
+        cpu_share=cpu_seconds / seconds,
+    )
