@@ -51,7 +51,7 @@ class EchoApp:
         return None
 
     async def _slow(self, exchange):
-        exchange.on_disconnect = self._disconnected
+        exchange.begin_work(self._disconnected, lambda: None)
         await self.gate.wait()
         exchange.respond(200, b"slow")
 
@@ -293,6 +293,14 @@ async def test_half_closing_counts_as_leaving_while_an_answer_is_made(app, serve
     async with RawClient.connect(server.port) as client:
         await client.send(request_bytes("GET", "/slow"))
         await app.next()
+        client.writer.write_eof()
+        await until(lambda: app.disconnects == 1, 1)
+        assert await client.closed()
+
+
+async def test_a_client_that_half_closed_before_the_work_began_has_left(app, server):
+    async with RawClient.connect(server.port) as client:
+        client.writer.write(request_bytes("GET", "/slow"))
         client.writer.write_eof()
         await until(lambda: app.disconnects == 1, 1)
         assert await client.closed()

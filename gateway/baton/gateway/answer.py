@@ -34,8 +34,7 @@ class Answer(ABC):
 
     async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
         """Starts every generation. What fails, now or later, ends the whole answer with an error."""
-        self.exchange.on_disconnect = self._abort
-        self.exchange.on_writable = self._resume
+        self.exchange.begin_work(self._abort, self._resume)
         self._num_running = len(requests)
         first_index = 0
         for request in requests:

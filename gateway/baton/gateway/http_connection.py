@@ -203,6 +203,11 @@ class HttpConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
 
+    def work_begins(self) -> None:
+        if self._eof:
+            self._stop_current()
+            self._transport.close()
+
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         if exchange is not self._current:
             return

@@ -33,6 +33,9 @@ class Wire(Protocol):
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         """The response is complete."""
 
+    def work_begins(self) -> None:
+        """From now on a client that sends no more has left; it may have done so already."""
+
 
 class Exchange:
     """A parsed request; answered with `respond`, or with `stream`, `write`s and `end`.
@@ -97,6 +100,12 @@ class Exchange:
     def age(self) -> float:
         """Seconds since the request's headers were there."""
         return time.perf_counter() - self.received
+
+    def begin_work(self, on_disconnect: Callable[[], None], on_writable: Callable[[], None]) -> None:
+        """What follows takes long, and is for nothing when the client leaves."""
+        self.on_disconnect = on_disconnect
+        self.on_writable = on_writable
+        self._wire.work_begins()
 
     def close_after(self) -> None:
         """The connection ends with this response."""
