@@ -267,11 +267,29 @@ def test_no_room_for_long_is_a_local_prefill(network):
     assert decode.seen.tokens[request.request_id] == expected_for(request)
 
 
+def test_a_prefill_worker_that_cannot_reach_our_listener_is_not_asked_for_ever(network):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    prefill = make_node(network, "prefill")
+    decode = make_node(network, "decode", transfer_address=lambda _: f"127.0.0.1:{port}")
+    for salt in range(3):
+        request = make_request(prompt_of(30, salt), 4)
+        decode.submit(request, prefill)
+        decode.turn()
+        assert decode.handover.num_open == 1
+        _falls_back((prefill, decode), request)
+    last = make_request(prompt_of(30, 9), 4)
+    decode.submit(last, prefill)
+    decode.turn()
+    assert decode.handover.num_open == 0
+    _falls_back((prefill, decode), last)
+
+
 PHASES = ("hello", "submit", "accept", "complete", "started", "first_token", "sent")
 
 
 def _at_message(network, name, act, before=True):
-    """Calls `act` once, when the first message of that name passes; before: the message is lost."""
+    """Adds to `act` when the first message of that name passes; before: the message is lost."""
     seen = threading.Event()
 
     def tap(node, kind, payload):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _FIRST_SECONDS = 0.5
 _MAX_SECONDS = 8.0
 _MISMATCH_SECONDS = 60.0
+_MAX_STUMBLES = 3
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class PeerBackoff:
 
     def __init__(self) -> None:
         self._troubles: dict[str, _Trouble] = {}
+        self._stumbles: dict[str, int] = {}  # transfers that failed in a row
 
     def allows(self, address: str, epoch: int, now: float) -> bool:
         """Whether this worker may be asked."""
@@ -34,6 +36,13 @@ class PeerBackoff:
         seconds = min(before.seconds * 2, _MAX_SECONDS) if before is not None and again else _FIRST_SECONDS
         self._troubles[address] = _Trouble(epoch, now + seconds, seconds)
 
+    def stumbled(self, address: str, epoch: int, now: float) -> None:
+        """One transfer failed. Several in a row, as behind a wall that lets only the stream through, are a failure."""
+        self._stumbles[address] = self._stumbles.get(address, 0) + 1
+        if self._stumbles[address] >= _MAX_STUMBLES:
+            self._stumbles[address] = 0
+            self.failed(address, epoch, now)
+
     def mismatched(self, address: str, epoch: int, now: float) -> None:
         """It serves another model or layout."""
         self._troubles[address] = _Trouble(epoch, now + _MISMATCH_SECONDS, _MAX_SECONDS)
@@ -41,3 +50,4 @@ class PeerBackoff:
     def succeeded(self, address: str) -> None:
         """It completed something."""
         self._troubles.pop(address, None)
+        self._stumbles.pop(address, None)

@@ -73,6 +73,7 @@ class _Exchange:
     block_ids: tuple[BlockId, ...] = ()
     num_landed_bytes: int = 0
     first_token_at: float | None = None
+    wanted: bool = True  # False: its request ended
 
 
 class DecodeSide:
@@ -190,6 +191,7 @@ class DecodeSide:
         if exchange is None:
             return
         if exchange.lease is None or aborted:
+            exchange.wanted = False
             self._give_up(exchange, "the request ended")
         # Otherwise its first token was its last: the rest of the KV is still good for the cache.
 
@@ -457,6 +459,9 @@ class DecodeSide:
         assert lease.state is State.FREED
         self._counters.num_failed_transfers += 1
         self._counters.num_expired_leases += lease.expired
+        if exchange.wanted and exchange.peer.open:
+            endpoint = exchange.peer.endpoint
+            self._backoff.stumbled(endpoint.address, endpoint.epoch, self._clock())
         self._fall_back(exchange, lease.reason)
 
     def _forget(self, exchange: _Exchange) -> None:

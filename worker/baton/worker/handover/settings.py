@@ -15,7 +15,7 @@ class HandoverSettings:
     lease_seconds: float = 1.0  # silence after which a lease ends
     verify: bool = False  # ask for a checksum on every piece
     connect_seconds: float = 5.0  # until a peer says hello
-    idle_seconds: float = 30.0  # until a stream without prefills is closed
+    idle_seconds: float = 10.0  # until a stream without prefills is closed
     start_seconds: float = 30.0  # until a peer starts a prompt that it took
     reserve_seconds: float = 5.0  # until there is room for a prompt that a peer has started
     accept_seconds: float = 10.0  # that a computed prompt waits for the decode worker to make room
