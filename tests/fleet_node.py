@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from baton.rpc.channel import SERVER_OPTIONS
 from baton.v1 import kv_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 
 BLOCK_SIZE = 16
@@ -49,7 +50,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.server = None
 
     async def start(self, port=0):
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         await self.server.start()

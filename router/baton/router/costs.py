@@ -92,11 +92,8 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
 def local(decode: Standing, demand: Demand, alone: Costs) -> Costs:
     """The decode worker prefills: its batch stands still meanwhile."""
     prefill = decode.prefill_seconds(demand)
-    return alone._replace(
-        queue=max(alone.queue, decode.prefill_backlog_seconds),
-        prefill=prefill,
-        decode=alone.decode + decode.num_beside * prefill,
-    )
+    queue = max(alone.queue, decode.prefill_backlog_seconds)
+    return Costs(queue, prefill, 0.0, alone.decode + decode.num_beside * prefill, alone.memory)
 
 
 def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs) -> Costs:
@@ -107,12 +104,8 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs) ->
     # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     stalled = prefill.num_beside * seconds if prefill.view.mixes_phases else 0.0
-    return alone._replace(
-        queue=max(alone.queue, prefill.prefill_backlog_seconds),
-        prefill=seconds,
-        transfer=exposed + _HANDOVER_SECONDS,
-        decode=alone.decode + stalled,
-    )
+    queue = max(alone.queue, prefill.prefill_backlog_seconds)
+    return Costs(queue, seconds, exposed + _HANDOVER_SECONDS, alone.decode + stalled, alone.memory)
 
 
 def seconds_per_seat(decode: Standing, demand: Demand) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from baton.router import costs
@@ -31,22 +31,25 @@ def rank(decodes: Sequence[Standing], prefills: Sequence[Standing], demand: Dema
     options = [
         _option(decode, None, costs.local(decode, demand, base)) for decode, base in zip(decodes, alone, strict=True)
     ]
-    options += _pairs(decodes, alone, prefills, demand, rotation)
     turns = _turns(decodes, rotation)
+    options += _pairs(list(zip(decodes, alone, strict=True)), prefills, demand, turns, rotation)
     # Not disaggregating needs one worker less: it wins between equals.
     options.sort(key=lambda option: (option.total, option.prefill is not None, turns[option.decode.view.worker_id]))
     return options
 
 
 def _pairs(
-    decodes: Sequence[Standing], alone: Sequence[Costs], prefills: Sequence[Standing], demand: Demand, rotation: int
+    decodes: Sequence[tuple[Standing, Costs]],
+    prefills: Sequence[Standing],
+    demand: Demand,
+    turns: Mapping[str, int],
+    rotation: int,
 ) -> list[Option]:
     """Two stages: each side is ranked by what it costs on its own, then the best are paired."""
     if not prefills:
         return []
-    turns = _turns(decodes, rotation)
     by_decode = sorted(
-        zip(decodes, alone, strict=True),
+        decodes,
         key=lambda pair: (pair[1].total + _moving_seconds(pair[0], demand), turns[pair[0].view.worker_id]),
     )
     prefill_turns = _turns(prefills, rotation)

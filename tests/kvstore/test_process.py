@@ -1,0 +1,64 @@
+"""The kvstore as a process: what it costs, and what it leaves behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from stack import wait_until
+
+from baton.services import ports
+from baton.services.readiness import is_ready
+from baton.services.tandem import Probe
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A kvstore with its embedded server, with a temporary folder of its own."""
+    (port,) = ports.free_ports(1)
+    words = [sys.executable, "-m", "baton.services.cli", "kvstore", "--listen", f"127.0.0.1:{port}"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = psutil.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: asyncio.run(is_ready(Probe.GRPC_HEALTH, f"127.0.0.1:{port}")), "ready", 20)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(5)
+        process.stdout.close()
+
+
+def redis_of(process):
+    (server,) = [child for child in process.children(recursive=True) if "redis" in child.name()]
+    return server
+
+
+def is_gone(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_nothing_stays(process, number, tmp_path):
+    server = redis_of(process)
+    assert list(tmp_path.iterdir())
+    process.send_signal(number)
+    assert process.wait(5) == 0
+    wait_until(lambda: is_gone(server), "its server is gone", 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_one_takes_its_server_with_it(process):
+    server = redis_of(process)
+    process.kill()
+    process.wait(5)
+    wait_until(lambda: is_gone(server), "its server is gone", 3)
+
+
+def test_it_is_small(process):
+    assert process.memory_info().rss < 150e6
+    loaded = {os.path.basename(one.path) for one in process.memory_maps()}
+    assert not [name for name in loaded if name.startswith("libtorch")]
