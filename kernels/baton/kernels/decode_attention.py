@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its paged KV: split over the sequence, merged in the same launch."""
+"""Attention of one new token a sequence over its paged KV, split over the sequence; a second launch merges."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 _LOG2E = 1.4426950408889634
 
@@ -21,7 +24,6 @@ def _decode_kernel(
     seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
     partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
     lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
-    arrived_ptr,  # [num_seqs, num_kv_heads] int32, zeros before and after
     scale_log2,
     query_stride,
     table_stride,
@@ -34,12 +36,14 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
-    PLANE_PAD: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """out = softmax(scale q K^T) V, each split over its share of K and V; the last to arrive merges:
-    out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max)"""
+    """out = softmax(scale q K^T) V, each split over its share of K and V"""
     # grid: (num_kv_heads, SPLITS, num_seqs)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2)
@@ -47,9 +51,7 @@ def _decode_kernel(
     seq_len = tl.load(seq_lens_ptr + seq)
     seen_from = tl.where(window > 0, max(seq_len - window, 0), 0)
     num_seen = seq_len - seen_from
-    share = tl.cdiv(tl.cdiv(num_seen, SPLITS), BLOCK_N) * BLOCK_N
-    if SPLIT_TOKENS > 0:
-        share = SPLIT_TOKENS
+    share = _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)
     first = seen_from + split * share
     if first >= seq_len:
         return
@@ -90,9 +92,7 @@ def _decode_kernel(
         top = new_top
 
     out_at = (seq.to(tl.int64) * num_kv_heads * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
-    num_live = tl.cdiv(num_seen, share)
-    if SPLIT_TOKENS > 0:
-        num_live = min(num_live, SPLITS)
+    num_live = min(tl.cdiv(num_seen, share), SPLITS)
     if num_live == 1:
         tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
         return
@@ -101,47 +101,58 @@ def _decode_kernel(
     plane: tl.constexpr = GROUP * HEAD_DIM
     tl.store(partial_ptr + (cell * SPLITS + split) * plane + inner, acc / total[:, None], mask=real)
     tl.store(lse_ptr + (cell * SPLITS + split) * GROUP + groups, top + tl.log2(total), mask=groups < GROUP)
-    tl.debug_barrier()
-    if tl.atomic_add(arrived_ptr + cell, 1) == num_live - 1:
-        _merge(out_ptr, partial_ptr, lse_ptr, cell, num_live, GROUP, HEAD_DIM, PLANE_PAD, SPLITS)
-        tl.store(arrived_ptr + cell, 0)
 
 
 @triton.jit
-def _merge(
-    out_ptr,
-    partial_ptr,
-    lse_ptr,
-    cell,
-    num_live,
+def _share(num_seen, SPLITS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Tokens a split: whole tiles, and so many that a short sequence is not split at all."""
+    if SPLIT_TOKENS > 0:
+        share = SPLIT_TOKENS
+    else:
+        share = max(tl.cdiv(tl.cdiv(num_seen, SPLITS), BLOCK_N) * BLOCK_N, 2 * BLOCK_N)
+    return share
+
+
+@triton.jit(do_not_specialize_on_alignment=["seq_lens_ptr"])
+def _merge_kernel(
+    out_ptr,  # [num_seqs, num_q_heads, HEAD_DIM]
+    partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
+    lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
+    seq_lens_ptr,  # [num_seqs] int32
+    window,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PLANE_PAD: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """All splits of one sequence and kv head, sixteen at a time: one after the other, each would wait for memory."""
-    plane: tl.constexpr = GROUP * HEAD_DIM
-    lanes = tl.arange(0, PLANE_PAD)
-    inside = (lanes < plane)[None, :]
-    some = tl.arange(0, 16)
-    top = tl.full([PLANE_PAD], -1.0e30, tl.float32)
-    total = tl.zeros([PLANE_PAD], tl.float32)
-    acc = tl.zeros([PLANE_PAD], tl.float32)
-    for first in range(0, num_live, 16):
-        split = first + some
-        at = (cell * SPLITS + split)[:, None]
-        mask = (split < num_live)[:, None] & inside
-        lse = tl.load(
-            lse_ptr + at * GROUP + (lanes // HEAD_DIM)[None, :], mask=mask, other=float("-inf"), cache_modifier=".cg"
-        )
-        part = tl.load(partial_ptr + at * plane + lanes[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        shrink = tl.exp2(top - new_top)
-        weight = tl.exp2(lse - new_top[None, :])
-        total = total * shrink + tl.sum(weight, 0)
-        acc = acc * shrink + tl.sum(weight * part, 0)
-        top = new_top
-    tl.store(out_ptr + cell * plane + lanes, (acc / total).to(out_ptr.dtype.element_ty), mask=lanes < plane)
+    """out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max)"""
+    # grid: (num_q_heads, num_seqs)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(0)
+    seq = tl.program_id(1).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + seq)
+    num_seen = tl.where(window > 0, min(seq_len, window), seq_len)
+    num_live = min(tl.cdiv(num_seen, _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)), SPLITS)
+    if num_live <= 1:
+        return
+    num_q_heads = tl.num_programs(0)
+    first = (seq * (num_q_heads // GROUP) + head // GROUP) * SPLITS
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, DIM_PAD)
+    at = (first + splits) * GROUP + head % GROUP
+    lse = tl.load(lse_ptr + at, mask=splits < num_live, other=float("-inf"))
+    mask = (splits < num_live)[:, None] & (dims < HEAD_DIM)[None, :]
+    partial = tl.load(partial_ptr + at[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+    weight = tl.exp2(lse - tl.max(lse, 0))
+    out = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(
+        out_ptr + (seq * num_q_heads + head) * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM
+    )
 
 
 class DecodeWorkspace:
@@ -151,7 +162,6 @@ class DecodeWorkspace:
         rows = max_seqs_times_splits(max_seqs, num_kv_heads)
         self.partial = torch.empty(rows * num_q_heads * head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(rows * num_q_heads, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
 
 
 def choose_splits(num_seqs: int, num_kv_heads: int) -> int:
@@ -181,7 +191,7 @@ def decode_attention(
     splits: int | None = None,
     split_tokens: int = 0,
     window: int = 0,
-    block_n: int = 64,
+    block_n: int = 128,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> Tensor:
@@ -199,6 +209,7 @@ def decode_attention(
         out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
     if splits is None:
         splits = choose_splits(num_seqs, num_kv_heads)
+    overlap = overlaps(query)
     _decode_kernel[(num_kv_heads, splits, num_seqs)](
         out,
         query,
@@ -208,7 +219,6 @@ def decode_attention(
         seq_lens,
         workspace.partial,
         workspace.lse,
-        workspace.arrived,
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
@@ -221,8 +231,26 @@ def decode_attention(
         BLOCK_N=block_n,
         SPLITS=splits,
         SPLIT_TOKENS=split_tokens,
-        PLANE_PAD=triton.next_power_of_2(group * head_dim),
         STAGES=num_stages,
         num_warps=num_warps,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )
+    if splits > 1:
+        _merge_kernel[(num_q_heads, num_seqs)](
+            out,
+            workspace.partial,
+            workspace.lse,
+            seq_lens,
+            window,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            DIM_PAD=triton.next_power_of_2(head_dim),
+            BLOCK_N=block_n,
+            SPLITS=splits,
+            SPLIT_TOKENS=split_tokens,
+            OVERLAP=overlap,
+            num_warps=4,
+            launch_pdl=overlap,
+        )
     return out

@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 
 @triton.jit
@@ -18,9 +21,13 @@ def _rms_norm_kernel(
     eps,
     RESIDUAL: tl.constexpr,
     SIZE_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """residual += x; out = residual / sqrt(mean(residual^2) + eps) * weight"""
     # grid: (num_tokens)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64) * size
     dims = tl.arange(0, SIZE_PAD)
     inside = dims < size
@@ -39,6 +46,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
     """RMSNorm of x [num_tokens, size]; with `residual` [num_tokens, size], of the sum, which `residual` becomes."""
     out = torch.empty_like(x)
     size = x.shape[-1]
+    overlap = overlaps(x)
     _rms_norm_kernel[(x.shape[0],)](
         out,
         x,
@@ -48,6 +56,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
         eps,
         RESIDUAL=residual is not None,
         SIZE_PAD=triton.next_power_of_2(size),
+        OVERLAP=overlap,
         num_warps=8 if size >= 2048 else 4,
+        launch_pdl=overlap,
     )
     return out

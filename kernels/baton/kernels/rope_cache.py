@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -26,9 +29,13 @@ def _rope_kernel(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """(a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of each head, normed first where asked"""
     # grid: (num_tokens, (num_q_heads + 2 num_kv_heads) / HEADS)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half: tl.constexpr = HEAD_DIM // 2
@@ -91,6 +98,7 @@ def rope_and_cache(
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_heads = num_q_heads + 2 * num_kv_heads
     heads = min(16, triton.next_power_of_2(num_heads))
+    overlap = overlaps(qkv)
     _rope_kernel[(qkv.shape[0], triton.cdiv(num_heads, heads))](
         qkv,
         cache,
@@ -109,4 +117,6 @@ def rope_and_cache(
         BLOCK_SIZE=block_size,
         HEADS=heads,
         num_warps=4,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 _PART = 4096  # tokens a program of the draw looks at
 _SCAN = 8192  # tokens a step of the bisection looks at
@@ -19,10 +22,11 @@ _SCAN = 8192  # tokens a step of the bisection looks at
 def _ordered_bits(logits, BITS: tl.constexpr):
     """Integers in the order of the floats."""
     if BITS == 16:
-        bits = logits.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        return tl.where(bits >= 0x8000, 0xFFFF - bits, bits + 0x8000).to(tl.int64)
-    bits = logits.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    return tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
+        bits = logits.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
+    else:
+        bits = logits.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    sign: tl.constexpr = 1 << (BITS - 1)
+    return tl.where(bits >= sign, 2 * sign - 1 - bits, bits + sign)
 
 
 @triton.jit(do_not_specialize_on_alignment=["batch_rows_ptr"])
@@ -39,9 +43,13 @@ def _bounds_kernel(
     vocab_size,
     BITS: tl.constexpr,
     SCAN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """k-th largest by count(bits > b) < k; then the nucleus by mass(bits > b) < top_p * mass(of the k largest)"""
     # grid: (num_rows)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     batch_row = tl.load(batch_rows_ptr + row)
     tl.store(key_bound_ptr + row, 0)
@@ -115,9 +123,13 @@ def _draw_kernel(
     num_parts,
     BITS: tl.constexpr,
     PART: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """argmax of logit / temperature - log(-log u); of the logit itself where the temperature is 0"""
     # grid: (num_parts, num_rows)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     batch_row = tl.load(batch_rows_ptr + row)
@@ -165,9 +177,13 @@ def _choose_kernel(
     tokens_stride,
     num_parts,
     PARTS_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """The best of all parts, also as the next of its row's known tokens: token_ids[row, seq_len]"""
     # grid: (num_rows)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     batch_row = tl.load(batch_rows_ptr + row).to(tl.int64)
     parts = tl.arange(0, PARTS_PAD)
@@ -211,6 +227,7 @@ def sample_tokens(
     """
     num_rows, vocab_size = logits.shape
     bits = logits.element_size() * 8
+    overlap = overlaps(logits)
     _bounds_kernel[(num_rows,)](
         columns.key_bound,
         columns.value_bound,
@@ -225,6 +242,8 @@ def sample_tokens(
         BITS=bits,
         SCAN=_SCAN,
         num_warps=16,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )
     _draw_kernel[(columns.num_parts, num_rows)](
         columns.best,
@@ -243,6 +262,8 @@ def sample_tokens(
         BITS=bits,
         PART=_PART,
         num_warps=8,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )
     _choose_kernel[(num_rows,)](
         out,
@@ -255,4 +276,6 @@ def sample_tokens(
         columns.num_parts,
         PARTS_PAD=triton.next_power_of_2(columns.num_parts),
         num_warps=1,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )

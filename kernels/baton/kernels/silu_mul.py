@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 
 @triton.jit
@@ -14,9 +17,13 @@ def _silu_mul_kernel(
     gate_up_ptr,  # [num_tokens, 2 size], gates first
     size,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out = gate / (1 + e^-gate) * up"""
     # grid: (num_tokens, size / BLOCK)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < size
@@ -31,5 +38,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) * second half of gate_up [num_tokens, 2 size]."""
     num_tokens, width = gate_up.shape
     out = torch.empty(num_tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
-    _silu_mul_kernel[(num_tokens, triton.cdiv(width // 2, 2048))](out, gate_up, width // 2, BLOCK=2048, num_warps=4)
+    overlap = overlaps(gate_up)
+    _silu_mul_kernel[(num_tokens, triton.cdiv(width // 2, 2048))](
+        out, gate_up, width // 2, BLOCK=2048, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+    )
     return out

@@ -12,6 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 MAX_TOKENS = 64
 
@@ -41,41 +44,50 @@ def _vector_kernel(
     RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One token: out_n = residual_n + act(sum_k x_k norm_k weight_nk / rms(x))"""
     # grid: (n / BLOCK_N)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (rows < n)[:, None]
     ks = tl.arange(0, BLOCK_K)
-    row_ptr = weight_ptr + rows.to(tl.int64)[:, None] * K
+    gate_ptr = weight_ptr + rows.to(tl.int64)[:, None] * K + ks[None, :]
+    up_ptr = gate_ptr + n.to(tl.int64) * K
+    # Weights are loaded a step ahead, the first ones while the kernel before still runs.
+    gate = tl.load(gate_ptr, mask=inside & (ks < K)[None, :], other=0.0, eviction_policy="evict_first")
+    up = gate
+    if GATED:
+        up = tl.load(up_ptr, mask=inside & (ks < K)[None, :], other=0.0, eviction_policy="evict_first")
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up_acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    for start in tl.range(0, K, BLOCK_K):
         k = start + ks
-        whole = k < K
-        weight = tl.load(row_ptr + k[None, :], mask=inside & whole[None, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + k, mask=whole, other=0.0).to(tl.float32)
+        next_mask = inside & (k + BLOCK_K < K)[None, :]
+        ahead = start + BLOCK_K
+        next_gate = tl.load(gate_ptr + ahead, mask=next_mask, other=0.0, eviction_policy="evict_first")
+        next_up = next_gate
+        if GATED:
+            next_up = tl.load(up_ptr + ahead, mask=next_mask, other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + k, mask=whole, other=0.0).to(tl.float32)
-        acc += weight.to(tl.float32) * x[None, :]
+            x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+        acc += gate.to(tl.float32) * x[None, :]
         if GATED:
-            other = tl.load(
-                row_ptr + n.to(tl.int64) * K + k[None, :],
-                mask=inside & whole[None, :],
-                other=0.0,
-                eviction_policy="evict_first",
-            )
-            up += other.to(tl.float32) * x[None, :]
+            up_acc += up.to(tl.float32) * x[None, :]
+        gate = next_gate
+        up = next_up
     out = tl.sum(acc, 1)
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         out *= scale
     if GATED:
-        out = out / (1.0 + tl.exp(-out)) * (tl.sum(up, 1) * scale)
+        out = out / (1.0 + tl.exp(-out)) * (tl.sum(up_acc, 1) * scale)
     if RESIDUAL:
         out += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=rows < n)
@@ -103,6 +115,7 @@ def _matrix_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Some tokens: as _vector_kernel for each, with the weight as the left operand of the matrix unit."""
     # grid: (n / BLOCK_N, SPLITS)
@@ -118,6 +131,9 @@ def _matrix_kernel(
     inside = (rows < n)[:, None]
     col_ptr = x_ptr + cols[None, :] * K + ks[:, None]
     live = (cols < m)[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
@@ -205,6 +221,7 @@ def small_linear(
     if tiling is None:
         tiling = choose_tiling(m, n, k, gated)
     nothing = x
+    overlap = overlaps(x)
     tiles = triton.cdiv(n, tiling.block_n)
     if m == 1:
         _vector_kernel[(tiles,)](
@@ -221,10 +238,18 @@ def small_linear(
             RESIDUAL=residual is not None,
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
-            STAGES=tiling.num_stages,
+            OVERLAP=overlap,
             num_warps=tiling.num_warps,
+            launch_pdl=overlap,
         )
         return out
+    if m > MAX_TOKENS:
+        raise ValueError(f"x has {m} tokens; small_linear takes at most {MAX_TOKENS}")
+    needed = tiling.splits * (2 if gated else 1) * m * n
+    if tiling.splits > 1 and (needed > workspace.partial.numel() or tiles > workspace.arrived.numel()):
+        raise ValueError(
+            f"{tiling} needs {needed} floats and {tiles} counters of workspace for [{m}, {k}] x [{n}, {k}]"
+        )
     _matrix_kernel[(tiles, tiling.splits)](
         out,
         x,
@@ -246,17 +271,39 @@ def small_linear(
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         STAGES=tiling.num_stages,
+        OVERLAP=overlap,
         num_warps=tiling.num_warps,
+        launch_pdl=overlap,
     )
     return out
 
 
 def choose_tiling(m: int, n: int, k: int, gated: bool) -> Tiling:
-    """A tiling that fills the device for this shape; k is a multiple of its block_k for m > 1."""
+    """The tiling that a sweep on an H200 found best for the shape, or for the nearest one."""
     if m == 1:
-        return Tiling(block_n=8 if n <= 8192 else 16, block_k=512, splits=1, num_warps=4, num_stages=2)
-    block_k = next(size for size in (128, 64, 32, 16) if k % size == 0)
-    block_n = 32 if gated else 64
-    tiles = -(-n // block_n)
-    splits = max(1, min(8, -(-264 // tiles), k // (4 * block_k)))
-    return Tiling(block_n=block_n, block_k=block_k, splits=splits, num_warps=4, num_stages=4)
+        if k >= 3072:
+            wide = k % 4096 == 0 and (gated or n > 8192)
+            return (
+                Tiling(block_n=1, block_k=4096, splits=1, num_warps=8, num_stages=1)
+                if wide
+                else Tiling(
+                    block_n=1 if k > 4096 or n <= 4096 else 2, block_k=2048, splits=1, num_warps=8, num_stages=1
+                )
+            )
+        return Tiling(4, 2048, 1, 4, 1) if k > 1024 else Tiling(4, 512, 1, 4, 1)
+    if m > 16:
+        wanted = Tiling(64, 128, 2, 4, 4) if n >= 4096 else Tiling(32, 128, 4, 4, 6)
+    elif gated and n >= 8192:
+        wanted = Tiling(128, 64, 1, 4, 4)
+    elif n >= 8192:
+        wanted = Tiling(128, 128, 1, 4, 3)
+    elif n > 4096 or gated:
+        wanted = Tiling(64, 64, 4, 4, 6)
+    elif n > 2048:
+        wanted = Tiling(64, 128, 2, 4, 6) if k >= 2048 else Tiling(64, 256, 2, 4, 4)
+    else:
+        wanted = Tiling(32, 256, 4, 4, 6)
+    block_k = wanted.block_k
+    while k % block_k:
+        block_k //= 2
+    return wanted._replace(block_k=block_k, splits=min(wanted.splits, max(1, k // (2 * block_k))))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -33,9 +36,13 @@ def _step_inputs_kernel(
     table_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """position = num_computed + i; slot = block_table[position / block_size] * block_size + position % block_size"""
     # grid: (num_seqs, max chunk / BLOCK)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     seq = tl.program_id(0)
     row = tl.load(rows_ptr + seq).to(tl.int64)
     first = tl.load(query_start_loc_ptr + seq)
@@ -75,6 +82,7 @@ def step_inputs(
     A row of -1 is padding: token 0 at position 0, slot -1, length 0. All int32. `max_chunk` is the longest chunk.
     """
     block = 1 if max_chunk == 1 else 1024
+    overlap = overlaps(rows)
     _step_inputs_kernel[(rows.shape[0], triton.cdiv(max_chunk, block))](
         tokens,
         positions,
@@ -90,4 +98,6 @@ def step_inputs(
         BLOCK_SIZE=block_size,
         BLOCK=block,
         num_warps=1 if block == 1 else 4,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
     )

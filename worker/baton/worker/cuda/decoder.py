@@ -14,11 +14,12 @@ from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope_cache import rope_and_cache
 from baton.kernels.silu_mul import silu_mul
-from baton.kernels.small_linear import Workspace, small_linear
+from baton.kernels.small_linear import MAX_TOKENS, Workspace, small_linear
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.weights import LayerWeights, ModelWeights
 
-# Up to so many tokens the weights' own kernels, with what is fused into them, beat a matrix product and its neighbours.
+# Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
+# up to MAX_TOKENS those that add to the residual stream do.
 MAX_SMALL_TOKENS = 16
 
 
@@ -69,8 +70,7 @@ class Decoder:
         update: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             update = self._layer(index, layer, residual, update, inputs)
-        assert update is not None
-        return residual.add_(update)
+        return residual if update is None else residual.add_(update)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] of the residual stream to [n, vocab]."""
@@ -93,17 +93,26 @@ class Decoder:
 
     def _layer(
         self, index: int, layer: LayerWeights, residual: Tensor, update: Tensor | None, inputs: StepInputs
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Returns what is still to be added to the residual stream."""
         eps = self._config.rms_norm_eps
+        few = residual.shape[0] <= MAX_TOKENS and self._fuses
         if update is None:
             normed = rms_norm(residual, layer.input_norm, eps)
         else:
             normed = rms_norm(update, layer.input_norm, eps, residual=residual)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
-        mixed = functional.linear(self._attention(index, layer, qkv, inputs), layer.o, layer.o_bias)
-        normed = rms_norm(mixed, layer.post_norm, eps, residual=residual)
+        mixed = self._attention(index, layer, qkv, inputs)
+        if few:
+            small_linear(mixed, layer.o, self._linear, residual=residual, out=residual)
+            normed = rms_norm(residual, layer.post_norm, eps)
+        else:
+            mixed = functional.linear(mixed, layer.o, layer.o_bias)
+            normed = rms_norm(mixed, layer.post_norm, eps, residual=residual)
         gated = silu_mul(functional.linear(normed, layer.gate_up, layer.gate_up_bias))
+        if few:
+            small_linear(gated, layer.down, self._linear, residual=residual, out=residual)
+            return None
         return functional.linear(gated, layer.down, layer.down_bias)
 
     def _attention(self, index: int, layer: LayerWeights, qkv: Tensor, inputs: StepInputs) -> Tensor:

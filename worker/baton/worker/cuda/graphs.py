@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,13 @@ class DecodeGraph:
         record(self.numbers, size)  # compiles and allocates outside of the capture
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._out = record(self.numbers, size)
+        # A collection inside the capture could free device memory, which would break it.
+        gc.disable()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._out = record(self.numbers, size)
+        finally:
+            gc.enable()
 
     def replay(self, rows: NDArray[np.int32], num_computed_tokens: NDArray[np.int32]) -> Tensor:
         """Queues one step. The result is that of the rows, valid until the next replay."""
