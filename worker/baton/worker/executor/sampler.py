@@ -63,18 +63,22 @@ class Sampler:
         asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
         # Taken before the edits: logprobs are the model's own.
         raw = logits[torch.from_numpy(asking)] if asking.size else None
-        edits = [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
+        edits = self._edits_of(rows)
         if edits:
             logits = logits.float()
             apply_edits(logits, edits, num_outputs)
         token_ids = self._draw(logits, rows, num_outputs)
-        if edits:
-            for index, edit in edits:
-                if edit.counts is not None:
-                    edit.counts.add(int(token_ids[index]))
+        for index, edit in edits:
+            if edit.counts is not None:
+                edit.counts.add(int(token_ids[index]))
         if raw is None:
             return token_ids, {}
         return token_ids, _logprobs(raw, token_ids, asking, num_logprobs)
+
+    def _edits_of(self, rows: Int64) -> list[tuple[int, LogitsEdits]]:
+        if not self._edits:
+            return []
+        return [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
 
     def _draw(self, logits: Tensor, rows: Int64, num_outputs: Int64) -> Int64:
         temperature = self._temperature[rows]
