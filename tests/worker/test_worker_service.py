@@ -303,11 +303,12 @@ async def test_the_engine_as_a_process_serves_and_leaves_nothing_behind(free_por
 
 async def test_a_stop_before_the_worker_is_ready_is_quick(free_port: int) -> None:
     config = WorkerConfig(listen=f"127.0.0.1:{free_port}", executor="sim", model="none")
+    others = set(psutil.Process().children())
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.05, stop.set)
     async with asyncio.timeout(3):
         await server.serve(config, stop)
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= others
 
 
 async def test_a_killed_engine_ends_streams_at_once_and_the_service_with_the_reason(free_port: int) -> None:
