@@ -48,8 +48,8 @@ class Index:
 
     @property
     def num_blocks(self) -> int:
-        """Entries, each worker and tier counted."""
-        return sum(map(len, self._workers.values()))
+        """Entries, each worker and tier counted. May be read from another thread."""
+        return sum(map(len, list(self._workers.values())))
 
     def get(self, worker_id: str) -> WorkerBlocks | None:
         """A worker's blocks, if they are known."""

@@ -24,7 +24,7 @@ class WorkerBlocks:
 
     def __len__(self) -> int:
         """Blocks, those of different tiers counted apart."""
-        return sum(map(len, self._tiers.values()))
+        return sum(map(len, list(self._tiers.values())))
 
     def follows(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Whether the batch is the next one."""

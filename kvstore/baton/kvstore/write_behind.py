@@ -61,7 +61,7 @@ class WriteBehind:
     @property
     def backlog_bytes(self) -> int:
         """Encoded batches that wait."""
-        return sum(self._backlog_bytes.values())
+        return sum(list(self._backlog_bytes.values()))
 
     @property
     def is_up(self) -> bool:

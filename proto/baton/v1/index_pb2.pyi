@@ -123,7 +123,9 @@ class WatchResponse(google.protobuf.message.Message):
 
     @property
     def heartbeat(self) -> global___WatchHeartbeat:
-        """Nothing new; proves that the stream lives. Every second."""
+        """Nothing new; proves that the stream lives. Every second. The first one follows the
+        snapshots of all workers that are known when the stream begins.
+        """
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class RouterCollector(Collector):
         self._client = client
 
     def collect(self) -> Iterable[Metric]:
-        """The fleet's and the index's sizes as of now."""
+        """The fleet's and the index's sizes as of now. Runs in the exporter's thread: takes copies, then counts."""
         workers = list(self._fleet)
         yield GaugeMetricFamily("baton_router_workers", "Workers known.", len(workers))
         yield GaugeMetricFamily("baton_router_workers_alive", "Workers alive.", sum(one.alive for one in workers))

@@ -32,7 +32,7 @@ class _Holding:
         return any(block in blocks for other, blocks in self.tiers.items() if other != tier)
 
     def __len__(self) -> int:
-        return sum(map(len, self.tiers.values()))
+        return sum(map(len, list(self.tiers.values())))
 
 
 class PrefixIndex:
