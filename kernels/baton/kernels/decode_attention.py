@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 _LOG2E = 1.4426950408889634
+_FULL_DEVICE = 396  # programs: three on each multiprocessor of an H200
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -166,7 +167,7 @@ class DecodeWorkspace:
 
 def choose_splits(num_seqs: int, num_kv_heads: int) -> int:
     """Programs a sequence and head, so that the device is full: a power of two, at most 64."""
-    wanted = 132 * 6 / max(1, num_seqs * num_kv_heads)
+    wanted = _FULL_DEVICE / max(1, num_seqs * num_kv_heads)
     splits = 1
     while splits < wanted and splits < 64:
         splits *= 2
@@ -191,7 +192,7 @@ def decode_attention(
     splits: int | None = None,
     split_tokens: int = 0,
     window: int = 0,
-    block_n: int = 128,
+    block_n: int | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> Tensor:
@@ -209,6 +210,8 @@ def decode_attention(
         out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
     if splits is None:
         splits = choose_splits(num_seqs, num_kv_heads)
+    if block_n is None:
+        block_n = 64 if splits == 1 else 128
     overlap = overlaps(query)
     _decode_kernel[(num_kv_heads, splits, num_seqs)](
         out,
