@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleet_node import state
 
-from baton.router.costs import Demand, Standing
+from baton.router.costs import Demand, standing_of
 from baton.router.in_flight import PendingLoad
 from baton.router.rates import Rates
 from baton.router.step_model import StepTimes
@@ -26,7 +26,7 @@ def view(worker_id="w0", role=BOTH, cordoned=False, **loads):
 
 
 def standing(worker_id="w0", role=BOTH, cached=0, pending=None, rates=RATES, **loads):
-    return Standing(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached)
+    return standing_of(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached)
 
 
 def demand(num_prompt_tokens=4000, num_output_tokens=100):

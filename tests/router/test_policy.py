@@ -5,7 +5,7 @@ from fleet_node import layout, state
 from router_views import BOTH, DECODE, PREFILL, RATES, demand, faster, standing
 
 from baton.router import costs
-from baton.router.costs import Standing
+from baton.router.costs import standing_of
 from baton.router.in_flight import PendingLoad
 from baton.router.policy import rank
 from baton.router.worker_view import view_of
@@ -77,7 +77,7 @@ def test_a_worker_never_prefills_for_itself():
 def test_workers_with_different_layouts_are_never_paired(other):
     told = state("p", PREFILL)
     told.layout.CopyFrom(layout(**other))
-    prefill = Standing(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
+    prefill = standing_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
     options = rank([standing("d", DECODE, num_running=60)], [prefill], demand())
     assert [option.prefill for option in options] == [None]
 

@@ -44,39 +44,38 @@ class Demand:
     num_output_tokens: float  # expected
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One worker at the moment of one placement."""
+class Standing(NamedTuple):
+    """One worker at the moment of one placement; `standing_of` derives once what is used many times."""
 
     view: WorkerView
-    pending: PendingLoad
     rates: Rates
     num_cached_tokens: int  # of this request's prompt
-
-    @property
-    def num_requests(self) -> int:
-        """Running, waiting, and on their way."""
-        return self.view.num_running + self.view.queue_depth + self.pending.num_requests
-
-    @property
-    def num_beside(self) -> int:
-        """Requests in the batch beside this one."""
-        return min(self.num_requests, self.view.max_num_requests)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that find no place in the batch."""
-        return max(self.view.queue_depth, self.num_requests - self.view.max_num_requests)
-
-    @property
-    def prefill_backlog_seconds(self) -> float:
-        """Prompts that are computed before this one."""
-        tokens = self.view.num_pending_prefill_tokens + self.pending.num_prefill_tokens
-        return tokens / self.rates.prefill_tokens_per_second
+    num_requests: int  # running, waiting, and on their way
+    num_beside: int  # requests in the batch beside this one
+    num_waiting: int  # requests that find no place in the batch
+    num_coming_blocks: int  # of requests on their way
+    backlog_seconds: float  # prompts that are computed before this one
 
     def prefill_seconds(self, demand: Demand) -> float:
         """Computing what is not cached; a whole hit still computes one token."""
         return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second
+
+
+def standing_of(view: WorkerView, pending: PendingLoad, rates: Rates, num_cached_tokens: int) -> Standing:
+    """A worker's standing, with what is on its way to it."""
+    num_requests = view.num_running + view.queue_depth + pending.num_requests
+    seats = view.max_num_requests
+    backlog = view.num_pending_prefill_tokens + pending.num_prefill_tokens
+    return Standing(
+        view,
+        rates,
+        num_cached_tokens,
+        num_requests,
+        min(num_requests, seats),
+        max(view.queue_depth, num_requests - seats),
+        pending.num_blocks,
+        backlog / rates.prefill_tokens_per_second,
+    )
 
 
 def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Costs:
@@ -92,7 +91,7 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
 def local(decode: Standing, demand: Demand, alone: Costs) -> Costs:
     """The decode worker prefills: its batch stands still meanwhile."""
     prefill = decode.prefill_seconds(demand)
-    queue = max(alone.queue, decode.prefill_backlog_seconds)
+    queue = max(alone.queue, decode.backlog_seconds)
     return Costs(queue, prefill, 0.0, alone.decode + decode.num_beside * prefill, alone.memory)
 
 
@@ -104,7 +103,7 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs) ->
     # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     stalled = prefill.num_beside * seconds if prefill.view.mixes_phases else 0.0
-    queue = max(alone.queue, prefill.prefill_backlog_seconds)
+    queue = max(alone.queue, prefill.backlog_seconds)
     return Costs(queue, seconds, exposed + _HANDOVER_SECONDS, alone.decode + stalled, alone.memory)
 
 
@@ -125,5 +124,5 @@ def _memory_seconds(decode: Standing, demand: Demand) -> float:
     block_size = max(1, view.block_size)
     own = demand.num_prompt_tokens - decode.num_cached_tokens + demand.num_output_tokens
     growth = decode.num_beside * demand.num_output_tokens / 2
-    missing = (own + growth) / block_size + decode.pending.num_blocks - view.num_free_blocks
+    missing = (own + growth) / block_size + decode.num_coming_blocks - view.num_free_blocks
     return max(0.0, missing) * block_size / decode.rates.prefill_tokens_per_second

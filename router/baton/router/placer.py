@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.router import filter as filters
-from baton.router.costs import Demand, Standing, seconds_per_seat
+from baton.router.costs import Demand, Standing, seconds_per_seat, standing_of
 from baton.router.explain import Decisions
 from baton.router.fleet import Fleet
 from baton.router.in_flight import InFlight, Share
@@ -64,6 +64,7 @@ class Placer:
         self._lengths = OutputLengths()
         # A restarted router must not take reports for placements of its former life.
         self._placement_ids = itertools.count(time.time_ns())
+        self._known_rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fallbacks: dict[bytes, tuple[float, Rates]] = {}
         fleet.listen(self)
 
@@ -108,6 +109,7 @@ class Placer:
     def on_lost(self, worker_id: str) -> None:
         """Nothing is on its way to a dead worker."""
         self.in_flight.lose(worker_id)
+        self._known_rates.pop(worker_id, None)
 
     def on_models(self) -> None:
         """Rates are kept by model."""
@@ -148,7 +150,17 @@ class Placer:
         worker_id = view.worker_id
         num_blocks = held.get(worker_id, 0) if self._index.epoch(worker_id) == view.epoch else 0
         num_blocks = min(most, max(num_blocks, coming.get(worker_id, 0)))
-        return Standing(view, self.in_flight.load(worker_id), rates_of(view, fallback), num_blocks * view.block_size)
+        rates = self._rates(view, fallback)
+        return standing_of(view, self.in_flight.load(worker_id), rates, num_blocks * view.block_size)
+
+    def _rates(self, view: WorkerView, fallback: Rates) -> Rates:
+        """A worker's rates, made once for each state and fallback."""
+        known = self._known_rates.get(view.worker_id)
+        if known is not None and known[0] is view and known[1] is fallback:
+            return known[2]
+        rates = rates_of(view, fallback)
+        self._known_rates[view.worker_id] = (view, fallback, rates)
+        return rates
 
     def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
         """Without those that started anew after they were given the request."""

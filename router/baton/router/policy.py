@@ -56,7 +56,7 @@ def _pairs(
     by_prefill = sorted(
         prefills,
         key=lambda one: (
-            one.prefill_backlog_seconds + one.prefill_seconds(demand),
+            one.backlog_seconds + one.prefill_seconds(demand),
             prefill_turns[one.view.worker_id],
         ),
     )
