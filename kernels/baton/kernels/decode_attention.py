@@ -38,22 +38,37 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,  # an instruction, or empty
     OVERLAP: tl.constexpr,
 ):
     """out = softmax(scale q K^T) V, each split over its share of K and V"""
     # grid: (num_kv_heads, SPLITS, num_seqs)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
     head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2)
     num_kv_heads = tl.num_programs(0)
+    head_size: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    side_size = num_kv_heads * head_size
+    if OVERLAP:
+        gdc_launch_dependents()
+    # Lengths and block tables are older than the kernel before, which need not be waited for to read them.
     seq_len = tl.load(seq_lens_ptr + seq)
+    table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     seen_from = tl.where(window > 0, max(seq_len - window, 0), 0)
     num_seen = seq_len - seen_from
     share = _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)
     first = seen_from + split * share
+    if PREFETCH != "":
+        # While the kernel before still runs, the split's first blocks come into L2.
+        ahead = first // BLOCK_SIZE + tl.arange(0, 8)
+        known = ahead * BLOCK_SIZE < min(first + share, seq_len)
+        block = tl.load(table_row + ahead, mask=known, other=0).to(tl.int64)
+        keys = cache_ptr + block * (2 * side_size) + head * head_size
+        tl.inline_asm_elementwise(PREFETCH, "=r,l", [keys.to(tl.int64)], tl.int32, is_pure=False, pack=1)
+        values = keys + side_size
+        tl.inline_asm_elementwise(PREFETCH, "=r,l", [values.to(tl.int64)], tl.int32, is_pure=False, pack=1)
+    if OVERLAP:
+        gdc_wait()
     if first >= seq_len:
         return
     last = min(first + share, seq_len)
@@ -68,9 +83,6 @@ def _decode_kernel(
     query = tl.load(
         query_ptr + seq.to(tl.int64) * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0
     )
-    head_size: tl.constexpr = BLOCK_SIZE * HEAD_DIM
-    side_size = num_kv_heads * head_size
-    table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
@@ -131,12 +143,13 @@ def _merge_kernel(
 ):
     """out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max)"""
     # grid: (num_q_heads, num_seqs)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
     head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
     seq_len = tl.load(seq_lens_ptr + seq)
+    if OVERLAP:
+        gdc_wait()
     num_seen = tl.where(window > 0, min(seq_len, window), seq_len)
     num_live = min(tl.cdiv(num_seen, _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)), SPLITS)
     if num_live <= 1:
@@ -163,6 +176,11 @@ class DecodeWorkspace:
         rows = max_seqs_times_splits(max_seqs, num_kv_heads)
         self.partial = torch.empty(rows * num_q_heads * head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(rows * num_q_heads, dtype=torch.float32, device=device)
+
+
+def _prefetch(num_bytes: int) -> str:
+    """Brings one block's keys or values of one head into L2."""
+    return f"cp.async.bulk.prefetch.L2.global [$1], {num_bytes}; mov.u32 $0, 0;"
 
 
 def choose_splits(num_seqs: int, num_kv_heads: int) -> int:
@@ -200,6 +218,7 @@ def decode_attention(
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks], rows [num_seqs]
     (each sequence's row of the table) and seq_lens [num_seqs] (0: padding, stays unwritten) are int32.
+    On Hopper, block_table, rows and seq_lens must be complete before the kernel in front of this one starts.
     `window` > 0 hides all but so many last keys. `split_tokens` > 0 cuts every sequence at the same places whatever
     shares the batch, which makes the sum's order, and so the result, independent of it.
     """
@@ -236,6 +255,7 @@ def decode_attention(
         SPLIT_TOKENS=split_tokens,
         STAGES=num_stages,
         num_warps=num_warps,
+        PREFETCH=_prefetch(block_size * head_dim * cache.element_size()) if overlap and splits > 1 else "",
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
