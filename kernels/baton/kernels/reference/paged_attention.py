@@ -14,10 +14,40 @@ _MASK_ELEMENTS = 1 << 22  # of one tile of a prefill chunk
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """Copies sequences' blocks so that each head's tokens lie in a row."""
+
+    rows: Tensor  # [2 num_seqs num_kv_heads max_blocks], of the cache as [num_blocks 2 num_kv_heads, -1]
+    out: Tensor  # [the same, block_size * head_dim]: scratch that layers and plans share
+
+    def keys_values(self, cache: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
+        """Each [num_seqs, num_kv_heads, tokens, head_dim]. Valid until the scratch is used again."""
+        num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
+        by_head = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim)
+        torch.index_select(by_head, 0, self.rows, out=self.out)
+        keys, values = self.out.view(2, num_seqs, num_kv_heads, -1, head_dim).unbind(0)
+        return keys, values
+
+
+class Scratch:
+    """Memory that grows and is never given back: fresh pages cost more than the copy into them."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._memory = torch.empty(0, dtype=like.dtype, device=like.device)
+
+    def take(self, num_rows: int, size: int) -> Tensor:
+        """[num_rows, size] of it, whoever else was given the same."""
+        count = num_rows * size
+        if count > self._memory.numel():
+            self._memory = torch.empty(count + count // 2, dtype=self._memory.dtype, device=self._memory.device)
+        return self._memory[:count].view(num_rows, size)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlan:
     """Sequences of like length that decode one token each."""
 
-    head_rows: Tensor  # [2 num_seqs num_kv_heads max_blocks]: rows of the cache as [num_blocks 2 num_kv_heads, -1]
+    gather: Gather
     mask: Tensor  # [num_seqs, 1, 1, max_blocks * block_size], added to the scores
 
 
@@ -25,43 +55,38 @@ class DecodePlan:
 class PrefillPlan:
     """One sequence's chunk: its last tokens, whose keys and values are in the cache already."""
 
-    head_rows: Tensor  # as DecodePlan, of one sequence
+    gather: Gather  # of one sequence
     seq_len: int  # tokens, the chunk included
     num_tokens: int  # of the chunk
     window: int  # keys that a query sees, itself included; 0: all
 
 
-def head_rows(block_table: Tensor, num_kv_heads: int) -> Tensor:
-    """Rows of the cache as [num_blocks 2 num_kv_heads, -1], in the order [2, num_seqs, num_kv_heads, max_blocks]."""
+def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch) -> Gather:
+    """For block_table [num_seqs, max_blocks]."""
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
     sides = torch.arange(2, device=block_table.device).view(2, 1, 1, 1) * num_kv_heads
     heads = torch.arange(num_kv_heads, device=block_table.device).view(1, 1, num_kv_heads, 1)
     first = block_table.long().view(1, block_table.shape[0], 1, -1) * (2 * num_kv_heads)
-    return (first + sides + heads).view(-1)
+    rows = (first + sides + heads).view(-1)
+    return Gather(rows, scratch.take(len(rows), block_size * head_dim))
 
 
-def plan_decode(
-    block_table: Tensor, seq_lens: Tensor, num_kv_heads: int, block_size: int, dtype: torch.dtype, window: int = 0
-) -> DecodePlan:
-    """For block_table [num_seqs, max_blocks] and seq_lens [num_seqs]; entries past a sequence's end name any block."""
-    positions = torch.arange(block_table.shape[1] * block_size, device=block_table.device)
+def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int = 0) -> DecodePlan:
+    """For seq_lens [num_seqs] of sequences gathered at max_tokens each; what lies past their ends is masked."""
+    positions = torch.arange(max_tokens, device=seq_lens.device)
     ends = seq_lens.view(-1, 1)
     hidden = positions >= ends
     if window:
         hidden |= positions < ends - window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, _NEVER)
-    return DecodePlan(head_rows(block_table, num_kv_heads), mask.view(len(mask), 1, 1, -1))
-
-
-def plan_prefill(block_table: Tensor, seq_len: int, num_tokens: int, num_kv_heads: int, window: int = 0) -> PrefillPlan:
-    """For the block table [num_blocks] of one sequence."""
-    return PrefillPlan(head_rows(block_table.view(1, -1), num_kv_heads), seq_len, num_tokens, window)
+    mask = torch.zeros(hidden.shape, dtype=gather.out.dtype, device=hidden.device).masked_fill_(hidden, _NEVER)
+    return DecodePlan(gather, mask.view(len(mask), 1, 1, -1))
 
 
 def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
     """softmax(scale q K^T) V for query [num_seqs, num_q_heads, head_dim]."""
     num_seqs, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
-    keys, values = gather_kv(cache, plan.head_rows, num_seqs)
+    keys, values = plan.gather.keys_values(cache, num_seqs)
     grouped = query.view(num_seqs, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
     out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask, scale=scale)
     return out.reshape(num_seqs, num_q_heads, head_dim)
@@ -72,7 +97,7 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
-    keys, values = gather_kv(cache, plan.head_rows, 1)
+    keys, values = plan.gather.keys_values(cache, 1)
     # A head's group reads its keys through a stride of 0.
     keys = keys[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     values = values[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
@@ -93,14 +118,6 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
     return out.view(num_tokens, num_q_heads, head_dim)
 
 
-def gather_kv(cache: Tensor, rows: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
-    """Keys and values, each [num_seqs, num_kv_heads, tokens, head_dim]."""
-    num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
-    by_head = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim)
-    keys, values = by_head.index_select(0, rows).view(2, num_seqs, num_kv_heads, -1, head_dim).unbind(0)
-    return keys, values
-
-
 def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
     """[num_queries, num_keys] for the last num_queries of num_keys positions, added to the scores."""
     positions = torch.arange(num_keys, device=like.device)
@@ -118,8 +135,8 @@ def decode_attention(
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks], seq_lens [num_seqs].
     """
-    _, _, num_kv_heads, block_size, _ = cache.shape
-    plan = plan_decode(block_table, seq_lens, num_kv_heads, block_size, query.dtype, window)
+    gather = plan_gather(block_table, cache, Scratch(cache))
+    plan = plan_decode(gather, seq_lens, block_table.shape[1] * cache.shape[3], window)
     return attend_decode(query, cache, plan, scale)
 
 
@@ -138,12 +155,12 @@ def prefill_attention(
 
     block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1].
     """
-    _, _, num_kv_heads, block_size, _ = cache.shape
+    block_size, scratch = cache.shape[3], Scratch(cache)
     starts: Sequence[int] = query_start_loc.tolist()
     chunks = []
     for seq, seq_len in enumerate(seq_lens.tolist()):
         start, stop = starts[seq], starts[seq + 1]
-        blocks = block_table[seq, : -(-seq_len // block_size)]
-        plan = plan_prefill(blocks, seq_len, stop - start, num_kv_heads, window)
+        blocks = block_table[seq : seq + 1, : -(-seq_len // block_size)]
+        plan = PrefillPlan(plan_gather(blocks, cache, scratch), seq_len, stop - start, window)
         chunks.append(attend_prefill(query[start:stop], cache, plan, scale))
     return torch.cat(chunks)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from baton.kernels.reference.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
@@ -47,8 +48,8 @@ class CpuExecutor:
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
         self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
         self.layer_hook: LayerHook | None = None
-        self._dtype = dtype
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
+        self._scratch = Scratch(self._memory.tensor)
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
@@ -100,7 +101,7 @@ class CpuExecutor:
             self._rows.add_blocks(row, block_ids)
 
     def _compute(self, plan: StepPlan, result: StepResult) -> None:
-        inputs = make_step_inputs(plan, self._rows, self._config, self._dtype)
+        inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
         hook = self.layer_hook
         on_layer = None if hook is None else lambda layer: hook(plan, layer)
         hidden = self._decoder.hidden_states(inputs, self._memory.tensor, on_layer)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from baton.kernels.reference.paged_attention import plan_decode, plan_prefill
+from baton.kernels.reference.paged_attention import PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import StepPlan
 from baton.worker.executor.rows import Int64, Rows
 from baton.worker.model.config import ModelConfig
@@ -18,8 +19,8 @@ from baton.worker.model.decoder import DecodeGroup, PrefillChunk, StepInputs
 _GROUP_COST_BLOCKS = 32
 
 
-def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, dtype: torch.dtype) -> StepInputs:
-    """For a plan whose rows hold all that it names."""
+def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch) -> StepInputs:
+    """For a plan whose rows hold all that it names. cache is any layer's: what counts is its shape."""
     scheduled = plan.num_scheduled_tokens.astype(np.int64)
     computed = plan.num_computed_tokens.astype(np.int64)
     starts = np.cumsum(scheduled) - scheduled
@@ -30,8 +31,8 @@ def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, dtype: tor
         positions=torch.from_numpy(positions),
         block_ids=torch.from_numpy(rows.blocks_at(row_of_token, positions)),
         offsets=torch.from_numpy(positions % rows.block_size),
-        decodes=list(_decode_groups(plan, rows, config, dtype)),
-        prefills=list(_prefill_chunks(plan, rows, config, starts)),
+        decodes=list(_decode_groups(plan, rows, config, cache, scratch)),
+        prefills=list(_prefill_chunks(plan, rows, config, starts, cache, scratch)),
     )
 
 
@@ -51,7 +52,9 @@ def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> 
     return groups
 
 
-def _decode_groups(plan: StepPlan, rows: Rows, config: ModelConfig, dtype: torch.dtype) -> Iterator[DecodeGroup]:
+def _decode_groups(
+    plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch
+) -> Iterator[DecodeGroup]:
     count = plan.num_decodes
     if count == 0:
         return
@@ -61,20 +64,21 @@ def _decode_groups(plan: StepPlan, rows: Rows, config: ModelConfig, dtype: torch
     for tokens in groups:
         table = torch.from_numpy(rows.block_table(decode_rows[tokens], seq_lens[tokens]))
         lengths = torch.from_numpy(seq_lens[tokens])
+        gather = plan_gather(table, cache, scratch)
         plans = {
-            window: plan_decode(table, lengths, config.num_kv_heads, rows.block_size, dtype, window)
+            window: plan_decode(gather, lengths, table.shape[1] * rows.block_size, window)
             for window in set(config.windows)
         }
         yield DecodeGroup(torch.from_numpy(tokens) if len(groups) > 1 else None, len(tokens), plans)
 
 
-def _prefill_chunks(plan: StepPlan, rows: Rows, config: ModelConfig, starts: Int64) -> Iterator[PrefillChunk]:
+def _prefill_chunks(
+    plan: StepPlan, rows: Rows, config: ModelConfig, starts: Int64, cache: Tensor, scratch: Scratch
+) -> Iterator[PrefillChunk]:
     for index in range(plan.num_decodes, len(plan.rows)):
         start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
         seq_len = int(plan.num_computed_tokens[index]) + count
         table = rows.block_table(plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
-        blocks = torch.from_numpy(table[0])
-        plans = {
-            window: plan_prefill(blocks, seq_len, count, config.num_kv_heads, window) for window in set(config.windows)
-        }
+        gather = plan_gather(torch.from_numpy(table), cache, scratch)
+        plans = {window: PrefillPlan(gather, seq_len, count, window) for window in set(config.windows)}
         yield PrefillChunk(start, start + count, plans)
