@@ -62,8 +62,8 @@ def _decode_kernel(
         # While the kernel before still runs, the split's first blocks come into L2.
         ahead = first // BLOCK_SIZE + tl.arange(0, 8)
         known = ahead * BLOCK_SIZE < min(first + share, seq_len)
-        block = tl.load(table_row + ahead, mask=known, other=0).to(tl.int64)
-        keys = cache_ptr + block * (2 * side_size) + head * head_size
+        soon = tl.load(table_row + ahead, mask=known, other=0).to(tl.int64)
+        keys = cache_ptr + soon * (2 * side_size) + head * head_size
         tl.inline_asm_elementwise(PREFETCH, "=r,l", [keys.to(tl.int64)], tl.int32, is_pure=False, pack=1)
         values = keys + side_size
         tl.inline_asm_elementwise(PREFETCH, "=r,l", [values.to(tl.int64)], tl.int32, is_pure=False, pack=1)
