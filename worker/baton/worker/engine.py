@@ -125,7 +125,7 @@ class Engine:
         """How busy and how fast the engine is now."""
         scheduler = self._scheduler
         batch = scheduler.batch
-        pending = sum(len(state.token_ids) for state in scheduler.queued() if state.phase is not Phase.READY)
+        pending = sum(len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE))
         pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
         return LoadSnapshot(
             num_running=len(batch),

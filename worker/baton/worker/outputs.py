@@ -114,7 +114,7 @@ class LoadSnapshot:
 
     num_running: int
     queue_depth: int  # waiting for a place in the batch, for a remote prefill, or for another request's prefix
-    num_pending_prefill_tokens: int
+    num_pending_prefill_tokens: int  # to be computed here; another worker's part does not count
     num_context_tokens: int
     num_blocks: int
     num_free_blocks: int  # neither held nor leased
