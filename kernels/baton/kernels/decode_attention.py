@@ -230,7 +230,7 @@ def decode_attention(
     if splits is None:
         splits = choose_splits(num_seqs, num_kv_heads)
     if block_n is None:
-        block_n = 64 if splits == 1 else 128
+        block_n = 64 if splits == 1 or head_dim * cache.element_size() > 256 else 128
     overlap = overlaps(query)
     _decode_kernel[(num_kv_heads, splits, num_seqs)](
         out,
