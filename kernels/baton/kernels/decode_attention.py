@@ -38,7 +38,6 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,  # an instruction, or empty
     OVERLAP: tl.constexpr,
 ):
     """out = softmax(scale q K^T) V, each split over its share of K and V"""
@@ -58,15 +57,6 @@ def _decode_kernel(
     num_seen = seq_len - seen_from
     share = _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)
     first = seen_from + split * share
-    if PREFETCH != "":
-        # While the kernel before still runs, the split's first blocks come into L2.
-        ahead = first // BLOCK_SIZE + tl.arange(0, 8)
-        known = ahead * BLOCK_SIZE < min(first + share, seq_len)
-        soon = tl.load(table_row + ahead, mask=known, other=0).to(tl.int64)
-        keys = cache_ptr + soon * (2 * side_size) + head * head_size
-        tl.inline_asm_elementwise(PREFETCH, "=r,l", [keys.to(tl.int64)], tl.int32, is_pure=False, pack=1)
-        values = keys + side_size
-        tl.inline_asm_elementwise(PREFETCH, "=r,l", [values.to(tl.int64)], tl.int32, is_pure=False, pack=1)
     if OVERLAP:
         gdc_wait()
     if first >= seq_len:
@@ -178,11 +168,6 @@ class DecodeWorkspace:
         self.lse = torch.empty(rows * num_q_heads, dtype=torch.float32, device=device)
 
 
-def _prefetch(num_bytes: int) -> str:
-    """Brings one block's keys or values of one head into L2."""
-    return f"cp.async.bulk.prefetch.L2.global [$1], {num_bytes}; mov.u32 $0, 0;"
-
-
 def choose_splits(num_seqs: int, num_kv_heads: int) -> int:
     """Programs a sequence and head, so that the device is full: a power of two, at most 64."""
     wanted = _FULL_DEVICE / max(1, num_seqs * num_kv_heads)
@@ -255,7 +240,6 @@ def decode_attention(
         SPLIT_TOKENS=split_tokens,
         STAGES=num_stages,
         num_warps=num_warps,
-        PREFETCH=_prefetch(block_size * head_dim * cache.element_size()) if overlap and splits > 1 else "",
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
