@@ -190,3 +190,65 @@ class ResetPrefixCacheResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
 
 global___ResetPrefixCacheResponse = ResetPrefixCacheResponse
+
+@typing.final
+class StartProfileRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    num_steps: builtins.int
+    """Steps to record. 0: until StopProfile."""
+    def __init__(
+        self,
+        *,
+        num_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps"]) -> None: ...
+
+global___StartProfileRequest = StartProfileRequest
+
+@typing.final
+class StartProfileResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The file that the trace goes to, on the worker: Chrome's JSON, compressed."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path"]) -> None: ...
+
+global___StartProfileResponse = StartProfileResponse
+
+@typing.final
+class StopProfileRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StopProfileRequest = StopProfileRequest
+
+@typing.final
+class StopProfileResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The trace's file, on the worker."""
+    num_steps: builtins.int
+    """Steps that it holds."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        num_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps", "path", b"path"]) -> None: ...
+
+global___StopProfileResponse = StopProfileResponse

@@ -50,6 +50,16 @@ class ControlServiceStub(object):
                 request_serializer=baton_dot_v1_dot_control__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_control__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/baton.v1.ControlService/StartProfile',
+                request_serializer=baton_dot_v1_dot_control__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/baton.v1.ControlService/StopProfile',
+                request_serializer=baton_dot_v1_dot_control__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer(object):
@@ -77,6 +87,22 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartProfile(self, request, context):
+        """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+        folder, or while a profile runs; UNIMPLEMENTED for the simulator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
+        FAILED_PRECONDITION where none was started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +120,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=baton_dot_v1_dot_control__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=baton_dot_v1_dot_control__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.StartProfileRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.StopProfileRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.StopProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +214,60 @@ class ControlService(object):
             '/baton.v1.ControlService/ResetPrefixCache',
             baton_dot_v1_dot_control__pb2.ResetPrefixCacheRequest.SerializeToString,
             baton_dot_v1_dot_control__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/StartProfile',
+            baton_dot_v1_dot_control__pb2.StartProfileRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/StopProfile',
+            baton_dot_v1_dot_control__pb2.StopProfileRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.StopProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

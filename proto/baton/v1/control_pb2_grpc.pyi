@@ -39,6 +39,22 @@ class ControlServiceStub:
     ]
     """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
 
+    StartProfile: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.StartProfileRequest,
+        baton.v1.control_pb2.StartProfileResponse,
+    ]
+    """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+    folder, or while a profile runs; UNIMPLEMENTED for the simulator.
+    """
+
+    StopProfile: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.StopProfileRequest,
+        baton.v1.control_pb2.StopProfileResponse,
+    ]
+    """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
+    FAILED_PRECONDITION where none was started.
+    """
+
 class ControlServiceAsyncStub:
     """Operation of one worker."""
 
@@ -59,6 +75,22 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.ResetPrefixCacheResponse,
     ]
     """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
+
+    StartProfile: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.StartProfileRequest,
+        baton.v1.control_pb2.StartProfileResponse,
+    ]
+    """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+    folder, or while a profile runs; UNIMPLEMENTED for the simulator.
+    """
+
+    StopProfile: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.StopProfileRequest,
+        baton.v1.control_pb2.StopProfileResponse,
+    ]
+    """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
+    FAILED_PRECONDITION where none was started.
+    """
 
 class ControlServiceServicer(metaclass=abc.ABCMeta):
     """Operation of one worker."""
@@ -86,5 +118,25 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[baton.v1.control_pb2.ResetPrefixCacheResponse]]:
         """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
+
+    @abc.abstractmethod
+    def StartProfile(
+        self,
+        request: baton.v1.control_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.StartProfileResponse, collections.abc.Awaitable[baton.v1.control_pb2.StartProfileResponse]]:
+        """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+        folder, or while a profile runs; UNIMPLEMENTED for the simulator.
+        """
+
+    @abc.abstractmethod
+    def StopProfile(
+        self,
+        request: baton.v1.control_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.StopProfileResponse, collections.abc.Awaitable[baton.v1.control_pb2.StopProfileResponse]]:
+        """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
+        FAILED_PRECONDITION where none was started.
+        """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -74,6 +74,21 @@ class WorkerConfig:
         },
     )
     cuda_graphs: bool = field(default=True, metadata={"help": "Replay decode steps as CUDA graphs."})
+    kv_cache_dtype: str = field(
+        default="auto",
+        metadata={"help": "Of KV; auto: as --dtype. fp8_e4m3 needs executor=cuda.", "choices": ("auto", "fp8_e4m3")},
+    )
+    batch_invariant: bool = field(
+        default=False,
+        metadata={"help": "A request's tokens are bit-identical whatever shares its batch. Slower; executor=cuda."},
+    )
+    compile_cache_dir: str = field(
+        default="",
+        metadata={
+            "help": "Compiled kernels, under executor=cuda. Empty: baton/triton in the user's cache folder.",
+            "metavar": "FOLDER",
+        },
+    )
     max_model_len: int = field(
         default=0, metadata={"help": "Tokens of prompt and output together. 0: the model's own limit.", "minimum": 0}
     )
@@ -119,6 +134,14 @@ class WorkerConfig:
     sim_eos_every: int = field(
         default=0, metadata={"help": "Simulated end-of-sequence comes once in so many tokens. 0: never.", "minimum": 0}
     )
+    profile_dir: str = field(
+        default="",
+        metadata={"help": "Where ControlService.StartProfile writes its traces. Empty: refused.", "metavar": "FOLDER"},
+    )
+    trace_steps: str = field(
+        default="",
+        metadata={"help": "A JSON line for each engine step, and a summary at exit. Empty: off.", "metavar": "FILE"},
+    )
     engine_process: bool = field(
         default=True, metadata={"help": "Run the engine in a process of its own. Only the simulator can do without."}
     )
@@ -129,6 +152,12 @@ class WorkerConfig:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"
             )
+        if self.executor != "cuda":
+            for name, neutral in (("batch_invariant", False), ("kv_cache_dtype", "auto")):
+                if getattr(self, name) != neutral:
+                    raise InvalidRequest(
+                        f"{name}={getattr(self, name)} needs executor=cuda, got executor={self.executor}", field=name
+                    )
         if self.num_blocks and self.kv_cache_memory:
             raise InvalidRequest(
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",

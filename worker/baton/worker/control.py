@@ -1,4 +1,4 @@
-"""ControlService on the gRPC side: drain, stats and cache reset, asked of the engine."""
+"""ControlService on the gRPC side: drain, stats, cache reset and profiles, asked of the engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from baton.worker.engine_host import EngineHost
 
 _log = logging.getLogger(__name__)
 
+_WRITE_SECONDS = 110.0  # for a profile's trace, which can be large
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 
@@ -23,6 +24,8 @@ class Method(enum.IntEnum):
     GET_STATS = 2
     RESET_PREFIX_CACHE = 3
     AWAIT_IDLE = 4  # answered when no request is left
+    START_PROFILE = 5
+    STOP_PROFILE = 6
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
@@ -45,6 +48,18 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.ResetPrefixCacheResponse:
         answer = await self._host.call(Method.RESET_PREFIX_CACHE, request.SerializeToString())
         return control_pb2.ResetPrefixCacheResponse.FromString(answer)
+
+    async def StartProfile(  # noqa: N802
+        self, request: control_pb2.StartProfileRequest, context: Context
+    ) -> control_pb2.StartProfileResponse:
+        answer = await self._host.call(Method.START_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        return control_pb2.StartProfileResponse.FromString(answer)
+
+    async def StopProfile(  # noqa: N802
+        self, request: control_pb2.StopProfileRequest, context: Context
+    ) -> control_pb2.StopProfileResponse:
+        answer = await self._host.call(Method.STOP_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        return control_pb2.StopProfileResponse.FromString(answer)
 
     async def drain(self, timeout_ms: int) -> control_pb2.DrainResponse:
         """Takes no new requests; health says so first."""

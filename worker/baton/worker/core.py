@@ -110,6 +110,7 @@ class StepResult:
     token_ids: Int32
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
     seconds: float = 0.0  # device time
+    idle_seconds: float | None = None  # of the device before the step; None: not known
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, No
 from baton.worker.block_pool import PoolAudit, RemovedEvent, StoredEvent
 from baton.worker.core import BlockId, FinishReason, Request, StepResult, TokenLogprobs
 from baton.worker.deadlines import Deadlines
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import DeviceLost, Executor
 from baton.worker.outputs import (
     EngineCounters,
     Failure,
@@ -125,7 +126,9 @@ class Engine:
         """How busy and how fast the engine is now."""
         scheduler = self._scheduler
         batch = scheduler.batch
-        pending = sum(len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE))
+        pending = sum(
+            len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE)
+        )
         pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
         return LoadSnapshot(
             num_running=len(batch),
@@ -259,6 +262,7 @@ class Engine:
             submitted=self._clock(),
             wants_remote=request.remote_prefill and not request.prefill_only,
             caching=self._settings.prefix_caching,
+            num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )
 
     def _resumed_at_its_end(self, state: RequestState) -> bool:
@@ -287,6 +291,8 @@ class Engine:
         self._in_flight.append(in_flight)
         try:
             self._executor.launch(scheduled.plan)
+        except DeviceLost:
+            raise
         except Exception as error:  # whatever a device can raise must not end the others' requests
             in_flight.error = error
 
@@ -298,6 +304,8 @@ class Engine:
             return
         try:
             result = self._executor.collect()
+        except DeviceLost:
+            raise
         except Exception as error:
             self._fail_step(scheduled, error)
             return

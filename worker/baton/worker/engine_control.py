@@ -42,6 +42,12 @@ class Operated(Protocol):
     def num_requests(self) -> int:
         """Requests of gateways and prefills of other workers that still run."""
 
+    def start_profile(self, num_steps: int) -> str:
+        """Records steps from now on. Returns the trace's path."""
+
+    def stop_profile(self) -> tuple[str, int]:
+        """The trace's path, and its steps."""
+
 
 class EngineControl:
     """Answers calls. Used by the engine thread only."""
@@ -56,6 +62,8 @@ class EngineControl:
             Method.DRAIN: self._drain,
             Method.GET_STATS: self._get_stats,
             Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
+            Method.START_PROFILE: self._start_profile,
+            Method.STOP_PROFILE: self._stop_profile,
         }
 
     @property
@@ -110,3 +118,12 @@ class EngineControl:
         epoch = self._operated.reset_prefix_cache()
         _log.info("prefix cache reset: epoch %d", epoch)
         return control_pb2.ResetPrefixCacheResponse(epoch=epoch).SerializeToString()
+
+    def _start_profile(self, payload: bytes) -> bytes:
+        request = control_pb2.StartProfileRequest.FromString(payload)
+        path = self._operated.start_profile(request.num_steps)
+        return control_pb2.StartProfileResponse(path=path).SerializeToString()
+
+    def _stop_profile(self, payload: bytes) -> bytes:
+        path, num_steps = self._operated.stop_profile()
+        return control_pb2.StopProfileResponse(path=path, num_steps=num_steps).SerializeToString()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
@@ -14,8 +15,10 @@ from baton.worker.events import EventLog
 from baton.worker.executor.base import Executor
 from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
+from baton.worker.profiler import StepProfiler
 from baton.worker.sessions import Sessions
 from baton.worker.state import StateReporter, load_message
+from baton.worker.step_trace import StepTrace
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ class EngineLoop:
         executor: Executor,
         handover: Handover,
         identity: worker_pb2.WorkerState,
+        profiler: StepProfiler,
+        trace: StepTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -40,6 +45,8 @@ class EngineLoop:
         self._executor = executor
         self._handover = handover
         self._identity = identity
+        self._profiler = profiler
+        self._step = engine.step if trace is None else partial(trace.step, engine.step)
         self._clock = clock
         self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
@@ -130,11 +137,19 @@ class EngineLoop:
         """Requests of gateways and prefills of other workers that still run."""
         return self._sessions.num_requests + self._handover.num_prefills
 
+    def start_profile(self, num_steps: int) -> str:
+        """Records steps from now on. Returns the trace's path."""
+        return self._profiler.start(num_steps)
+
+    def stop_profile(self) -> tuple[str, int]:
+        """The trace's path, and its steps."""
+        return self._profiler.stop()
+
     def _turn(self, frames: list[Frame]) -> None:
         for kind, channel, payload in frames:
             self._handlers[kind](channel, payload)
         self._handover.tick()
-        outputs = self._engine.step()
+        outputs = self._step()
         self._handover.on_step(outputs)
         for first in outputs.first_tokens:
             facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
@@ -142,6 +157,8 @@ class EngineLoop:
         self._sessions.emit(outputs)
         self._events.collect()
         self._control.check()
+        if self._profiler.active:
+            self._profiler.on_step()
         self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
         self._state.report(self._clock())
 

@@ -17,6 +17,7 @@ from typing import Any
 from baton.rpc.address import split_address
 from baton.rpc.errors import InternalError, ServiceError, status_of
 from baton.v1 import types_pb2, worker_pb2
+from baton.worker.compile_cache import use_compile_cache
 from baton.worker.config import WorkerConfig
 from baton.worker.engine import Engine
 from baton.worker.engine_logs import LinkLogHandler
@@ -26,8 +27,10 @@ from baton.worker.executor.factory import make_executor
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
+from baton.worker.profiler import StepProfiler
 from baton.worker.settings import EngineSettings
 from baton.worker.state import model_message
+from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.layout import layout_message
 from baton.worker.transfer.tcp import TcpTransport
 
@@ -80,12 +83,21 @@ def run_engine(sock: socket.socket, own_process: bool = False) -> int:
 def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
     config = WorkerConfig(**start["config"])
     with contextlib.ExitStack() as cleanup:
+        if config.executor == "cuda" and own_process:
+            use_compile_cache(config.compile_cache_dir)
         executor = make_executor(config)
         cleanup.callback(executor.close)
-        engine = Engine(executor, _engine_settings(config), epoch=time.time_ns())
+        trace = StepTrace(config.trace_steps) if config.trace_steps else None
+        if trace is not None:
+            cleanup.callback(trace.close)
+        stepped = executor if trace is None else TracedExecutor(executor, trace)
+        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns())
         handover = _make_handover(link, config, start, engine, executor)
         cleanup.callback(handover.close)
-        loop = EngineLoop(link, engine, executor, handover, _identity(config, start["worker_id"], engine, executor))
+        profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
+        cleanup.callback(profiler.close)
+        identity = _identity(config, start["worker_id"], engine, executor)
+        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace)
         if own_process:
             gc.collect()
             gc.freeze()
@@ -98,6 +110,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+        cache_outputs=not config.batch_invariant,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass, field
 
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
@@ -37,6 +38,7 @@ class RequestState:
     phase: Phase = Phase.WAITING
     wants_remote: bool = False  # not yet decided against a remote prefill
     caching: bool = True  # its blocks may be stored and found
+    num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
     leased: list[BlockId] = field(default_factory=list)  # follow block_ids until settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
@@ -66,7 +68,7 @@ class RequestState:
 
     def hash_up_to(self, num_tokens: int, block_size: int) -> None:
         """Extends block_hashes over the full blocks of the first num_tokens tokens."""
-        start, stop = len(self.block_hashes), num_tokens // block_size
+        start, stop = len(self.block_hashes), min(num_tokens, self.num_cacheable_tokens) // block_size
         if stop <= start:
             return
         parent = self.block_hashes[-1] if start else self.request.cache_namespace

@@ -16,6 +16,7 @@ class EngineSettings:
     max_queue_depth: int = 1024  # requests that wait; one more is refused with NoCapacity
     min_remote_prefill_tokens: int = 64  # fewer uncached prompt tokens are always computed here
     prefix_caching: bool = True
+    cache_outputs: bool = True  # generated tokens' blocks can be found too, not only the prompt's
 
     def validate(self) -> None:
         """Raises InvalidRequest for limits that cannot work together."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, StepPlan, StepResult
 
 
@@ -37,6 +38,10 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+
+
+class DeviceLost(InternalError):
+    """Nothing can be computed on the device any more: the engine must end. Raised by launch and collect."""
 
 
 # Called on the executor's thread when a layer's KV of the step is written: (plan, layer).

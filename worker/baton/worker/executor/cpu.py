@@ -57,17 +57,20 @@ class CpuExecutor:
             loaded.config, loaded.weights, cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
         )
         self._results: list[StepResult] = []
+        self._ended: float | None = None  # when the last step was computed
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and computes the step."""
         started = time.perf_counter()
-        self._apply(plan)
         result = StepResult(plan.step, np.empty(0, np.int32))
+        result.idle_seconds = None if self._ended is None else started - self._ended
+        self._apply(plan)
         if len(plan.rows):
             self._rows.check(plan)
             with torch.inference_mode():
                 self._compute(plan, result)
-        result.seconds = time.perf_counter() - started
+        self._ended = time.perf_counter()
+        result.seconds = self._ended - started
         self._results.append(result)
 
     def collect(self) -> StepResult:

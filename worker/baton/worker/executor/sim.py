@@ -88,6 +88,7 @@ class _Launched:
     plan: StepPlan
     starts: float
     ends: float
+    idle: float | None  # seconds before it
 
 
 class SimExecutor:
@@ -120,6 +121,7 @@ class SimExecutor:
         self._sleep = sleep
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self._launched: deque[_Launched] = deque()
+        self._ended: float | None = None  # when the step launched last is over
         self._draws = _Draws(settings)
         num_rows = settings.max_num_requests
         max_blocks = -(-settings.max_model_len // settings.block_size) + 1
@@ -134,7 +136,9 @@ class SimExecutor:
         starts = self._clock()
         if self._launched:
             starts = max(starts, self._launched[-1].ends)
-        self._launched.append(_Launched(plan, starts, starts + self._settings.speed.step_seconds(plan)))
+        idle = None if self._ended is None else max(0.0, starts - self._ended)
+        self._ended = starts + self._settings.speed.step_seconds(plan)
+        self._launched.append(_Launched(plan, starts, self._ended, idle))
 
     def collect(self) -> StepResult:
         """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
@@ -145,6 +149,7 @@ class SimExecutor:
         self._apply(step.plan)
         result = self._compute(step.plan)
         result.seconds = step.ends - step.starts
+        result.idle_seconds = step.idle
         self._tell_layers(step)
         self._wait(step.ends)
         return result

@@ -1,0 +1,64 @@
+"""Where compiled kernels are kept between starts: one folder for each compiler and card. Imports no compiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, MutableMapping
+from importlib import metadata
+from pathlib import Path
+
+from baton.rpc.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+_VARIABLE = "TRITON_CACHE_DIR"
+
+
+def use_compile_cache(folder: str, environ: MutableMapping[str, str] = os.environ) -> Path:
+    """Sends Triton there; to be called where a process starts. An operator's own TRITON_CACHE_DIR stays.
+
+    Raises InvalidRequest for a `folder` that cannot be written; the default one falls back to a temporary one.
+    """
+    if not folder and environ.get(_VARIABLE):
+        return Path(environ[_VARIABLE])
+    path = (Path(folder) if folder else default_folder(environ)) / _key()
+    try:
+        _make(path)
+    except OSError as error:
+        if folder:
+            raise InvalidRequest(
+                f"compile_cache_dir={folder!r} cannot be written: {error.strerror}", field="compile_cache_dir"
+            ) from error
+        path = Path(tempfile.mkdtemp(prefix="baton-triton-"))
+        _log.warning("compiled kernels are kept in %s only: %s", path, error)
+    environ[_VARIABLE] = str(path)
+    return path
+
+
+def default_folder(environ: Mapping[str, str]) -> Path:
+    """By the XDG rules."""
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/nonexistent") / ".cache"
+    return Path(base) / "baton" / "triton"
+
+
+def _make(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied", str(path))
+
+
+def _key() -> str:
+    """The compiler's version, and the card's capability; Triton's own keys tell apart the rest."""
+    import torch
+
+    card = "none"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        card = f"sm{major}{minor}"
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        version = "none"
+    return f"{version}-{card}"
