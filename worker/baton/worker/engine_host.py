@@ -145,9 +145,11 @@ class EngineHost:
 
     async def _spawn(self, theirs: socket.socket) -> None:
         words = (sys.executable, "-m", "baton.worker.engine_process", str(theirs.fileno()), str(os.getpid()))
+        # Compute threads that spin between steps would take the cores from the services beside them.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=environment
             )
         _log.debug("engine process started", extra={"engine_pid": self._process.pid})
 
