@@ -6,7 +6,6 @@ import grpc
 import pytest
 from kvstore_node import FakeWorker, eventually, stored
 
-from baton.rpc.channel import open_channel
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 
 
@@ -212,7 +211,9 @@ async def test_a_watcher_that_does_not_read_is_cut_and_others_are_not(start_kvst
     worker = await connect.worker(kvstore)
     await worker.join()
     reader = await connect.replica(kvstore)
-    async with open_channel(kvstore.address) as channel:
+    # A window that stays small: gRPC would read far ahead of a watcher that does not.
+    options = (("grpc.http2.bdp_probe", 0),)
+    async with grpc.aio.insecure_channel(kvstore.address, options=options) as channel:
         sleeper = index_pb2_grpc.IndexServiceStub(channel).Watch(index_pb2.WatchRequest())
         await sleeper.read()
         for start in range(0, 400_000, 4000):
