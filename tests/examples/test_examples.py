@@ -36,7 +36,7 @@ def test_the_openai_client_gets_the_answer(tandem_stack, answer):
 @pytest.mark.timeout(360)
 def test_the_node_grpc_client_gets_the_answer(tandem_stack, answer):
     node.install()
-    assert node.run("node", "chat.mjs", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
+    assert node.run("chat.mjs", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
 
 
 def test_the_readmes_curl_line_gets_an_answer(tandem_stack):

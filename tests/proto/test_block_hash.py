@@ -31,7 +31,7 @@ def test_the_vectors_tell_apart_whatever_must_not_share_blocks():
 @pytest.mark.timeout(360)
 def test_another_language_computes_the_same_vectors():
     node.install()
-    printed = node.run("node", "block_hash.mjs", str(VECTORS_PATH))
+    printed = node.run("block_hash.mjs", str(VECTORS_PATH))
     assert printed == f"{len(VECTORS['namespaces'])} namespaces and {len(VECTORS['chains'])} chains agree\n"
 
 
