@@ -12,6 +12,8 @@ from baton.kernels.overlap import overlaps
 
 _LOG2E = 1.4426950408889634
 _FULL_DEVICE = 396  # programs: three on each multiprocessor of an H200
+# With these, where a sequence is cut, and so the order of its sums, depends on its length alone.
+INVARIANT_SPLITS = 16
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -25,6 +27,7 @@ def _decode_kernel(
     seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
     partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
     lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
+    kv_scale_ptr,  # [2, num_kv_heads] fp32
     scale_log2,
     query_stride,
     table_stride,
@@ -36,7 +39,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLIT_TOKENS: tl.constexpr,
+    SCALED: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -55,15 +58,13 @@ def _decode_kernel(
     table_row = block_table_ptr + tl.load(rows_ptr + seq).to(tl.int64) * table_stride
     seen_from = tl.where(window > 0, max(seq_len - window, 0), 0)
     num_seen = seq_len - seen_from
-    share = _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)
+    share = _share(num_seen, SPLITS, BLOCK_N)
     first = seen_from + split * share
     if OVERLAP:
         gdc_wait()
     if first >= seq_len:
         return
     last = min(first + share, seq_len)
-    if SPLIT_TOKENS > 0 and split == SPLITS - 1:
-        last = seq_len
 
     groups = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
@@ -73,6 +74,8 @@ def _decode_kernel(
     query = tl.load(
         query_ptr + seq.to(tl.int64) * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0
     )
+    if SCALED:
+        scale_log2 *= tl.load(kv_scale_ptr + head)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
@@ -83,8 +86,8 @@ def _decode_kernel(
         at = block * (2 * side_size) + head * head_size + (position % BLOCK_SIZE) * HEAD_DIM
         where = at[:, None] + dims[None, :]
         mask = valid[:, None] & (dims < HEAD_DIM)[None, :]
-        key = tl.load(cache_ptr + where, mask=mask, other=0.0)
-        value = tl.load(cache_ptr + side_size + where, mask=mask, other=0.0)
+        key = tl.load(cache_ptr + where, mask=mask, other=0.0).to(query.dtype)
+        value = tl.load(cache_ptr + side_size + where, mask=mask, other=0.0).to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         score = tl.where(valid[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
@@ -94,26 +97,25 @@ def _decode_kernel(
         acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
         top = new_top
 
+    acc = acc / total[:, None]
+    if SCALED:
+        acc *= tl.load(kv_scale_ptr + num_kv_heads + head)
     out_at = (seq.to(tl.int64) * num_kv_heads * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
     num_live = min(tl.cdiv(num_seen, share), SPLITS)
     if num_live == 1:
-        tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+        tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=real)
         return
     cell = seq.to(tl.int64) * num_kv_heads + head
     inner = groups[:, None] * HEAD_DIM + dims[None, :]
     plane: tl.constexpr = GROUP * HEAD_DIM
-    tl.store(partial_ptr + (cell * SPLITS + split) * plane + inner, acc / total[:, None], mask=real)
+    tl.store(partial_ptr + (cell * SPLITS + split) * plane + inner, acc, mask=real)
     tl.store(lse_ptr + (cell * SPLITS + split) * GROUP + groups, top + tl.log2(total), mask=groups < GROUP)
 
 
 @triton.jit
-def _share(num_seen, SPLITS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _share(num_seen, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Tokens a split: whole tiles, and so many that a short sequence is not split at all."""
-    if SPLIT_TOKENS > 0:
-        share = SPLIT_TOKENS
-    else:
-        share = max(tl.cdiv(tl.cdiv(num_seen, SPLITS), BLOCK_N) * BLOCK_N, 2 * BLOCK_N)
-    return share
+    return max(tl.cdiv(tl.cdiv(num_seen, SPLITS), BLOCK_N) * BLOCK_N, 2 * BLOCK_N)
 
 
 @triton.jit(do_not_specialize_on_alignment=["seq_lens_ptr"])
@@ -128,7 +130,6 @@ def _merge_kernel(
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLIT_TOKENS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max)"""
@@ -141,7 +142,7 @@ def _merge_kernel(
     if OVERLAP:
         gdc_wait()
     num_seen = tl.where(window > 0, min(seq_len, window), seq_len)
-    num_live = min(tl.cdiv(num_seen, _share(num_seen, SPLITS, SPLIT_TOKENS, BLOCK_N)), SPLITS)
+    num_live = min(tl.cdiv(num_seen, _share(num_seen, SPLITS, BLOCK_N)), SPLITS)
     if num_live <= 1:
         return
     num_q_heads = tl.num_programs(0)
@@ -162,8 +163,17 @@ def _merge_kernel(
 class DecodeWorkspace:
     """Scratch memory of split launches; one for each stream."""
 
-    def __init__(self, max_seqs: int, num_q_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
-        rows = max_seqs_times_splits(max_seqs, num_kv_heads)
+    def __init__(
+        self,
+        max_seqs: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        rows = max_seqs * INVARIANT_SPLITS if batch_invariant else max_seqs_times_splits(max_seqs, num_kv_heads)
         self.partial = torch.empty(rows * num_q_heads * head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(rows * num_q_heads, dtype=torch.float32, device=device)
 
@@ -182,6 +192,13 @@ def max_seqs_times_splits(max_seqs: int, num_kv_heads: int) -> int:
     return max(count * choose_splits(count, num_kv_heads) for count in range(1, max_seqs + 1))
 
 
+def choose_block_n(splits: int, head_dim: int, itemsize: int) -> int:
+    """Keys a tile, so that tiles of K and V of DIM_PAD * itemsize bytes a key take less than 99 KB."""
+    if itemsize == 4:
+        return 32 if head_dim <= 128 else 16  # without matrix units, larger tiles do not fit the registers
+    return 64 if splits == 1 or head_dim > 128 else 128
+
+
 def decode_attention(
     query: Tensor,
     cache: Tensor,
@@ -192,8 +209,9 @@ def decode_attention(
     workspace: DecodeWorkspace,
     *,
     out: Tensor | None = None,
+    kv_scale: Tensor | None = None,
     splits: int | None = None,
-    split_tokens: int = 0,
+    batch_invariant: bool = False,
     window: int = 0,
     block_n: int | None = None,
     num_warps: int = 4,
@@ -204,8 +222,9 @@ def decode_attention(
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks], rows [num_seqs]
     (each sequence's row of the table) and seq_lens [num_seqs] (0: padding, stays unwritten) are int32.
     On Hopper, block_table, rows and seq_lens must be complete before the kernel in front of this one starts.
-    `window` > 0 hides all but so many last keys. `split_tokens` > 0 cuts every sequence at the same places whatever
-    shares the batch, which makes the sum's order, and so the result, independent of it.
+    `window` > 0 hides all but so many last keys. `kv_scale` [2, num_kv_heads] fp32 is what keys and values of a
+    quantized cache are multiplied with. `batch_invariant` makes a sequence's result the same, bit for bit, whatever
+    shares the batch; the workspace must be made for it.
     """
     num_seqs, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -213,9 +232,14 @@ def decode_attention(
     if out is None:
         out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
     if splits is None:
-        splits = choose_splits(num_seqs, num_kv_heads)
+        splits = INVARIANT_SPLITS if batch_invariant else choose_splits(num_seqs, num_kv_heads)
+    needed = num_seqs * num_q_heads * splits
+    if splits > 1 and needed > workspace.lse.numel():
+        raise ValueError(
+            f"{splits} splits of {num_seqs} sequences need {needed} rows of workspace, it has {workspace.lse.numel()}"
+        )
     if block_n is None:
-        block_n = 64 if splits == 1 or head_dim * cache.element_size() > 256 else 128
+        block_n = choose_block_n(splits, head_dim, query.element_size())
     overlap = overlaps(query)
     _decode_kernel[(num_kv_heads, splits, num_seqs)](
         out,
@@ -226,6 +250,7 @@ def decode_attention(
         seq_lens,
         workspace.partial,
         workspace.lse,
+        workspace.lse if kv_scale is None else kv_scale,
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
@@ -237,7 +262,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
         SPLITS=splits,
-        SPLIT_TOKENS=split_tokens,
+        SCALED=kv_scale is not None,
         STAGES=num_stages,
         num_warps=num_warps,
         OVERLAP=overlap,
@@ -255,7 +280,6 @@ def decode_attention(
             DIM_PAD=triton.next_power_of_2(head_dim),
             BLOCK_N=block_n,
             SPLITS=splits,
-            SPLIT_TOKENS=split_tokens,
             OVERLAP=overlap,
             num_warps=4,
             launch_pdl=overlap,

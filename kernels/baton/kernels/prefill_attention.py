@@ -9,7 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.shared_memory import shared_memory
+
 _LOG2E = 1.4426950408889634
+_HOPPER_SHARED = 227 * 1024
+TILE_ROWS = 128
 
 
 @triton.jit
@@ -46,6 +50,8 @@ def _tile(
     else:
         key = tl.load(key_base + where)
         value = tl.load(value_base + where)
+    key = key.to(query.dtype)
+    value = value.to(query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
     if MASKED:
         hidden = tokens[None, :] > positions[:, None]
@@ -80,6 +86,7 @@ def _prefill_kernel(
     query_start_loc_ptr,  # [num_seqs + 1] int32
     tile_seq_ptr,  # [num_tiles] int32
     tile_start_ptr,  # [num_tiles] int32, within the chunk
+    kv_scale_ptr,  # [2, num_kv_heads] fp32
     scale_log2,
     query_stride,
     table_stride,
@@ -91,16 +98,21 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr,  # programs a tile
+    SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
-    # grid: (num_q_heads, num_tiles)
+    # grid: (num_q_heads, num_tiles * PARTS)
     head = tl.program_id(0)
-    tile = tl.program_id(1)
+    tile = tl.program_id(1) // PARTS
     seq = tl.load(tile_seq_ptr + tile)
-    offset = tl.load(tile_start_ptr + tile)
+    offset = tl.load(tile_start_ptr + tile) + tl.program_id(1) % PARTS * BLOCK_M
     first_row = tl.load(query_start_loc_ptr + seq)
     num_rows = tl.load(query_start_loc_ptr + seq + 1) - first_row
+    if PARTS > 1:  # noqa: SIM102 - decided when compiled
+        if offset >= num_rows:
+            return
     seq_len = tl.load(seq_lens_ptr + seq)
 
     rows = offset + tl.arange(0, BLOCK_M)
@@ -123,6 +135,8 @@ def _prefill_kernel(
         # Every tile may have hidden keys on both sides.
         begin = max(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         unmasked = begin
+    if SCALED:
+        scale_log2 *= tl.load(kv_scale_ptr + head // GROUP)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     # Finite, so that a tile that a row does not see at all leaves 2^(-inf - top) = 0 and not NaN.
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
@@ -137,10 +151,13 @@ def _prefill_kernel(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
             window, True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
         )  # fmt: skip
+    acc = acc / total[:, None]
+    if SCALED:
+        acc *= tl.load(kv_scale_ptr + num_kv_heads + head // GROUP)
     num_q_heads = tl.num_programs(0)
     tl.store(
         out_ptr + (token * num_q_heads + head) * HEAD_DIM + dims[None, :],
-        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+        acc.to(out_ptr.dtype.element_ty),
         mask=real,
     )
 
@@ -152,17 +169,36 @@ class PrefillTiles(NamedTuple):
     start: Tensor  # [num_tiles] int32
 
 
-def make_tiles(chunk_lens: list[int], prefix_lens: list[int], block_m: int, device: torch.device) -> PrefillTiles:
-    """Cuts chunks into tiles of block_m rows, the longest rows of keys first, so that no long tile starts last."""
+class Blocks(NamedTuple):
+    """How one launch cuts queries and keys."""
+
+    block_m: int  # queries a program
+    block_n: int  # keys a step
+    num_warps: int
+    num_stages: int
+
+
+def make_tiles(chunk_lens: list[int], prefix_lens: list[int], tile_rows: int, device: torch.device) -> PrefillTiles:
+    """Cuts chunks into tiles of tile_rows rows, the longest rows of keys first, so that no long tile starts last."""
     tiles = [
         (prefix + start, seq, start)
         for seq, (chunk, prefix) in enumerate(zip(chunk_lens, prefix_lens, strict=True))
-        for start in range(0, chunk, block_m)
+        for start in range(0, chunk, tile_rows)
     ]
     tiles.sort(reverse=True)
     table = torch.tensor([[seq, start] for _, seq, start in tiles], dtype=torch.int32).T.contiguous()
     table = table.to(device, non_blocking=True)
     return PrefillTiles(table[0], table[1])
+
+
+def choose_blocks(head_dim: int, itemsize: int, shared_bytes: int) -> Blocks:
+    """The largest blocks whose Q, K and V fit shared memory and registers."""
+    if itemsize == 4:
+        # Without matrix units, larger blocks do not fit the registers.
+        return Blocks(32, 32 if head_dim <= 128 else 16, 4, 2)
+    if head_dim <= 128:
+        return Blocks(128, 64, 8, 3)
+    return Blocks(128, 64, 8, 2) if shared_bytes >= _HOPPER_SHARED else Blocks(64, 32, 8, 2)
 
 
 def prefill_attention(
@@ -176,23 +212,28 @@ def prefill_attention(
     scale: float,
     *,
     out: Tensor | None = None,
+    kv_scale: Tensor | None = None,
     window: int = 0,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_warps: int = 8,
-    num_stages: int = 3,
+    tile_rows: int = TILE_ROWS,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
     and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
     query_start_loc [num_seqs + 1], all int32. `window` > 0 hides all but so many last keys from each query.
+    `kv_scale` [2, num_kv_heads] fp32 is what keys and values of a quantized cache are multiplied with.
+    `tile_rows`: what `tiles` were made with. A row's result does not depend on how its prompt is cut into chunks.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     if out is None:
         out = torch.empty(num_tokens, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
-    _prefill_kernel[(num_q_heads, tiles.seq.shape[0])](
+    if blocks is None:
+        blocks = choose_blocks(head_dim, query.element_size(), shared_memory(query.device))
+    block_m = min(blocks.block_m, tile_rows)
+    parts = tile_rows // block_m
+    _prefill_kernel[(num_q_heads, tiles.seq.shape[0] * parts)](
         out,
         query,
         cache,
@@ -202,6 +243,7 @@ def prefill_attention(
         query_start_loc,
         tiles.seq,
         tiles.start,
+        query if kv_scale is None else kv_scale,
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
@@ -212,8 +254,10 @@ def prefill_attention(
         DIM_PAD=triton.next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        STAGES=num_stages,
-        num_warps=num_warps,
+        BLOCK_N=blocks.block_n,
+        PARTS=parts,
+        SCALED=kv_scale is not None,
+        STAGES=blocks.num_stages,
+        num_warps=blocks.num_warps,
     )
     return out

@@ -20,11 +20,13 @@ def _rope_kernel(
     cos_sin_ptr,  # [max_position, HEAD_DIM] fp32: cosines, then sines
     q_norm_ptr,  # [HEAD_DIM]
     k_norm_ptr,  # [HEAD_DIM]
+    kv_scale_ptr,  # [2, num_kv_heads] fp32
     qkv_stride,
     num_q_heads,
     num_kv_heads,
     eps,
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -74,8 +76,18 @@ def _rope_kernel(
         where = cell[:, None] * HEAD_DIM + dims[None, :]
         keep = real & (side >= 0)[:, None]
         kv_type = cache_ptr.dtype.element_ty
+        if SCALED:
+            scale = tl.load(kv_scale_ptr + side, mask=(side >= 0) & (heads < num_heads), other=1.0)[:, None]
+            new_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
+            new_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
         tl.store(cache_ptr + where, new_low.to(kv_type), mask=keep)
         tl.store(cache_ptr + where + half, new_high.to(kv_type), mask=keep)
+
+
+@triton.jit
+def _within(x):
+    """The nearest value that e4m3 can hold: what lies beyond would become NaN."""
+    return tl.minimum(tl.maximum(x, -448.0), 448.0)
 
 
 def rope_and_cache(
@@ -89,11 +101,13 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
-    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position.
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
+    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_heads = num_q_heads + 2 * num_kv_heads
@@ -107,11 +121,13 @@ def rope_and_cache(
         cos_sin,
         qkv if q_norm is None else q_norm,
         qkv if k_norm is None else k_norm,
+        cos_sin if kv_scale is None else kv_scale,
         qkv.stride(0),
         num_q_heads,
         num_kv_heads,
         eps,
         NORM=q_norm is not None,
+        SCALED=kv_scale is not None,
         HEAD_DIM=head_dim,
         HALF_PAD=triton.next_power_of_2(head_dim // 2),
         BLOCK_SIZE=block_size,

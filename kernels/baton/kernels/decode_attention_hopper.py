@@ -1,0 +1,282 @@
+"""Split decode attention on Hopper, for few sequences: a loading warp keeps many TMA copies of the pool in flight.
+
+Same contract as decode_attention.py, where the sequences are too few to fill the device without splits; head_dim 64 or
+128, block_size 16, 32 or 64, 2-byte elements, no window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+_ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
+_TILE = gl.constexpr(64)  # tokens
+_PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
+_IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
+
+
+@gluon.jit
+def _gdc_wait():
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _gdc_launch_dependents():
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _load(
+    cache_desc,
+    table_row,
+    key_buf,
+    value_buf,
+    ready,
+    free,
+    first,
+    last,
+    seq_len,
+    kv_head,
+    num_kv_heads,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The loading warp. Only the tile with the newest token waits for the kernel before, which wrote it."""
+    panels: gl.constexpr = HEAD_DIM // _PANEL
+    chunks: gl.constexpr = _TILE // BLOCK_SIZE
+    tiles_a_load: gl.constexpr = _IDS // chunks
+    lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lanes = gl.arange(0, _IDS, layout=lane_layout)
+    num_tiles = (last - first + _TILE - 1) // _TILE
+    last_block = (seq_len - 1) // BLOCK_SIZE
+    for group in range((num_tiles + tiles_a_load - 1) // tiles_a_load):
+        blocks = first // BLOCK_SIZE + group * _IDS + lanes
+        ids = gl.load(table_row + gl.minimum(blocks, last_block))
+        for tile_of_group in gl.static_range(tiles_a_load):
+            tile = group * tiles_a_load + tile_of_group
+            if tile < num_tiles:
+                if first + (tile + 1) * _TILE >= seq_len:
+                    _gdc_wait()
+                stage = tile % STAGES
+                mbarrier.wait(free.index(stage), (tile // STAGES & 1) ^ 1)
+                mbarrier.expect(ready.index(stage), 2 * _TILE * HEAD_DIM * 2)
+                for chunk in gl.static_range(chunks):
+                    block = gl.sum(gl.where(lanes == tile_of_group * chunks + chunk, ids, 0), 0)
+                    row = (block * 2 * num_kv_heads + kv_head) * BLOCK_SIZE
+                    for panel in gl.static_range(panels):
+                        at = (stage * panels + panel) * chunks + chunk
+                        tma.async_copy_global_to_shared(
+                            cache_desc, [row, panel * _PANEL], ready.index(stage), key_buf.index(at)
+                        )
+                        tma.async_copy_global_to_shared(
+                            cache_desc,
+                            [row + num_kv_heads * BLOCK_SIZE, panel * _PANEL],
+                            ready.index(stage),
+                            value_buf.index(at),
+                        )
+
+
+@gluon.jit
+def _attend(
+    out_ptr,
+    query_ptr,
+    partial_ptr,
+    lse_ptr,
+    key_buf,
+    value_buf,
+    ready,
+    free,
+    first,
+    last,
+    scale_log2,
+    query_stride,
+    seq,
+    split,
+    kv_head,
+    num_kv_heads,
+    whole,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """One warp group: the queries of one kv head against the split's tiles."""
+    dtype: gl.constexpr = key_buf.dtype
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    query_layout: gl.constexpr = gl.DotOperandLayout(0, score_layout, 2)
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    key_tiles = key_buf._reinterpret(dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
+    value_tiles = value_buf._reinterpret(dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
+
+    _gdc_wait()
+    rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, query_layout))
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, query_layout))
+    heads = kv_head * GROUP + rows
+    at = seq.to(gl.int64) * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+    query = gl.load(query_ptr + at, mask=(rows < GROUP)[:, None], other=0.0)
+
+    zero = gl.zeros([_ROWS, _TILE], gl.float32, score_layout)
+    acc = gl.zeros([_ROWS, HEAD_DIM], gl.float32, out_layout)
+    top = gl.full([_ROWS], -1.0e30, gl.float32, row_layout)
+    total = gl.zeros([_ROWS], gl.float32, row_layout)
+    cols = gl.arange(0, _TILE, layout=gl.SliceLayout(0, score_layout))
+    for tile in range((last - first + _TILE - 1) // _TILE):
+        stage = tile % STAGES
+        mbarrier.wait(ready.index(stage), tile // STAGES & 1)
+        score = warpgroup_mma(query, key_tiles.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        score = warpgroup_mma_wait(0, deps=[score])
+        score = gl.where((cols < last - first - tile * _TILE)[None, :], score, float("-inf"))
+        new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
+        shrink = gl.exp2(top - new_top)
+        weight = gl.exp2(score * scale_log2 - new_top[:, None])
+        total = total * shrink + gl.sum(weight, 1)
+        top = new_top
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, out_layout))[:, None]
+        weights = gl.convert_layout(weight.to(dtype), weight_layout)
+        acc = warpgroup_mma(weights, value_tiles.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(free.index(stage), count=1)
+
+    acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout))[:, None]
+    out_rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, out_layout))
+    out_dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
+    mine = (out_rows < GROUP)[:, None]
+    cell = seq.to(gl.int64) * num_kv_heads + kv_head
+    inner = out_rows[:, None] * HEAD_DIM + out_dims[None, :]
+    if whole:
+        gl.store(out_ptr + cell * GROUP * HEAD_DIM + inner, acc.to(dtype), mask=mine)
+    else:
+        place = (cell * SPLITS + split) * GROUP
+        gl.store(partial_ptr + place * HEAD_DIM + inner, acc, mask=mine)
+        lse_rows = gl.arange(0, _ROWS, layout=row_layout)
+        gl.store(lse_ptr + place + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
+
+
+# Slices of one buffer come at any alignment; each would be compiled on its own.
+@gluon.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "seq_lens_ptr"])
+def _decode_kernel(
+    out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
+    query_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM], rows of query_stride
+    cache_desc,  # [num_blocks * 2 * num_kv_heads * BLOCK_SIZE, HEAD_DIM], boxes of [BLOCK_SIZE, 64]
+    block_table_ptr,  # [num_rows, table_stride] int32
+    rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
+    seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
+    partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
+    lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
+    scale_log2,
+    query_stride,
+    table_stride,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    MIN_SHARE: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """out = softmax(scale q K^T) V, each split over its share of K and V"""
+    # grid: (num_kv_heads, SPLITS, num_seqs)
+    _gdc_launch_dependents()
+    kv_head = gl.program_id(0)
+    split = gl.program_id(1)
+    seq = gl.program_id(2)
+    num_kv_heads = gl.num_programs(0)
+    # Lengths and block tables are older than the kernel before, which need not be waited for to read them.
+    seq_len = gl.load(seq_lens_ptr + seq)
+    table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
+    share = (seq_len + SPLITS - 1) // SPLITS
+    share = gl.maximum((share + MIN_SHARE // 2 - 1) // (MIN_SHARE // 2) * (MIN_SHARE // 2), MIN_SHARE)
+    first = split * share
+    last = gl.minimum(first + share, seq_len)
+    if first >= seq_len:
+        _gdc_wait()
+        return
+
+    dtype: gl.constexpr = cache_desc.dtype
+    panels: gl.constexpr = HEAD_DIM // _PANEL
+    chunks: gl.constexpr = _TILE // BLOCK_SIZE
+    panel_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    key_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, BLOCK_SIZE, _PANEL], panel_layout)
+    value_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, BLOCK_SIZE, _PANEL], panel_layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (_attend, (
+                out_ptr, query_ptr, partial_ptr, lse_ptr, key_buf, value_buf, ready, free, first, last, scale_log2,
+                query_stride, seq, split, kv_head, num_kv_heads, share >= seq_len, GROUP, HEAD_DIM, SPLITS, STAGES,
+            )),
+            (_load, (
+                cache_desc, table_row, key_buf, value_buf, ready, free, first, last, seq_len, kv_head, num_kv_heads,
+                HEAD_DIM, BLOCK_SIZE, STAGES,
+            )),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+def supports(query: Tensor, cache: Tensor) -> bool:
+    """Whether this kernel serves the card and the shape."""
+    head_dim, block_size = cache.shape[-1], cache.shape[-2]
+    return (
+        cache.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype == cache.dtype
+        and head_dim in (64, 128)
+        and block_size in (16, 32, 64)
+        and torch.cuda.get_device_capability(cache.device)[0] == 9
+    )
+
+
+def split_decode(
+    out: Tensor,
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    rows: Tensor,
+    seq_lens: Tensor,
+    partial: Tensor,
+    lse: Tensor,
+    scale_log2: float,
+    splits: int,
+    min_share: int,
+    num_stages: int = 6,
+) -> None:
+    """Fills partial and lse (out itself for sequences of one split) for decode_attention's merge; a split takes at
+    least min_share tokens, in steps of half of it, min_share a multiple of 128."""
+    num_seqs, num_q_heads, head_dim = query.shape
+    _, _, num_kv_heads, block_size, _ = cache.shape
+    flat = cache.view(-1, head_dim)
+    panel = gl.NVMMASharedLayout(128, 16, rank=2)
+    descriptor = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [block_size, 64], panel)
+    _decode_kernel[(num_kv_heads, splits, num_seqs)](
+        out,
+        query,
+        descriptor,
+        block_table,
+        rows,
+        seq_lens,
+        partial,
+        lse,
+        scale_log2,
+        query.stride(0),
+        block_table.stride(0),
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        MIN_SHARE=min_share,
+        SPLITS=splits,
+        STAGES=num_stages,
+        num_warps=4,
+        launch_pdl=True,
+    )

@@ -1,0 +1,123 @@
+"""What the kernels' tests share: where a case runs, paged inputs with traps in them, and the distance to an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+WILD = 1e4  # what the pool holds where no token of a sequence lies
+FP8 = torch.float8_e4m3fn
+BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Shape(NamedTuple):
+    """What attention kernels are compiled for."""
+
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    group: int  # query heads a KV head
+    num_kv_heads: int = 2
+
+    def __str__(self) -> str:
+        return f"d{self.head_dim}-b{self.block_size}-{NAMES[self.dtype]}-g{self.group}"
+
+
+# Every pair of head_dim, block_size and dtype is there once at least: each shape is a compilation.
+GRID = [
+    Shape(128, 16, torch.bfloat16, 4),
+    Shape(64, 16, torch.bfloat16, 1),
+    Shape(64, 32, torch.float16, 4),
+    Shape(64, 64, torch.float32, 8),
+    Shape(96, 16, torch.float16, 2),
+    Shape(96, 32, torch.float32, 16),
+    Shape(96, 64, torch.bfloat16, 5),
+    Shape(128, 16, torch.float32, 7),
+    Shape(128, 32, torch.bfloat16, 8),
+    Shape(128, 64, torch.float16, 3),
+    Shape(256, 16, torch.bfloat16, 16),
+    Shape(256, 32, torch.float16, 1),
+    Shape(256, 64, torch.float32, 4),
+]
+# The interpreter multiplies bf16 matrices wrongly, so that its shapes have none.
+SMALL = [
+    Shape(64, 16, torch.float32, 4),
+    Shape(96, 32, torch.float16, 3),
+    Shape(256, 16, torch.float32, 1),
+    Shape(64, 64, torch.float16, 16),
+]
+
+
+def cases(small: Iterable[Any], grid: Iterable[Any]) -> list[Any]:
+    """Parameters (case, device): the small ones for the interpreter on a CPU, the grid for a GPU."""
+    return [
+        *(pytest.param(case, "cpu", id=f"cpu-{_name(case)}", marks=pytest.mark.interpreted) for case in small),
+        *(pytest.param(case, "cuda", id=f"cuda-{_name(case)}", marks=pytest.mark.gpu) for case in grid),
+    ]
+
+
+def _name(case: Any) -> str:
+    parts = case if type(case) is tuple else (case,)
+    return "-".join(NAMES.get(part, str(part)) if isinstance(part, torch.dtype) else str(part) for part in parts)
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """||out - expected|| / ||expected||; NaN where the output has one."""
+    expected = expected.double()
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """An output in which what is not written shows."""
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+class Paged(NamedTuple):
+    """Sequences in a pool: blocks in random order, table rows in random order, wild values beyond every end."""
+
+    cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    block_table: Tensor  # [num_rows, max_blocks] int32
+    rows: Tensor  # [num_seqs] int32
+    seq_lens: Tensor  # [num_seqs] int32
+
+    @property
+    def own_table(self) -> Tensor:
+        """[num_seqs, max_blocks], for the oracles."""
+        return self.block_table[self.rows.long()]
+
+
+def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str) -> Paged:
+    """Random keys and values."""
+    block_size = shape.block_size
+    counts = [-(-seq_len // block_size) for seq_len in seq_lens]
+    num_blocks = sum(counts) + 3
+    size = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
+    cache = torch.randn(size, device=device).to(shape.dtype)
+    order = torch.randperm(num_blocks, device=device).int()
+    num_rows = len(seq_lens) + 2
+    rows = torch.randperm(num_rows)[: len(seq_lens)]
+    table = torch.randint(num_blocks, (num_rows, max(*counts, 1) + 1), dtype=torch.int32, device=device)
+    first = 0
+    for row, seq_len, count in zip(rows.tolist(), seq_lens, counts, strict=True):
+        table[row, :count] = order[first : first + count]
+        if seq_len % block_size:
+            cache[order[first + count - 1].long(), :, :, seq_len % block_size :] = WILD
+        first += count
+    cache[order[first:].long()] = WILD
+    return Paged(cache, table, rows.int().to(device), torch.tensor(seq_lens, dtype=torch.int32, device=device))
+
+
+def edge_lengths(block_size: int) -> list[int]:
+    """One token, both sides of block and tile boundaries, and some odd ones."""
+    edges = [1, 2, block_size - 1, block_size, block_size + 1, 63, 64, 65, 127, 128, 129, 255, 257, 1000]
+    return sorted({edge for edge in edges if edge > 0})
+
+
+def ragged_lengths(count: int, most: int) -> list[int]:
+    """`count` random lengths from 1 to `most`."""
+    return (torch.randint(most, (count,)) + 1).tolist()

@@ -1,0 +1,117 @@
+"""Prefill attention, the generic kernel and Hopper's, against their oracle in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernel_harness import BOUNDS, GRID, SMALL, Shape, cases, paged_kv, poisoned, ragged_lengths, relative_error
+from torch import Tensor
+
+from baton.kernels import reference
+from baton.kernels.prefill_attention import make_tiles, prefill_attention
+
+TILE_ROWS = 128
+# Rows beyond a chunk's end see nothing under a window: 0 / 0, which is not stored.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
+
+
+def prefill_error(
+    shape: Shape,
+    chunks: list[int],
+    prefixes: list[int],
+    device: str,
+    kernel: Callable[..., Tensor] = prefill_attention,
+    **options: int,
+) -> float:
+    """Of the chunks, which follow their cached prefixes."""
+    lengths = [chunk + prefix for chunk, prefix in zip(chunks, prefixes, strict=True)]
+    paged = paged_kv(lengths, shape, device)
+    num_q_heads = shape.group * shape.num_kv_heads
+    wide = torch.randn(sum(chunks), num_q_heads + 2 * shape.num_kv_heads, shape.head_dim, device=device)
+    query = wide.to(shape.dtype)[:, :num_q_heads]
+    starts = torch.tensor([0, *chunks], device=device).cumsum(0).int()
+    out = poisoned(*query.shape, dtype=shape.dtype, device=device)
+    scale = 1 / math.sqrt(shape.head_dim)
+    tiles = make_tiles(chunks, prefixes, options.get("tile_rows", TILE_ROWS), torch.device(device))
+    kernel(query, *paged, starts, tiles, scale, out=out, **options)
+    expected = reference.prefill_attention(
+        query.double(),
+        paged.cache.double(),
+        paged.own_table,
+        paged.seq_lens,
+        starts,
+        scale,
+        window=options.get("window", 0),
+    )
+    return relative_error(out, expected)
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL, GRID))
+def test_chunks_of_any_length_behind_any_prefix(shape: Shape, device: str) -> None:
+    if device == "cpu":
+        error = prefill_error(shape, [1, shape.block_size, 33], [0, shape.block_size + 1, 0], device, tile_rows=32)
+    else:
+        edges = [1, shape.block_size - 1, shape.block_size, shape.block_size + 1, 127, 128, 129, 300, 1, 5]
+        error = prefill_error(shape, edges, [0, 0, 1, 64, 63, 128, 0, 1000, 4096, 127], device)
+    assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0], GRID[11]]))
+def test_one_sequence_of_one_token(shape: Shape, device: str) -> None:
+    assert prefill_error(shape, [1], [0], device) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], [GRID[0], GRID[3]]))
+def test_a_thousand_sequences(shape: Shape, device: str) -> None:
+    prefixes = [prefix - 1 for prefix in ragged_lengths(1000, 200)]
+    assert prefill_error(shape, ragged_lengths(1000, 20), prefixes, device) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], [GRID[0], GRID[11]]))
+def test_the_end_of_131072_tokens_beside_a_fresh_prompt(shape: Shape, device: str) -> None:
+    assert prefill_error(shape, [700, 2048], [131_072 - 700, 0], device) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0]]))
+@pytest.mark.parametrize("window", [1, 20, 64])
+def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window: int) -> None:
+    options = {"window": window, **({"tile_rows": 32} if device == "cpu" else {})}
+    assert prefill_error(shape, [1, 40, 70], [30, 0, 60], device, **options) <= BOUNDS[shape.dtype]
+
+
+HOPPER = [
+    Shape(128, 16, torch.bfloat16, 4),
+    Shape(64, 16, torch.float16, 1),
+    Shape(64, 64, torch.bfloat16, 8),
+    Shape(128, 32, torch.float16, 16),
+    Shape(128, 64, torch.bfloat16, 2),
+    Shape(128, 128, torch.bfloat16, 7),
+]
+
+
+@pytest.fixture
+def hopper() -> Callable[..., Tensor]:
+    """The kernel; on other cards, the generic one stands for it."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        return prefill_attention
+    from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+
+    return prefill_attention_hopper
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], HOPPER))
+def test_hoppers_kernel_equals_the_oracle(shape: Shape, device: str, hopper: Callable[..., Tensor]) -> None:
+    edges = [1, shape.block_size - 1, shape.block_size, shape.block_size + 1, 127, 128, 129, 300, 1, 5]
+    prefixes = [0, 0, 1, 64, 63, 128, 0, 1000, 4096, 127]
+    assert prefill_error(shape, edges, prefixes, device, hopper) <= BOUNDS[shape.dtype]
+    assert prefill_error(shape, [1], [0], device, hopper) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], HOPPER[:1]))
+def test_hoppers_kernel_on_many_and_on_long_sequences(shape: Shape, device: str, hopper: Callable[..., Tensor]) -> None:
+    prefixes = [prefix - 1 for prefix in ragged_lengths(1000, 200)]
+    assert prefill_error(shape, ragged_lengths(1000, 20), prefixes, device, hopper) <= BOUNDS[shape.dtype]
+    assert prefill_error(shape, [700, 2048], [131_072 - 700, 0], device, hopper) <= BOUNDS[shape.dtype]
