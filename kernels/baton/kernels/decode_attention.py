@@ -11,6 +11,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 _LOG2E = 1.4426950408889634
+_FEW_PROGRAMS = 132  # of the Hopper kernel
+_FEW_CELLS = 264  # sequences times kv heads up to which it is the faster one
+_MERGE_WARPS = 4
 _FULL_DEVICE = 396  # programs: three on each multiprocessor of an H200
 # With these, where a sequence is cut, and so the order of its sums, depends on its length alone.
 INVARIANT_SPLITS = 16
@@ -231,6 +234,18 @@ def decode_attention(
     group = num_q_heads // num_kv_heads
     if out is None:
         out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
+    plain = splits is None and not (window or batch_invariant or kv_scale is not None)
+    if plain and num_seqs * num_kv_heads <= _FEW_CELLS and _is_hopper(cache):
+        from baton.kernels.decode_attention_hopper import MIN_SHARE, split_decode, supports
+
+        if supports(query, cache):
+            # One program a multiprocessor; with more of them, each would begin anew to fill its memory pipeline.
+            splits = max(1, 1 << (_FEW_PROGRAMS // (num_seqs * num_kv_heads)).bit_length() - 1)
+            split_decode(
+                out, query, cache, block_table, rows, seq_lens, workspace.partial, workspace.lse, scale * _LOG2E, splits
+            )
+            _merge(out, workspace, seq_lens, 0, num_kv_heads, MIN_SHARE // 2, splits)
+            return out
     if splits is None:
         splits = INVARIANT_SPLITS if batch_invariant else choose_splits(num_seqs, num_kv_heads)
     needed = num_seqs * num_q_heads * splits
@@ -268,20 +283,40 @@ def decode_attention(
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
-    if splits > 1:
-        _merge_kernel[(num_q_heads, num_seqs)](
-            out,
-            workspace.partial,
-            workspace.lse,
-            seq_lens,
-            window,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            DIM_PAD=triton.next_power_of_2(head_dim),
-            BLOCK_N=block_n,
-            SPLITS=splits,
-            OVERLAP=overlap,
-            num_warps=4,
-            launch_pdl=overlap,
-        )
+    _merge(out, workspace, seq_lens, window, num_kv_heads, block_n, splits)
     return out
+
+
+def _is_hopper(cache: Tensor) -> bool:
+    return cache.is_cuda and torch.cuda.get_device_capability(cache.device)[0] == 9
+
+
+def _merge(
+    out: Tensor,
+    workspace: DecodeWorkspace,
+    seq_lens: Tensor,
+    window: int,
+    num_kv_heads: int,
+    block_n: int,
+    splits: int,
+) -> None:
+    """The second launch, where there are splits."""
+    if splits == 1:
+        return
+    num_seqs, num_q_heads, head_dim = out.shape
+    overlap = overlaps(out)
+    _merge_kernel[(num_q_heads, num_seqs)](
+        out,
+        workspace.partial,
+        workspace.lse,
+        seq_lens,
+        window,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_N=block_n,
+        SPLITS=splits,
+        OVERLAP=overlap,
+        num_warps=_MERGE_WARPS,
+        launch_pdl=overlap,
+    )

@@ -1,4 +1,4 @@
-"""Split decode attention on Hopper, for few sequences: a loading warp keeps many TMA copies of the pool in flight.
+"""Split decode attention on Hopper, for few sequences: two loading warps keep many TMA copies of the pool in flight.
 
 Same contract as decode_attention.py, where the sequences are too few to fill the device without splits; head_dim 64 or
 128, block_size 16, 32 or 64, 2-byte elements, no window.
@@ -16,6 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
 _TILE = gl.constexpr(64)  # tokens
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
+MIN_SHARE = 256  # tokens of the smallest split; larger ones grow by half of it
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
 
 
@@ -33,8 +34,7 @@ def _gdc_launch_dependents():
 def _load(
     cache_desc,
     table_row,
-    key_buf,
-    value_buf,
+    tiles_buf,
     ready,
     free,
     first,
@@ -42,11 +42,12 @@ def _load(
     seq_len,
     kv_head,
     num_kv_heads,
+    SIDE: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The loading warp. Only the tile with the newest token waits for the kernel before, which wrote it."""
+    """A loading warp, for keys (SIDE 0) or values (1). Only the newest token's tile waits for who wrote it."""
     panels: gl.constexpr = HEAD_DIM // _PANEL
     chunks: gl.constexpr = _TILE // BLOCK_SIZE
     tiles_a_load: gl.constexpr = _IDS // chunks
@@ -64,21 +65,28 @@ def _load(
                     _gdc_wait()
                 stage = tile % STAGES
                 mbarrier.wait(free.index(stage), (tile // STAGES & 1) ^ 1)
-                mbarrier.expect(ready.index(stage), 2 * _TILE * HEAD_DIM * 2)
+                mbarrier.expect(ready.index(stage), _TILE * HEAD_DIM * 2)
                 for chunk in gl.static_range(chunks):
                     block = gl.sum(gl.where(lanes == tile_of_group * chunks + chunk, ids, 0), 0)
-                    row = (block * 2 * num_kv_heads + kv_head) * BLOCK_SIZE
+                    row = ((block * 2 + SIDE) * num_kv_heads + kv_head) * BLOCK_SIZE
                     for panel in gl.static_range(panels):
-                        at = (stage * panels + panel) * chunks + chunk
-                        tma.async_copy_global_to_shared(
-                            cache_desc, [row, panel * _PANEL], ready.index(stage), key_buf.index(at)
-                        )
                         tma.async_copy_global_to_shared(
                             cache_desc,
-                            [row + num_kv_heads * BLOCK_SIZE, panel * _PANEL],
+                            [row, panel * _PANEL],
                             ready.index(stage),
-                            value_buf.index(at),
+                            tiles_buf.index((stage * panels + panel) * chunks + chunk),
                         )
+
+
+@gluon.jit
+def _softmax(score, top, total, num_left, scale_log2, layout: gl.constexpr):
+    """One tile's weights, of which num_left tokens are real, and the running maximum and sum they leave."""
+    cols = gl.arange(0, _TILE, layout=gl.SliceLayout(0, layout))
+    score = gl.where((cols < num_left)[None, :], score, float("-inf"))
+    new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
+    shrink = gl.exp2(top - new_top)
+    weight = gl.exp2(score * scale_log2 - new_top[:, None])
+    return weight, new_top, total * shrink + gl.sum(weight, 1), shrink
 
 
 @gluon.jit
@@ -89,10 +97,11 @@ def _attend(
     lse_ptr,
     key_buf,
     value_buf,
-    ready,
-    free,
-    first,
-    last,
+    key_ready,
+    key_free,
+    value_ready,
+    value_free,
+    num_tokens,
     scale_log2,
     query_stride,
     seq,
@@ -105,7 +114,7 @@ def _attend(
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One warp group: the queries of one kv head against the split's tiles."""
+    """One warp group: the queries of one kv head. While a tile's weights multiply V, the next tile is scored."""
     dtype: gl.constexpr = key_buf.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -127,23 +136,31 @@ def _attend(
     acc = gl.zeros([_ROWS, HEAD_DIM], gl.float32, out_layout)
     top = gl.full([_ROWS], -1.0e30, gl.float32, row_layout)
     total = gl.zeros([_ROWS], gl.float32, row_layout)
-    cols = gl.arange(0, _TILE, layout=gl.SliceLayout(0, score_layout))
-    for tile in range((last - first + _TILE - 1) // _TILE):
+    mbarrier.wait(key_ready.index(0), 0)
+    score = warpgroup_mma(query, key_tiles.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(0, deps=[score])
+    mbarrier.arrive(key_free.index(0), count=1)
+    weight, top, total, shrink = _softmax(score, top, total, num_tokens, scale_log2, score_layout)
+    weights = gl.convert_layout(weight.to(dtype), weight_layout)
+    num_tiles = (num_tokens + _TILE - 1) // _TILE
+    for tile in range(1, num_tiles):
         stage = tile % STAGES
-        mbarrier.wait(ready.index(stage), tile // STAGES & 1)
+        before = (tile - 1) % STAGES
+        mbarrier.wait(key_ready.index(stage), tile // STAGES & 1)
         score = warpgroup_mma(query, key_tiles.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        score = warpgroup_mma_wait(0, deps=[score])
-        score = gl.where((cols < last - first - tile * _TILE)[None, :], score, float("-inf"))
-        new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
-        shrink = gl.exp2(top - new_top)
-        weight = gl.exp2(score * scale_log2 - new_top[:, None])
-        total = total * shrink + gl.sum(weight, 1)
-        top = new_top
+        mbarrier.wait(value_ready.index(before), (tile - 1) // STAGES & 1)
+        acc = warpgroup_mma(weights, value_tiles.index(before), acc, is_async=True)
+        score = warpgroup_mma_wait(1, deps=[score])
+        mbarrier.arrive(key_free.index(stage), count=1)
+        weight, top, total, shrink = _softmax(score, top, total, num_tokens - tile * _TILE, scale_log2, score_layout)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(value_free.index(before), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, out_layout))[:, None]
         weights = gl.convert_layout(weight.to(dtype), weight_layout)
-        acc = warpgroup_mma(weights, value_tiles.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index(stage), count=1)
+    final = (num_tiles - 1) % STAGES
+    mbarrier.wait(value_ready.index(final), (num_tiles - 1) // STAGES & 1)
+    acc = warpgroup_mma(weights, value_tiles.index(final), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
 
     acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout))[:, None]
     out_rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, out_layout))
@@ -177,7 +194,7 @@ def _decode_kernel(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
-    MIN_SHARE: gl.constexpr,
+    LEAST: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -192,7 +209,7 @@ def _decode_kernel(
     seq_len = gl.load(seq_lens_ptr + seq)
     table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
     share = (seq_len + SPLITS - 1) // SPLITS
-    share = gl.maximum((share + MIN_SHARE // 2 - 1) // (MIN_SHARE // 2) * (MIN_SHARE // 2), MIN_SHARE)
+    share = gl.maximum((share + LEAST // 2 - 1) // (LEAST // 2) * (LEAST // 2), LEAST)
     first = split * share
     last = gl.minimum(first + share, seq_len)
     if first >= seq_len:
@@ -205,24 +222,33 @@ def _decode_kernel(
     panel_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     key_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, BLOCK_SIZE, _PANEL], panel_layout)
     value_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, BLOCK_SIZE, _PANEL], panel_layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
+        mbarrier.init(key_ready.index(stage), count=1)
+        mbarrier.init(key_free.index(stage), count=1)
+        mbarrier.init(value_ready.index(stage), count=1)
+        mbarrier.init(value_free.index(stage), count=1)
     gl.warp_specialize(
         [
             (_attend, (
-                out_ptr, query_ptr, partial_ptr, lse_ptr, key_buf, value_buf, ready, free, first, last, scale_log2,
-                query_stride, seq, split, kv_head, num_kv_heads, share >= seq_len, GROUP, HEAD_DIM, SPLITS, STAGES,
+                out_ptr, query_ptr, partial_ptr, lse_ptr, key_buf, value_buf, key_ready, key_free, value_ready,
+                value_free, last - first, scale_log2, query_stride, seq, split, kv_head, num_kv_heads,
+                share >= seq_len, GROUP, HEAD_DIM, SPLITS, STAGES,
             )),
             (_load, (
-                cache_desc, table_row, key_buf, value_buf, ready, free, first, last, seq_len, kv_head, num_kv_heads,
-                HEAD_DIM, BLOCK_SIZE, STAGES,
+                cache_desc, table_row, key_buf, key_ready, key_free, first, last, seq_len, kv_head, num_kv_heads,
+                0, HEAD_DIM, BLOCK_SIZE, STAGES,
+            )),
+            (_load, (
+                cache_desc, table_row, value_buf, value_ready, value_free, first, last, seq_len, kv_head,
+                num_kv_heads, 1, HEAD_DIM, BLOCK_SIZE, STAGES,
             )),
         ],
-        [1],
-        [24],
+        [1, 1],
+        [24, 24],
     )  # fmt: skip
 
 
@@ -249,11 +275,10 @@ def split_decode(
     lse: Tensor,
     scale_log2: float,
     splits: int,
-    min_share: int,
-    num_stages: int = 6,
+    num_stages: int = 3,
 ) -> None:
-    """Fills partial and lse (out itself for sequences of one split) for decode_attention's merge; a split takes at
-    least min_share tokens, in steps of half of it, min_share a multiple of 128."""
+    """Fills partial and lse (out itself for sequences of one split) for decode_attention's merge. Three stages leave
+    room for two programs a multiprocessor: the next layer's begins to load before this one's ends."""
     num_seqs, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     flat = cache.view(-1, head_dim)
@@ -274,7 +299,7 @@ def split_decode(
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        MIN_SHARE=min_share,
+        LEAST=MIN_SHARE,
         SPLITS=splits,
         STAGES=num_stages,
         num_warps=4,
