@@ -11,8 +11,9 @@ from torch import Tensor
 
 WILD = 1e4  # what the pool holds where no token of a sequence lies
 FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = 448.0
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8"}
 
 
 class Shape(NamedTuple):
@@ -74,7 +75,7 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
     """An output in which what is not written shows."""
-    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+    return torch.full(shape, float("nan"), device=device).to(dtype)
 
 
 class Paged(NamedTuple):
@@ -91,13 +92,14 @@ class Paged(NamedTuple):
         return self.block_table[self.rows.long()]
 
 
-def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str) -> Paged:
-    """Random keys and values."""
+def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str, dtype: torch.dtype | None = None) -> Paged:
+    """Random keys and values, in the shape's dtype or another."""
+    wild = LARGEST_FP8 if dtype == FP8 else WILD
     block_size = shape.block_size
     counts = [-(-seq_len // block_size) for seq_len in seq_lens]
     num_blocks = sum(counts) + 3
     size = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
-    cache = torch.randn(size, device=device).to(shape.dtype)
+    cache = torch.randn(size, device=device)
     order = torch.randperm(num_blocks, device=device).int()
     num_rows = len(seq_lens) + 2
     rows = torch.randperm(num_rows)[: len(seq_lens)]
@@ -106,9 +108,10 @@ def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str) -> Paged:
     for row, seq_len, count in zip(rows.tolist(), seq_lens, counts, strict=True):
         table[row, :count] = order[first : first + count]
         if seq_len % block_size:
-            cache[order[first + count - 1].long(), :, :, seq_len % block_size :] = WILD
+            cache[order[first + count - 1].long(), :, :, seq_len % block_size :] = wild
         first += count
-    cache[order[first:].long()] = WILD
+    cache[order[first:].long()] = wild
+    cache = cache.to(dtype or shape.dtype)
     return Paged(cache, table, rows.int().to(device), torch.tensor(seq_lens, dtype=torch.int32, device=device))
 
 
@@ -121,3 +124,8 @@ def edge_lengths(block_size: int) -> list[int]:
 def ragged_lengths(count: int, most: int) -> list[int]:
     """`count` random lengths from 1 to `most`."""
     return (torch.randint(most, (count,)) + 1).tolist()
+
+
+def random_kv_scale(num_kv_heads: int, device: str) -> Tensor:
+    """[2, num_kv_heads], all different."""
+    return torch.rand(2, num_kv_heads, device=device) + 0.5

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
-from kernel_harness import BOUNDS, GRID, SMALL, Shape, cases, paged_kv, poisoned, ragged_lengths, relative_error
+from kernel_harness import (
+    BOUNDS,
+    FP8,
+    GRID,
+    SMALL,
+    Shape,
+    cases,
+    paged_kv,
+    poisoned,
+    ragged_lengths,
+    random_kv_scale,
+    relative_error,
+)
 from torch import Tensor
 
 from baton.kernels import reference
@@ -24,11 +37,14 @@ def prefill_error(
     prefixes: list[int],
     device: str,
     kernel: Callable[..., Tensor] = prefill_attention,
+    cache_dtype: torch.dtype | None = None,
     **options: int,
 ) -> float:
     """Of the chunks, which follow their cached prefixes."""
     lengths = [chunk + prefix for chunk, prefix in zip(chunks, prefixes, strict=True)]
-    paged = paged_kv(lengths, shape, device)
+    paged = paged_kv(lengths, shape, device, cache_dtype)
+    kv_scale = random_kv_scale(shape.num_kv_heads, device) if cache_dtype == FP8 else None
+    scales = {} if kv_scale is None else {"kv_scale": kv_scale}
     num_q_heads = shape.group * shape.num_kv_heads
     wide = torch.randn(sum(chunks), num_q_heads + 2 * shape.num_kv_heads, shape.head_dim, device=device)
     query = wide.to(shape.dtype)[:, :num_q_heads]
@@ -36,14 +52,15 @@ def prefill_error(
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     scale = 1 / math.sqrt(shape.head_dim)
     tiles = make_tiles(chunks, prefixes, options.get("tile_rows", TILE_ROWS), torch.device(device))
-    kernel(query, *paged, starts, tiles, scale, out=out, **options)
+    kernel(query, *paged, starts, tiles, scale, out=out, **scales, **options)
     expected = reference.prefill_attention(
         query.double(),
-        paged.cache.double(),
+        paged.cache.double() if kv_scale is None else paged.cache,
         paged.own_table,
         paged.seq_lens,
         starts,
         scale,
+        kv_scale=kv_scale,
         window=options.get("window", 0),
     )
     return relative_error(out, expected)
@@ -82,6 +99,31 @@ def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window:
     assert prefill_error(shape, [1, 40, 70], [30, 0, 60], device, **options) <= BOUNDS[shape.dtype]
 
 
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[6], GRID[10]]))
+def test_keys_and_values_in_8_bits_count_with_their_heads_scale(shape: Shape, device: str) -> None:
+    options = {"tile_rows": 32} if device == "cpu" else {}
+    error = prefill_error(shape, [1, 40, 129], [0, 17, 63], device, cache_dtype=FP8, **options)
+    assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0], GRID[11]]))
+def test_a_row_is_bit_identical_however_its_prompt_is_cut(shape: Shape, device: str) -> None:
+    length, tile_rows = (90, 32) if device == "cpu" else (1500, TILE_ROWS)
+    paged = paged_kv([length], shape, device)
+    query = torch.randn(length, shape.group * shape.num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
+
+    def attend(first: int, last: int) -> Tensor:
+        chunk, where = last - first, torch.device(device)
+        seq_lens, starts = (torch.tensor(values, dtype=torch.int32, device=device) for values in ([last], [0, chunk]))
+        tiles = make_tiles([chunk], [first], tile_rows, where)
+        arguments = (query[first:last], paged.cache, paged.block_table, paged.rows, seq_lens, starts, tiles, 0.1)
+        return prefill_attention(*arguments, tile_rows=tile_rows)
+
+    whole = attend(0, length)
+    cuts = [0, 1, length // 3, length // 2 + 5, length]
+    assert torch.equal(torch.cat([attend(*pair) for pair in pairwise(cuts)]), whole)
+
+
 HOPPER = [
     Shape(128, 16, torch.bfloat16, 4),
     Shape(64, 16, torch.float16, 1),
@@ -108,6 +150,14 @@ def test_hoppers_kernel_equals_the_oracle(shape: Shape, device: str, hopper: Cal
     prefixes = [0, 0, 1, 64, 63, 128, 0, 1000, 4096, 127]
     assert prefill_error(shape, edges, prefixes, device, hopper) <= BOUNDS[shape.dtype]
     assert prefill_error(shape, [1], [0], device, hopper) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], [GRID[0]]))
+def test_hoppers_kernel_leaves_windows_and_8_bits_to_the_generic_one(
+    shape: Shape, device: str, hopper: Callable[..., Tensor]
+) -> None:
+    assert prefill_error(shape, [1, 40, 129], [0, 17, 63], device, hopper, FP8) <= BOUNDS[shape.dtype]
+    assert prefill_error(shape, [1, 40, 129], [0, 17, 63], device, hopper, window=20) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([], HOPPER[:1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_harness import BOUNDS, GRID, SMALL, Shape, cases, poisoned, relative_error
+from kernel_harness import BOUNDS, FP8, GRID, SMALL, Shape, cases, poisoned, random_kv_scale, relative_error
 
 from baton.kernels import reference
 from baton.kernels.rope_cache import rope_and_cache
@@ -47,3 +47,29 @@ def test_queries_keys_and_values_arrive_where_the_oracle_puts_them(shape: Shape,
         untouched = expected_cache.isnan()
         assert torch.equal(cache.isnan(), untouched)
         assert relative_error(cache[~untouched], expected_cache[~untouched]) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[10]]))
+def test_keys_and_values_are_written_in_8_bits(shape: Shape, device: str) -> None:
+    num_tokens, num_kv_heads, num_q_heads = 20, shape.num_kv_heads, shape.group * shape.num_kv_heads
+    kv_scale = random_kv_scale(num_kv_heads, device)
+    heads = torch.randn(num_tokens, num_q_heads + 2 * num_kv_heads, shape.head_dim, device=device)
+    cos_sin = torch.randn(MAX_POSITION, shape.head_dim, device=device)
+    if device == "cpu":
+        # The interpreter rounds wrongly to 8 bits: values and scales that need no rounding.
+        kv_scale = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
+        heads[:, num_q_heads:] = heads[:, num_q_heads:].to(FP8).float() * kv_scale.view(-1, 1)
+        cos_sin = (torch.arange(shape.head_dim) < shape.head_dim // 2).float().expand(MAX_POSITION, -1).contiguous()
+    heads[3, num_q_heads:] = 1e4  # beyond what 8 bits hold
+    qkv = heads.to(shape.dtype).flatten(1)
+    positions = torch.randint(MAX_POSITION, (num_tokens,), dtype=torch.int32, device=device)
+    slots = torch.randperm(2 * shape.block_size, device=device)[:num_tokens].int()
+    slots[5] = -1
+    size = (2, 2, num_kv_heads, shape.block_size, shape.head_dim)
+    caches = [torch.zeros(size, device=device).to(FP8) for _ in range(2)]
+    expected = qkv.clone()
+    for one, cache, rope in ((qkv, caches[0], rope_and_cache), (expected, caches[1], reference.rope_and_cache)):
+        rope(one, cache, positions, slots, cos_sin, num_q_heads, kv_scale=kv_scale)
+    found, wanted = (reference.dequantize_kv(cache, kv_scale, torch.float32) for cache in caches)
+    assert relative_error(found, wanted) <= (0 if device == "cpu" else 1e-2)
+    assert relative_error(qkv, expected) <= BOUNDS[shape.dtype]

@@ -1,6 +1,7 @@
 """Causal prefill attention on Hopper: a loading warp feeds two warp groups from the paged pool through TMA.
 
-Same contract as prefill_attention.py; head_dim 64 or 128, block_size a power of two from 16 to 128.
+Same contract as prefill_attention.py, which serves what this cannot: head_dim other than 64 and 128, block_size other
+than a power of two from 16 to 128, elements other than bf16 and fp16, windows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from baton.kernels.prefill_attention import PrefillTiles
+from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
 
 _LOG2E = 1.4426950408889634
 BLOCK_M = 128
@@ -298,6 +299,13 @@ def _prefill_kernel(
     )  # fmt: skip
 
 
+def supports(query: Tensor, cache: Tensor) -> bool:
+    """Whether this kernel serves the shape."""
+    head_dim, block_size = cache.shape[-1], cache.shape[-2]
+    half = cache.dtype in (torch.bfloat16, torch.float16) and query.dtype == cache.dtype
+    return half and head_dim in (64, 128) and block_size in (16, 32, 64, 128)
+
+
 def prefill_attention_hopper(
     query: Tensor,
     cache: Tensor,
@@ -309,11 +317,16 @@ def prefill_attention_hopper(
     scale: float,
     *,
     out: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+    window: int = 0,
     block_n: int = 128,
     num_stages: int = 2,
 ) -> Tensor:
     """Causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
     tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing."""
+    if window or not supports(query, cache):
+        arguments = (query, cache, block_table, rows, seq_lens, query_start_loc, tiles, scale)
+        return prefill_attention(*arguments, out=out, kv_scale=kv_scale, window=window)
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     if out is None:

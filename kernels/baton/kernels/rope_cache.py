@@ -76,12 +76,14 @@ def _rope_kernel(
         where = cell[:, None] * HEAD_DIM + dims[None, :]
         keep = real & (side >= 0)[:, None]
         kv_type = cache_ptr.dtype.element_ty
+        kv_low = new_low
+        kv_high = new_high
         if SCALED:
             scale = tl.load(kv_scale_ptr + side, mask=(side >= 0) & (heads < num_heads), other=1.0)[:, None]
-            new_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
-            new_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
-        tl.store(cache_ptr + where, new_low.to(kv_type), mask=keep)
-        tl.store(cache_ptr + where + half, new_high.to(kv_type), mask=keep)
+            kv_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
+            kv_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
+        tl.store(cache_ptr + where, kv_low.to(kv_type), mask=keep)
+        tl.store(cache_ptr + where + half, kv_high.to(kv_type), mask=keep)
 
 
 @triton.jit

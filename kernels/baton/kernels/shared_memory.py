@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from triton.runtime import driver
 
 _HOPPER = 227 * 1024  # what the interpreter pretends to have
 
@@ -15,5 +16,5 @@ def shared_memory(device: torch.device) -> int:
 
 
 @cache
-def _of_card(device_index: int | None) -> int:
-    return int(torch.cuda.get_device_properties(device_index).shared_memory_per_block_optin)
+def _of_card(device_index: int) -> int:
+    return int(driver.active.utils.get_device_properties(device_index)["max_shared_mem"])

@@ -15,8 +15,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
+from baton.kernels.shared_memory import shared_memory
 
 MAX_TOKENS = 64
+_SLACK = 2048  # bytes of shared memory beside the stages
 
 
 class Tiling(NamedTuple):
@@ -200,7 +202,7 @@ class Workspace:
 def small_linear(
     x: Tensor,
     weight: Tensor,
-    workspace: Workspace,
+    workspace: Workspace | None,
     *,
     norm: Tensor | None = None,
     eps: float = 1e-6,
@@ -208,22 +210,27 @@ def small_linear(
     residual: Tensor | None = None,
     out: Tensor | None = None,
     tiling: Tiling | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """f(x) @ weight^T for x [m, k], m <= 64, and weight [n, k] (gated: [2 n, k]); the result is [m, n].
 
     `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half; `residual` [m, n] is
-    added last and may be `out` itself.
+    added last and may be `out` itself. `batch_invariant` makes a row's result the same, bit for bit, whatever other
+    rows there are, and the same as matmul's; it allows no `norm`, and needs no workspace.
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     if out is None:
         out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     if tiling is None:
-        tiling = choose_tiling(m, n, k, gated)
+        shared_bytes = shared_memory(x.device)
+        tiling = choose_tiling(m, n, k, gated, x.element_size(), shared_bytes, batch_invariant=batch_invariant)
+    if batch_invariant and norm is not None:
+        raise ValueError("a batch-invariant linear fuses no norm: apply rms_norm to x first")
     nothing = x
     overlap = overlaps(x)
     tiles = triton.cdiv(n, tiling.block_n)
-    if m == 1:
+    if m == 1 and not batch_invariant:
         _vector_kernel[(tiles,)](
             out,
             x,
@@ -245,20 +252,24 @@ def small_linear(
         return out
     if m > MAX_TOKENS:
         raise ValueError(f"x has {m} tokens; small_linear takes at most {MAX_TOKENS}")
-    needed = tiling.splits * (2 if gated else 1) * m * n
-    if tiling.splits > 1 and (needed > workspace.partial.numel() or tiles > workspace.arrived.numel()):
-        raise ValueError(
-            f"{tiling} needs {needed} floats and {tiles} counters of workspace for [{m}, {k}] x [{n}, {k}]"
-        )
+    partial, squares, arrived = x, x, x
+    if tiling.splits > 1:
+        assert workspace is not None, f"{tiling} needs a workspace"
+        partial, squares, arrived = workspace.partial, workspace.squares, workspace.arrived
+        needed = tiling.splits * (2 if gated else 1) * m * n
+        if needed > partial.numel() or tiles > arrived.numel():
+            raise ValueError(
+                f"{tiling} needs {needed} floats and {tiles} counters of workspace for [{m}, {k}] x [{n}, {k}]"
+            )
     _matrix_kernel[(tiles, tiling.splits)](
         out,
         x,
         weight,
         nothing if norm is None else norm,
         nothing if residual is None else residual,
-        workspace.partial,
-        workspace.squares,
-        workspace.arrived,
+        partial,
+        squares,
+        arrived,
         m,
         n,
         eps,
@@ -267,7 +278,7 @@ def small_linear(
         GATED=gated,
         RESIDUAL=residual is not None,
         SPLITS=tiling.splits,
-        BLOCK_M=max(16, triton.next_power_of_2(m)),
+        BLOCK_M=_block_m(m),
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         STAGES=tiling.num_stages,
@@ -278,8 +289,25 @@ def small_linear(
     return out
 
 
-def choose_tiling(m: int, n: int, k: int, gated: bool) -> Tiling:
-    """The tiling that a sweep on an H200 found best for the shape, or for the nearest one."""
+def choose_tiling(
+    m: int,
+    n: int,
+    k: int,
+    gated: bool,
+    itemsize: int = 2,
+    shared_bytes: int = 227 * 1024,
+    *,
+    batch_invariant: bool = False,
+) -> Tiling:
+    """The tiling that a sweep on an H200 found best for the shape, or for the nearest one.
+
+    `batch_invariant`: one tiling whatever m is, with K in one piece. 64 rows of the weight are the least that Hopper's
+    wgmma takes, so that all m run on the same unit.
+    """
+    if batch_invariant:
+        stages = 8 if itemsize < 4 else 2
+        wanted = Tiling(64, _dividing(64 if itemsize < 4 else 32, k), 1, 4, stages)
+        return fitting(wanted, MAX_TOKENS, gated, itemsize, shared_bytes)
     if m == 1:
         if k >= 3072:
             wide = k % 4096 == 0 and (gated or n > 8192)
@@ -303,7 +331,27 @@ def choose_tiling(m: int, n: int, k: int, gated: bool) -> Tiling:
         wanted = Tiling(64, 128, 2, 4, 6) if k >= 2048 else Tiling(64, 256, 2, 4, 4)
     else:
         wanted = Tiling(32, 256, 4, 4, 6)
-    block_k = wanted.block_k
+    wanted = wanted._replace(block_k=_dividing(wanted.block_k, k))
+    tiling = fitting(wanted, _block_m(m), gated, itemsize, shared_bytes)
+    return tiling._replace(splits=min(tiling.splits, max(1, k // (2 * tiling.block_k))))
+
+
+def fitting(tiling: Tiling, block_m: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
+    """The tiling with fewer stages, and then smaller steps, where shared memory is short."""
+    stages, block_k = tiling.num_stages, tiling.block_k
+    row_bytes = (tiling.block_n * (2 if gated else 1) + block_m) * itemsize
+    while stages > 2 and stages * block_k * row_bytes > shared_bytes - _SLACK:
+        stages -= 1
+    while block_k > 16 and stages * block_k * row_bytes > shared_bytes - _SLACK:
+        block_k //= 2
+    return tiling._replace(block_k=block_k, num_stages=stages)
+
+
+def _dividing(block_k: int, k: int) -> int:
     while k % block_k:
         block_k //= 2
-    return wanted._replace(block_k=block_k, splits=min(wanted.splits, max(1, k // (2 * block_k))))
+    return block_k
+
+
+def _block_m(m: int) -> int:
+    return max(16, int(triton.next_power_of_2(m)))

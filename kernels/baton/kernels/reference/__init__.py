@@ -1,9 +1,11 @@
 """Every op in plain PyTorch: the oracle of the kernels, and what the CPU executor runs."""
 
+from baton.kernels.reference.blocks import gather_blocks, scatter_blocks
 from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
 from baton.kernels.reference.logprobs import RowLogprobs, row_logprobs
 from baton.kernels.reference.noise import gumbel_noise, philox4x32
 from baton.kernels.reference.paged_attention import decode_attention, prefill_attention
+from baton.kernels.reference.quantization import dequantize_kv, quantize_kv
 from baton.kernels.reference.rms_norm import rms_norm
 from baton.kernels.reference.rope_cache import rope_and_cache
 from baton.kernels.reference.sampling import sample
@@ -15,13 +17,17 @@ __all__ = [
     "allow_only",
     "apply_penalties",
     "decode_attention",
+    "dequantize_kv",
+    "gather_blocks",
     "gumbel_noise",
     "philox4x32",
     "prefill_attention",
+    "quantize_kv",
     "rms_norm",
     "rope_and_cache",
     "row_logprobs",
     "sample",
+    "scatter_blocks",
     "silu_mul",
     "suppress",
 ]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.reference.quantization import dequantize_kv
+
 _NEVER = float("-inf")
 _MASK_ELEMENTS = 1 << 22  # of one tile of a prefill chunk
 
@@ -129,12 +131,22 @@ def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> 
 
 
 def decode_attention(
-    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float, *, window: int = 0
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    kv_scale: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     """Attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks], seq_lens [num_seqs].
+    `kv_scale` [2, num_kv_heads] is what a quantized cache is multiplied with.
     """
+    if kv_scale is not None:
+        cache = dequantize_kv(cache, kv_scale, query.dtype)
     gather = plan_gather(block_table, cache, Scratch(cache))
     plan = plan_decode(gather, seq_lens, block_table.shape[1] * cache.shape[3], window)
     return attend_decode(query, cache, plan, scale)
@@ -148,13 +160,17 @@ def prefill_attention(
     query_start_loc: Tensor,
     scale: float,
     *,
+    kv_scale: Tensor | None = None,
     window: int = 0,
 ) -> Tensor:
     """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
     and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1].
+    `kv_scale` [2, num_kv_heads] is what a quantized cache is multiplied with.
     """
+    if kv_scale is not None:
+        cache = dequantize_kv(cache, kv_scale, query.dtype)
     block_size, scratch = cache.shape[3], Scratch(cache)
     starts: Sequence[int] = query_start_loc.tolist()
     chunks = []

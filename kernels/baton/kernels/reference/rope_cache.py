@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.quantization import quantize_kv
 from baton.kernels.reference.rms_norm import rms_norm
 
 
@@ -59,18 +60,25 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
-    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position.
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
+    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_rotated = num_q_heads + num_kv_heads
     heads = qkv.view(qkv.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
     cos, sin = rotation(cos_sin, positions)
     rotated = normed_and_rotated(heads, cos, sin, num_q_heads, num_kv_heads, q_norm, k_norm, eps)
-    keys_values = torch.stack((rotated[:, num_q_heads:], heads[:, num_rotated:]), dim=1).to(cache.dtype)
+    keys_values = torch.stack((rotated[:, num_q_heads:], heads[:, num_rotated:]), dim=1)
+    if kv_scale is None:
+        keys_values = keys_values.to(cache.dtype)
+    else:
+        # As bytes, which every device can index.
+        keys_values, cache = quantize_kv(keys_values, kv_scale).view(torch.uint8), cache.view(torch.uint8)
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
     write_kv(cache, slots // block_size, slots % block_size, keys_values[kept])

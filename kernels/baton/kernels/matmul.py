@@ -1,0 +1,126 @@
+"""The batch-invariant linear: a row's result is the same, bit for bit, whatever other rows there are.
+
+Every output is one chain of multiply-adds over k = 0 .. K in steps of BLOCK_K, in one fp32 accumulator of the matrix
+unit: K is never split, the weight is always the left operand, and BLOCK_K is small_linear's. Which rows and columns
+share a tile then decides only who computes the chain, not its order. RMSNorm is not fused here: the order of its sum
+over k depends on how a tile's rows lie in the threads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
+from baton.kernels.shared_memory import shared_memory
+from baton.kernels.small_linear import MAX_TOKENS, Tiling, choose_tiling, fitting, small_linear
+
+_BLOCK_M = 128
+_GROUP = 8  # row tiles that share a pass over the weight, so that it comes from L2
+
+
+@triton.jit(do_not_specialize=["m"])
+def _matmul_kernel(
+    out_ptr,  # [m, n]
+    x_ptr,  # [m, K]
+    weight_ptr,  # [n, K]; GATED: [2 n, K], gates first
+    residual_ptr,  # [m, n]
+    m,
+    n,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out_mn = residual_mn + act(sum_k x_mk weight_nk)"""
+    # grid: (m / BLOCK_M * n / BLOCK_N)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    num_m = tl.cdiv(m, BLOCK_M)
+    num_n = tl.cdiv(n, BLOCK_N)
+    group = tl.program_id(0) // (GROUP * num_n)
+    group_size = min(num_m - group * GROUP, GROUP)
+    place = tl.program_id(0) % (GROUP * num_n)
+    cols = (group * GROUP + place % group_size) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = place // group_size * BLOCK_N + tl.arange(0, BLOCK_N)
+    ks = tl.arange(0, BLOCK_K)
+    # Rows and columns beyond the end read the last one's values: a load without a mask is faster.
+    row_ptr = weight_ptr + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * K + ks[None, :]
+    col_ptr = x_ptr + tl.minimum(cols, m - 1).to(tl.int64)[None, :] * K + ks[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        weight = tl.load(row_ptr + start)
+        x = tl.load(col_ptr + start)
+        acc = tl.dot(weight, x, acc, input_precision="ieee")
+        if GATED:
+            other = tl.load(row_ptr + n.to(tl.int64) * K + start)
+            up = tl.dot(other, x, up, input_precision="ieee")
+    at = cols.to(tl.int64)[None, :] * n + rows[:, None]
+    whole = (rows < n)[:, None] & (cols < m)[None, :]
+    out = acc
+    if GATED:
+        out = out / (1.0 + tl.exp(-out)) * up
+    if RESIDUAL:
+        out += tl.load(residual_ptr + at, mask=whole, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=whole)
+
+
+def matmul(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """f(x @ weight^T) for x [m, k] and weight [n, k] (gated: [2 n, k]); the result is [m, n].
+
+    `gated` gives silu(first half) * second half; `residual` [m, n] is added last and may be `out` itself.
+    """
+    m, k = x.shape
+    n = weight.shape[0] // 2 if gated else weight.shape[0]
+    if m <= MAX_TOKENS:
+        return small_linear(x, weight, None, gated=gated, residual=residual, out=out, batch_invariant=True)
+    if out is None:
+        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    tiling = _tiling(m, n, k, gated, x.element_size(), shared_memory(x.device))
+    block_m = _BLOCK_M if x.element_size() < 4 else MAX_TOKENS
+    overlap = overlaps(x)
+    _matmul_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, tiling.block_n),)](
+        out,
+        x,
+        weight,
+        x if residual is None else residual,
+        m,
+        n,
+        K=k,
+        GATED=gated,
+        RESIDUAL=residual is not None,
+        BLOCK_M=block_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        GROUP=_GROUP,
+        STAGES=tiling.num_stages,
+        OVERLAP=overlap,
+        num_warps=tiling.num_warps,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+def _tiling(m: int, n: int, k: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
+    """Larger tiles than small_linear's, over the same steps of k."""
+    small = choose_tiling(m, n, k, gated, itemsize, shared_bytes, batch_invariant=True)
+    if itemsize == 4:
+        return small
+    return fitting(small._replace(block_n=128, num_warps=8, num_stages=4), _BLOCK_M, gated, itemsize, shared_bytes)
