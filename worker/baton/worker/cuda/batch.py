@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.core import Row, StepPlan
+from baton.worker.core import Int32, StepPlan
 
 _NUM_BUFFERS = 16  # uploads of all steps that can be in flight, and some
 
@@ -18,14 +18,14 @@ _NUM_BUFFERS = 16  # uploads of all steps that can be in flight, and some
 class DeviceBatch:
     """Rows of token ids and block ids."""
 
-    first_row = Row(0)
-
     def __init__(self, num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.max_blocks = -(-max_model_len // block_size)
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(num_rows, self.max_blocks, dtype=torch.int32, device=device)
+        self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._max_model_len = max_model_len
         self._num_row_blocks = np.zeros(num_rows, np.int64)
+        self._trust = RowTrust(num_rows)
         self._device = device
         self._turn = 0
         self._pinned = [torch.empty(0, dtype=torch.int64, pin_memory=True) for _ in range(_NUM_BUFFERS)]
@@ -33,10 +33,11 @@ class DeviceBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
-        for init in plan.admitted:
-            self._num_row_blocks[init.row] = 0
         if plan.admitted:
             rows = np.array([init.row for init in plan.admitted], np.int64)
+            self._num_row_blocks[rows] = 0
+            self.num_prompt_tokens[rows] = [init.num_prompt_tokens for init in plan.admitted]
+            self._trust.restore(rows)
             counts = np.array([len(init.token_ids) for init in plan.admitted], np.int64)
             values = np.concatenate([np.asarray(init.token_ids, np.int64) for init in plan.admitted])
             self._scatter(self.token_ids, _spread(rows * self._max_model_len, counts), values)
@@ -47,6 +48,14 @@ class DeviceBatch:
             first = rows * self.max_blocks + self._num_row_blocks[rows]
             self._num_row_blocks[rows] += counts
             self._scatter(self.block_table, _spread(first, counts), values)
+
+    def rows_of(self, plan: StepPlan) -> Int32:
+        """The plan's rows, -1 for those that a failed step left in an unknown state."""
+        return self._trust.masked(plan.rows)
+
+    def distrust(self, plan: StepPlan) -> None:
+        """The plan's launch failed: its rows are not to be touched until they are admitted again."""
+        self._trust.withdraw(plan.rows)
 
     def upload(self, values: NDArray[np.int64]) -> Tensor:
         """A device copy of int64 `values`, through pinned memory."""
@@ -64,6 +73,33 @@ class DeviceBatch:
     def _scatter(self, target: Tensor, index: NDArray[np.int64], values: NDArray[np.int64]) -> None:
         both = self.upload(np.concatenate((index, values)))
         target.view(-1).index_copy_(0, both[: len(index)], both[len(index) :].int())
+
+
+class RowTrust:
+    """Which rows hold what the engine believes.
+
+    A step that is launched behind a failed one may go on with its requests, before the engine has failed them: their
+    block tables may lack a block, and writing through one would reach another request's.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._doubtful = np.zeros(num_rows, np.bool_)
+        self._any = False
+
+    def withdraw(self, rows: NDArray[np.int32]) -> None:
+        """These rows mean nothing from now on."""
+        self._doubtful[rows] = True
+        self._any = True
+
+    def restore(self, rows: NDArray[np.int64]) -> None:
+        """These rows are given new content."""
+        if self._any:
+            self._doubtful[rows] = False
+            self._any = bool(self._doubtful.any())
+
+    def masked(self, rows: Int32) -> Int32:
+        """The rows, -1 for doubtful ones."""
+        return np.where(self._doubtful[rows], np.int32(-1), rows) if self._any else rows
 
 
 def _spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

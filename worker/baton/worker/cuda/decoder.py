@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.decode_attention import DecodeWorkspace, decode_attention
+from baton.kernels.matmul import matmul
 from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope_cache import rope_and_cache
@@ -21,6 +22,7 @@ from baton.worker.model.weights import LayerWeights, ModelWeights
 # Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
 # up to MAX_TOKENS those that add to the residual stream do.
 MAX_SMALL_TOKENS = 16
+_MOST_PROGRAMS = 1024  # of decode attention's splits; beyond, no sequence is cut
 
 
 class StepInputs(NamedTuple):
@@ -37,7 +39,10 @@ class StepInputs(NamedTuple):
 
 
 class Decoder:
-    """Weights, KV pool and scratch memory of one rank."""
+    """Weights, KV pool and scratch memory of one rank.
+
+    `batch_invariant`: a token's result is the same, bit for bit, whatever else the step computes.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,9 @@ class Decoder:
         cache: Tensor,
         block_table: Tensor,
         max_seqs: int,
+        *,
+        kv_scale: Tensor | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         device = cache.device
         self.cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
@@ -54,74 +62,127 @@ class Decoder:
         self._weights = weights
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._block_table = block_table  # [num_rows, max_blocks]
+        self._kv_scale = kv_scale  # [num_layers, 2, num_kv_heads] fp32, of a quantized pool
+        self._invariant = batch_invariant
+        self._max_seqs = max_seqs
         self._scale = float(config.head_dim) ** -0.5
-        self._linear = Workspace(device)
-        self._decode = DecodeWorkspace(max_seqs, config.num_q_heads, config.num_kv_heads, config.head_dim, device)
-        self._fast_prefill = _fast_prefill(cache)
+        self._workspace = Workspace(device)
+        self._decode = DecodeWorkspace(
+            max_seqs, config.num_q_heads, config.num_kv_heads, config.head_dim, device, batch_invariant=batch_invariant
+        )
+        self._fast_prefill = None if batch_invariant else _fast_prefill(cache)
         self._fuses = not (config.o_bias or config.mlp_bias)  # the fused linears have no bias
+
+    def reset(self) -> None:
+        """After a step that failed midway: what launches leave behind for one another is as at the start."""
+        self._workspace.arrived.zero_()
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Writes the step's KV and returns the residual stream [num_tokens, hidden], before the last norm."""
         residual = functional.embedding(inputs.tokens, self._weights.embed)
-        if residual.shape[0] <= MAX_SMALL_TOKENS and inputs.tiles is None and self._fuses:
+        in_place = self._in_place_layer(inputs)
+        if in_place is not None:
             for index, layer in enumerate(self._weights.layers):
-                self._small_layer(index, layer, residual, inputs)
+                in_place(index, layer, residual, inputs)
             return residual
         update: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             update = self._layer(index, layer, residual, update, inputs)
         return residual if update is None else residual.add_(update)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, hidden] of the residual stream to [n, vocab]."""
-        weights = self._weights
-        if hidden.shape[0] <= MAX_SMALL_TOKENS:
-            return small_linear(hidden, weights.lm_head, self._linear, norm=weights.norm, eps=self._config.rms_norm_eps)
-        return functional.linear(rms_norm(hidden, weights.norm, self._config.rms_norm_eps), weights.lm_head)
+        weights, eps = self._weights, self._config.rms_norm_eps
+        if hidden.shape[0] <= MAX_SMALL_TOKENS and not self._invariant:
+            return small_linear(hidden, weights.lm_head, self._workspace, norm=weights.norm, eps=eps, out=out)
+        normed = rms_norm(hidden, weights.norm, eps)
+        if self._invariant:
+            return matmul(normed, weights.lm_head, self._workspace, out=out)
+        return torch.mm(normed, weights.lm_head.t(), out=out)
+
+    def warm_up(self) -> None:
+        """Decode attention for every number of sequences that it may be cut differently for, up to a full device."""
+        config, device = self._config, self.cache.device
+        most = min(self._max_seqs, _MOST_PROGRAMS // config.num_kv_heads + 1)
+        shape = (most, config.num_qkv_heads * config.head_dim)
+        query = torch.zeros(shape, dtype=self._weights.embed.dtype, device=device)
+        query = query[:, : config.num_q_heads * config.head_dim].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]
+        out = torch.empty(most, config.num_q_heads, config.head_dim, dtype=query.dtype, device=device)
+        nothing = torch.zeros(most, dtype=torch.int32, device=device)
+        inputs = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, 0, None)
+        for layer in {window: layer for layer, window in enumerate(config.windows)}.values():
+            for count in range(1, most + 1):
+                self._decode_attention(layer, query, out, inputs, 0, count)
+
+    def _in_place_layer(self, inputs: StepInputs) -> Callable[[int, LayerWeights, Tensor, StepInputs], None] | None:
+        """What adds a layer to the residual stream as it goes; None where matrix products are faster."""
+        if self._invariant:
+            return self._invariant_layer
+        few = inputs.tokens.shape[0] <= MAX_SMALL_TOKENS and inputs.tiles is None
+        return self._small_layer if few and self._fuses else None
+
+    def _invariant_layer(self, index: int, layer: LayerWeights, residual: Tensor, inputs: StepInputs) -> None:
+        """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
+        eps = self._config.rms_norm_eps
+        qkv = matmul(rms_norm(residual, layer.input_norm, eps), layer.qkv, self._workspace)
+        if layer.qkv_bias is not None:
+            qkv.add_(layer.qkv_bias)
+        self._add_invariant(self._attention(index, layer, qkv, inputs), layer.o, layer.o_bias, residual)
+        normed = rms_norm(residual, layer.post_norm, eps)
+        if layer.gate_up_bias is None:
+            gated = matmul(normed, layer.gate_up, self._workspace, gated=True)
+        else:
+            gated = silu_mul(matmul(normed, layer.gate_up, self._workspace).add_(layer.gate_up_bias))
+        self._add_invariant(gated, layer.down, layer.down_bias, residual)
+
+    def _add_invariant(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+        if bias is None:
+            matmul(x, weight, self._workspace, residual=residual, out=residual)
+        else:
+            residual.add_(matmul(x, weight, self._workspace).add_(bias))
 
     def _small_layer(self, index: int, layer: LayerWeights, residual: Tensor, inputs: StepInputs) -> None:
         """Six launches: every norm, gate and addition is part of the linear beside it."""
         eps = self._config.rms_norm_eps
         if layer.qkv_bias is None:
-            qkv = small_linear(residual, layer.qkv, self._linear, norm=layer.input_norm, eps=eps)
+            qkv = small_linear(residual, layer.qkv, self._workspace, norm=layer.input_norm, eps=eps)
         else:
             qkv = functional.linear(rms_norm(residual, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
         mixed = self._attention(index, layer, qkv, inputs)
-        small_linear(mixed, layer.o, self._linear, residual=residual, out=residual)
-        gated = small_linear(residual, layer.gate_up, self._linear, norm=layer.post_norm, eps=eps, gated=True)
-        small_linear(gated, layer.down, self._linear, residual=residual, out=residual)
+        small_linear(mixed, layer.o, self._workspace, residual=residual, out=residual)
+        gated = small_linear(residual, layer.gate_up, self._workspace, norm=layer.post_norm, eps=eps, gated=True)
+        small_linear(gated, layer.down, self._workspace, residual=residual, out=residual)
 
     def _layer(
         self, index: int, layer: LayerWeights, residual: Tensor, update: Tensor | None, inputs: StepInputs
     ) -> Tensor | None:
         """Returns what is still to be added to the residual stream."""
-        eps = self._config.rms_norm_eps
+        eps, linear = self._config.rms_norm_eps, functional.linear
         few = residual.shape[0] <= MAX_TOKENS and self._fuses
         if update is None:
             normed = rms_norm(residual, layer.input_norm, eps)
         else:
             normed = rms_norm(update, layer.input_norm, eps, residual=residual)
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         mixed = self._attention(index, layer, qkv, inputs)
         if few:
-            small_linear(mixed, layer.o, self._linear, residual=residual, out=residual)
+            small_linear(mixed, layer.o, self._workspace, residual=residual, out=residual)
             normed = rms_norm(residual, layer.post_norm, eps)
         else:
-            mixed = functional.linear(mixed, layer.o, layer.o_bias)
+            mixed = linear(mixed, layer.o, layer.o_bias)
             normed = rms_norm(mixed, layer.post_norm, eps, residual=residual)
-        gated = silu_mul(functional.linear(normed, layer.gate_up, layer.gate_up_bias))
+        gated = silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
         if few:
-            small_linear(gated, layer.down, self._linear, residual=residual, out=residual)
+            small_linear(gated, layer.down, self._workspace, residual=residual, out=residual)
             return None
-        return functional.linear(gated, layer.down, layer.down_bias)
+        return linear(gated, layer.down, layer.down_bias)
 
     def _attention(self, index: int, layer: LayerWeights, qkv: Tensor, inputs: StepInputs) -> Tensor:
         """RoPE, the write of K and V, and attention: [num_tokens, q heads * head_dim]."""
         config = self._config
-        cache = self.cache[index]
         rope_and_cache(
             qkv,
-            cache,
+            self.cache[index],
             inputs.positions,
             inputs.slot_mapping,
             self._cos_sin,
@@ -129,50 +190,66 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
+            kv_scale=None if self._kv_scale is None else self._kv_scale[index],
         )
         num_tokens = qkv.shape[0]
         width = config.num_q_heads * config.head_dim
         query = qkv[:, :width].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]
         out = torch.empty(num_tokens, width, dtype=qkv.dtype, device=qkv.device)
         heads = out.view(num_tokens, config.num_q_heads, config.head_dim)
-        window = config.windows[index]
-        decodes = inputs.num_decodes
-        if decodes:
-            decode_attention(
-                query[:decodes],
-                cache,
-                self._block_table,
-                inputs.rows[:decodes],
-                inputs.seq_lens[:decodes],
-                self._scale,
-                self._decode,
-                out=heads[:decodes],
-                window=window,
-            )
+        # More decodes than rows: generated tokens that are computed again.
+        for first in range(0, inputs.num_decodes, self._max_seqs):
+            self._decode_attention(index, query, heads, inputs, first, min(first + self._max_seqs, inputs.num_decodes))
         if inputs.tiles is not None:
-            # The decodes' rows come first in query_start_loc too, so the chunks' offsets are theirs already.
-            arguments = (
-                query,
-                cache,
-                self._block_table,
-                inputs.rows[decodes:],
-                inputs.seq_lens[decodes:],
-                inputs.query_start_loc[decodes:],
-                inputs.tiles,
-                self._scale,
-            )
-            if self._fast_prefill is not None and not window:
-                self._fast_prefill(*arguments, out=heads)
-            else:
-                prefill_attention(*arguments, out=heads, window=window)
+            self._prefill_attention(index, query, heads, inputs, inputs.tiles)
         return out
+
+    def _decode_attention(
+        self, index: int, query: Tensor, out: Tensor, inputs: StepInputs, first: int, last: int
+    ) -> None:
+        decode_attention(
+            query[first:last],
+            self.cache[index],
+            self._block_table,
+            inputs.rows[first:last],
+            inputs.seq_lens[first:last],
+            self._scale,
+            self._decode,
+            out=out[first:last],
+            kv_scale=None if self._kv_scale is None else self._kv_scale[index],
+            batch_invariant=self._invariant,
+            window=self._config.windows[index],
+        )
+
+    def _prefill_attention(
+        self, index: int, query: Tensor, out: Tensor, inputs: StepInputs, tiles: PrefillTiles
+    ) -> None:
+        # The decodes' rows come first in query_start_loc too, so the chunks' offsets are theirs already.
+        decodes = inputs.num_decodes
+        arguments = (
+            query,
+            self.cache[index],
+            self._block_table,
+            inputs.rows[decodes:],
+            inputs.seq_lens[decodes:],
+            inputs.query_start_loc[decodes:],
+            tiles,
+            self._scale,
+        )
+        window = self._config.windows[index]
+        if self._fast_prefill is not None and not window:
+            self._fast_prefill(*arguments, out=out)
+        else:
+            scale = None if self._kv_scale is None else self._kv_scale[index]
+            prefill_attention(*arguments, out=out, kv_scale=scale, window=window)
 
 
 def _fast_prefill(cache: Tensor) -> Callable[..., Tensor] | None:
     """The Hopper kernel where card and shape allow it."""
     head_dim, block_size = cache.shape[-1], cache.shape[-2]
     hopper = torch.cuda.get_device_capability(cache.device)[0] == 9
-    if hopper and cache.dtype != torch.float32 and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
+    half = cache.dtype in (torch.bfloat16, torch.float16)
+    if hopper and half and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
         from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
 
         return prefill_attention_hopper

@@ -4,86 +4,97 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.worker.core import Int32
+
 _NUM_STAGINGS = 4  # more than the steps that can be in flight
 
-# Launches one step's kernels for `numbers` [2 * size] and returns what it yields, [size, ...].
+# Launches one step's kernels for `numbers` [2 * size] and returns the tokens that it samples, [size].
 Record = Callable[[Tensor, int], Tensor]
+Progress = Callable[[int, int], None]  # done, of how many
 
 
 def graph_sizes(max_num_requests: int) -> list[int]:
-    """The batch sizes to capture: dense where a step is short, sparser where padding costs little."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 4097, 32)]
+    """The batch sizes to capture: dense where rows cost, sparser where a step hardly feels padding."""
+    sizes = [1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     below = [size for size in sizes if size < max_num_requests]
     return [*below, max_num_requests]
 
 
-class DecodeGraph:
-    """One captured step of `size` rows."""
-
-    def __init__(self, size: int, record: Record, device: torch.device, pool: Any) -> None:
-        self.size = size
-        # int32: rows (-1 is padding), then num_computed_tokens
-        self.numbers = torch.zeros(2 * size, dtype=torch.int32, device=device)
-        self.numbers[:size] = -1
-        self._stagings = [torch.empty(2 * size, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
-        self._copied = [torch.cuda.Event() for _ in range(_NUM_STAGINGS)]  # type: ignore[no-untyped-call]
-        self._turn = 0
-        record(self.numbers, size)  # compiles and allocates outside of the capture
-        torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph()
-        # A collection inside the capture could free device memory, which would break it.
-        gc.disable()
-        try:
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._out = record(self.numbers, size)
-        finally:
-            gc.enable()
-
-    def replay(self, rows: NDArray[np.int32], num_computed_tokens: NDArray[np.int32]) -> Tensor:
-        """Queues one step. The result is that of the rows, valid until the next replay."""
-        count = len(rows)
-        turn = self._turn
-        self._turn = (turn + 1) % _NUM_STAGINGS
-        self._copied[turn].synchronize()
-        staging = self._stagings[turn].numpy()
-        staging[:count] = rows
-        staging[count : self.size] = -1
-        staging[self.size : self.size + count] = num_computed_tokens
-        staging[self.size + count :] = 0
-        self.numbers.copy_(self._stagings[turn], non_blocking=True)
-        self._copied[turn].record()
-        self._graph.replay()
-        return self._out[:count]
-
-
 class DecodeGraphs:
-    """Every size twice: to the sampled tokens, captured at once; and only to the logits, captured when first asked."""
+    """One captured step for each size. All read the same numbers: rows (-1 is padding), then computed tokens."""
 
-    def __init__(self, sizes: list[int], device: torch.device, to_tokens: Record, to_logits: Record) -> None:
+    def __init__(self, sizes: list[int], device: torch.device, record: Record, progress: Progress) -> None:
         self._sizes = sorted(sizes)
         self._device = device
-        self._to_logits = to_logits
-        self._pool = torch.cuda.graph_pool_handle()
+        largest = self._sizes[-1]
+        self.numbers = torch.zeros(2 * largest, dtype=torch.int32, device=device)
+        self._stagings = [torch.empty(2 * largest, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
+        self._copied = [torch.cuda.Event() for _ in range(_NUM_STAGINGS)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._capture_all(record, progress)
+
+    def size_for(self, count: int) -> int:
+        """The smallest captured size for this many rows."""
+        return self._sizes[bisect_left(self._sizes, count)]
+
+    def replay(self, rows: Int32, num_computed_tokens: Int32) -> Tensor:
+        """Queues one step. The tokens are those of the rows, valid until the next replay."""
+        count = len(rows)
+        size = self.size_for(count)
+        staging = self._next_staging(2 * size)
+        values: NDArray[np.int32] = staging.numpy()
+        values[:count] = rows
+        values[count:size] = -1
+        values[size : size + count] = num_computed_tokens
+        values[size + count :] = 0
+        self.numbers[: 2 * size].copy_(staging, non_blocking=True)
+        self._copied[self._turn].record()
+        graph, tokens = self._graphs[size]
+        graph.replay()
+        return tokens[:count]
+
+    def _next_staging(self, length: int) -> Tensor:
+        self._turn = (self._turn + 1) % _NUM_STAGINGS
+        self._copied[self._turn].synchronize()
+        return self._stagings[self._turn][:length]
+
+    def _capture_all(self, record: Record, progress: Progress) -> None:
+        self.numbers.fill_(-1)
+        for size in self._sizes:
+            record(self.numbers[: 2 * size], size)  # whatever is compiled or loaded late is so outside of the capture
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # The largest first: the others fit into its memory.
-        self._tokens = {size: self._capture(size, to_tokens) for size in reversed(self._sizes)}
-        self._logits: dict[int, DecodeGraph] = {}
+        for done, size in enumerate(reversed(self._sizes), 1):
+            graph = torch.cuda.CUDAGraph()
+            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache each time.
+            with torch.cuda.stream(stream), _uncollected():
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    tokens = record(self.numbers[: 2 * size], size)
+                finally:
+                    graph.capture_end()
+            self._graphs[size] = graph, tokens
+            progress(done, len(self._sizes))
+        torch.cuda.synchronize(self._device)
 
-    def get(self, count: int, with_sampling: bool) -> DecodeGraph:
-        """The smallest graph for this many rows."""
-        size = self._sizes[bisect_left(self._sizes, count)]
-        if with_sampling:
-            return self._tokens[size]
-        if size not in self._logits:
-            self._logits[size] = self._capture(size, self._to_logits)
-        return self._logits[size]
 
-    def _capture(self, size: int, record: Record) -> DecodeGraph:
-        return DecodeGraph(size, record, self._device, self._pool)
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A collection inside a capture could free device memory, which would break it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.worker.executor.base import KvLayout
 from baton.worker.model.config import ModelConfig
 
 _GIB = 1 << 30
+_BYTES_PER_GRAPH = 8 << 20
 
 
 def open_device(ordinal: int = 0) -> torch.device:
     """The CUDA device. Raises Mismatch where there is none that the kernels run on."""
     if not torch.cuda.is_available():
         raise Mismatch(
-            "executor=cuda finds no usable NVIDIA GPU: check `nvidia-smi`, the driver, and that torch is a CUDA build "
-            f"(this one is {torch.__version__}); executor=cpu runs without a GPU",
+            f"executor=cuda finds no usable NVIDIA GPU ({_why_unusable()}): check `nvidia-smi`, the driver, and that "
+            f"torch is a CUDA build (this one is {torch.__version__}); executor=cpu runs without a GPU",
             field="executor",
         )
     device = torch.device("cuda", ordinal)
@@ -27,6 +30,15 @@ def open_device(ordinal: int = 0) -> torch.device:
         )
     torch.cuda.set_device(device)
     return device
+
+
+def _why_unusable() -> str:
+    """By the runtime's own word: no driver, an old one, none visible."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return str(error).partition("\n")[0].partition(". Please")[0] or type(error).__name__
+    return "no device is visible"
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -48,6 +60,30 @@ def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.dev
             "one, or serve a smaller model",
             field="model",
         )
+
+
+def allocate_kv(layout: KvLayout, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
+    """[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of zeros. Raises InvalidRequest beyond memory.
+
+    Zeros: kernels read beyond a sequence's end, and weigh what they find there with 0.
+    """
+    shape = (layout.num_layers, num_blocks, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    try:
+        size = num_blocks * layout.bytes_per_block
+        return torch.zeros(size, dtype=torch.uint8, device=device).view(dtype).view(shape)
+    except torch.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise InvalidRequest(
+            f"{num_blocks} KV blocks need {size / _GIB:.1f} GiB, {free / _GIB:.1f} GiB are free: lower num_blocks or "
+            "kv_cache_memory, or leave both out",
+            field="num_blocks",
+        ) from error
+
+
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: list[int]) -> int:
+    """About what captured steps of these sizes take: the largest's activations, and each one's nodes."""
+    width = 2 * config.hidden_size + config.num_qkv_heads * config.head_dim + 3 * config.intermediate_size
+    return len(sizes) * _BYTES_PER_GRAPH + 4 * max(sizes) * width * dtype.itemsize
 
 
 def num_blocks_that_fit(bytes_per_block: int, utilization: float, peak_bytes: int, device: torch.device) -> int:

@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from baton.worker.model.checkpoint import Checkpoint
 from baton.worker.model.config import ModelConfig, load_config, parse_config
 from baton.worker.model.digest import dummy_digest, model_digest
+from baton.worker.model.kv_scales import load_kv_scales, unit_scales
 from baton.worker.model.presets import PRESETS
 from baton.worker.model.resolve import resolve_model
 from baton.worker.model.weights import ModelWeights, dummy_weights, load_weights
@@ -27,6 +29,7 @@ class LoadedModel:
     config: ModelConfig
     weights: ModelWeights
     digest: bytes  # 16 bytes
+    kv_scales: Tensor  # [num_layers, 2] fp32 on the host, of a quantized cache's keys and values
 
 
 def read_config(model: str, load_format: str) -> ModelConfig:
@@ -47,13 +50,17 @@ def load_model(
     if load_format == "dummy":
         config = read_config(model, load_format)
         weights = dummy_weights(config, dtype, _DUMMY_SEED, device)
-        loaded = LoadedModel(config, weights, dummy_digest(config, _DUMMY_SEED, device.type))
+        digest = dummy_digest(config, _DUMMY_SEED, device.type)
+        loaded = LoadedModel(config, weights, digest, unit_scales(config.num_layers))
     else:
         folder = resolve_model(model)
         config = load_config(folder)
         with Checkpoint(folder) as checkpoint:
             loaded = LoadedModel(
-                config, load_weights(config, checkpoint, dtype, device), model_digest(config, checkpoint)
+                config,
+                load_weights(config, checkpoint, dtype, device),
+                model_digest(config, checkpoint),
+                load_kv_scales(checkpoint, config.num_layers),
             )
     _log.info(
         "model loaded: %s, %d layers, in %.2f s",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.worker.model.checkpoint import Checkpoint
 from baton.worker.model.config import ModelConfig
+from baton.worker.model.kv_scales import is_kv_scale
 
 _log = logging.getLogger(__name__)
 
@@ -145,4 +146,6 @@ def _fused(
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+    if name.endswith("rotary_emb.inv_freq") or is_kv_scale(name):
+        return True
+    return config.tie_embeddings and name == "lm_head.weight"

@@ -1,0 +1,45 @@
+"""What a start tells: its phases, how long each took, and how far the long ones are. Knows no device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_STEPS = 5  # lines that a long phase logs
+
+
+class StartPhases:
+    """Call `end` after each phase. `wait` returns when the device is done with what the phase started."""
+
+    def __init__(self, wait: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._wait = wait
+        self._clock = clock
+        self._seconds: list[tuple[str, float]] = []
+        self._last = clock()
+
+    def end(self, name: str) -> None:
+        """Logs the phase."""
+        self._wait()
+        now = self._clock()
+        self._seconds.append((name, now - self._last))
+        self._last = now
+        _log.info("start: %s in %.1f s", *self._seconds[-1])
+
+    def progress(self, name: str) -> Callable[[int, int], None]:
+        """Logs about every fifth of a phase's parts: call with how many are done, of how many."""
+
+        def report(done: int, total: int) -> None:
+            part = -(-total // _PROGRESS_STEPS)
+            if done % part == 0 and done < total:
+                _log.info("start: %s, %d of %d", name, done, total)
+
+        return report
+
+    def log(self, num_blocks: int, block_size: int) -> None:
+        """The sum of it."""
+        total = sum(seconds for _, seconds in self._seconds)
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds)
+        _log.info("executor ready in %.1f s (%s) with %d blocks of %d tokens", total, parts, num_blocks, block_size)

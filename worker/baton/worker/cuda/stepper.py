@@ -1,0 +1,114 @@
+"""One step on the device, from a plan's columns to sampled tokens. Knows no queue, no engine and no start."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.kernels.prefill_attention import PrefillTiles, make_tiles
+from baton.kernels.step_inputs import step_inputs
+from baton.worker.core import StepPlan
+from baton.worker.cuda.batch import DeviceBatch
+from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
+from baton.worker.cuda.decoder import Decoder, StepInputs
+from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
+
+_TILE_ROWS = 128
+
+
+class Stepper:
+    """Decoder and sampler over the persistent batch."""
+
+    def __init__(
+        self,
+        batch: DeviceBatch,
+        decoder: Decoder,
+        sampler: DeviceSampler,
+        num_rows: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._batch = batch
+        self._decoder = decoder
+        self._sampler = sampler
+        self._block_size = block_size
+        self._device = device
+        self._invariant = batch_invariant
+        self._ordinals = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+
+    def decode(self, numbers: Tensor, size: int, logits: Tensor | None = None) -> Tensor:
+        """One token for each of `size` rows: numbers [2 * size] int32 are rows (-1: padding) and computed tokens.
+
+        The model's logits are left in `logits` [size, vocab]. Waits for nothing on the host: can be captured.
+        """
+        starts = self._ordinals[: size + 1]
+        inputs = self._inputs(numbers[:size], numbers[size:], starts, size, 1, size, None)
+        found = self._decoder.logits(self._decoder.forward(inputs), logits)
+        return self._sampler.draw(found, numbers[:size], inputs.seq_lens)
+
+    def run(self, plan: StepPlan, plain: bool) -> tuple[Tensor, PendingLogprobs | None]:
+        """Any step, launched kernel by kernel: a token for each row that samples."""
+        columns = step_columns(plan, self._batch.rows_of(plan))
+        if self._invariant:
+            columns = unroll_outputs(columns, self._batch.num_prompt_tokens[plan.rows])
+        starts, chosen = columns.starts, columns.chosen
+        up = self._batch.upload(
+            np.concatenate(
+                (columns.rows, columns.num_computed, starts, columns.rows[chosen], chosen, starts[chosen + 1] - 1)
+            )
+        )
+        num_seqs = len(columns.rows)
+        sizes = [num_seqs, num_seqs, num_seqs + 1, len(chosen), len(chosen), len(chosen)]
+        rows, computed, query_starts, chosen_rows, _, _ = up.int().split(sizes)  # type: ignore[no-untyped-call]
+        num_tokens, longest = int(starts[-1]), int(columns.counts.max())
+        tiles = self._tiles(columns)
+        inputs = self._inputs(rows, computed, query_starts, num_tokens, longest, columns.num_decodes, tiles)
+        hidden = self._decoder.forward(inputs)
+        if not len(chosen):
+            return torch.empty(0, dtype=torch.int32, device=self._device), None
+        picked, last = up[-2 * len(chosen) :].view(2, -1)
+        logits = self._decoder.logits(hidden[last])
+        seq_lens = inputs.seq_lens[picked]
+        if plain:
+            return self._sampler.draw(logits, chosen_rows, seq_lens), None
+        return self._sampler.draw_special(logits, chosen_rows, seq_lens, plan)
+
+    def _tiles(self, columns: StepColumns) -> PrefillTiles | None:
+        decodes = columns.num_decodes
+        counts, prefixes = columns.counts[decodes:], columns.num_computed[decodes:]
+        counts = np.where(columns.rows[decodes:] < 0, 0, counts)
+        if not counts.any():
+            return None
+        return make_tiles(counts.tolist(), prefixes.tolist(), _TILE_ROWS, self._device)
+
+    def _inputs(
+        self,
+        rows: Tensor,
+        computed: Tensor,
+        query_starts: Tensor,
+        num_tokens: int,
+        max_chunk: int,
+        num_decodes: int,
+        tiles: PrefillTiles | None,
+    ) -> StepInputs:
+        made = torch.empty(3 * num_tokens + len(rows), dtype=torch.int32, device=self._device)
+        tokens, positions, slots = made[: 3 * num_tokens].view(3, num_tokens)
+        seq_lens = made[3 * num_tokens :]
+        batch = self._batch
+        step_inputs(
+            tokens,
+            positions,
+            slots,
+            seq_lens,
+            batch.token_ids,
+            batch.block_table,
+            rows,
+            computed,
+            query_starts,
+            self._block_size,
+            max_chunk,
+        )
+        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles)

@@ -1,0 +1,40 @@
+"""What a quantized KV cache's values are multiplied with, as a checkpoint says. Knows no kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.worker.model.checkpoint import Checkpoint
+
+_SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
+# One of these for each of keys and values, or one for both; tensors of one number.
+_NAMES = (("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("attn.k_scale", "attn.v_scale"))
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor is one of them."""
+    return name.endswith(_SUFFIXES)
+
+
+def unit_scales(num_layers: int) -> Tensor:
+    """[num_layers, 2] of ones: what a checkpoint without scales means."""
+    return torch.ones(num_layers, 2, dtype=torch.float32)
+
+
+def load_kv_scales(checkpoint: Checkpoint, num_layers: int) -> Tensor:
+    """[num_layers, 2] fp32 on the host: of keys, and of values. 1 where the checkpoint has none."""
+    scales = unit_scales(num_layers)
+    present = {name for name in checkpoint.names if is_kv_scale(name)}
+    for layer in range(num_layers) if present else ():
+        prefix = f"model.layers.{layer}.self_attn."
+        for pair in (*_NAMES, ("kv_scale", "kv_scale")):
+            names = [prefix + name for name in pair]
+            if present.issuperset(names):
+                scales[layer] = torch.tensor([_number(checkpoint, name) for name in names])
+                break
+    return scales
+
+
+def _number(checkpoint: Checkpoint, name: str) -> float:
+    return float(checkpoint.tensor(name, checkpoint.entry(name).shape).reshape(-1)[0])
