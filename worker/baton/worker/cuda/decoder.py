@@ -97,7 +97,7 @@ class Decoder:
             return small_linear(hidden, weights.lm_head, self._workspace, norm=weights.norm, eps=eps, out=out)
         normed = rms_norm(hidden, weights.norm, eps)
         if self._invariant:
-            return matmul(normed, weights.lm_head, self._workspace, out=out)
+            return matmul(normed, weights.lm_head, out=out)
         return torch.mm(normed, weights.lm_head.t(), out=out)
 
     def warm_up(self) -> None:
@@ -124,22 +124,22 @@ class Decoder:
     def _invariant_layer(self, index: int, layer: LayerWeights, residual: Tensor, inputs: StepInputs) -> None:
         """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
         eps = self._config.rms_norm_eps
-        qkv = matmul(rms_norm(residual, layer.input_norm, eps), layer.qkv, self._workspace)
+        qkv = matmul(rms_norm(residual, layer.input_norm, eps), layer.qkv)
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         self._add_invariant(self._attention(index, layer, qkv, inputs), layer.o, layer.o_bias, residual)
         normed = rms_norm(residual, layer.post_norm, eps)
         if layer.gate_up_bias is None:
-            gated = matmul(normed, layer.gate_up, self._workspace, gated=True)
+            gated = matmul(normed, layer.gate_up, gated=True)
         else:
-            gated = silu_mul(matmul(normed, layer.gate_up, self._workspace).add_(layer.gate_up_bias))
+            gated = silu_mul(matmul(normed, layer.gate_up).add_(layer.gate_up_bias))
         self._add_invariant(gated, layer.down, layer.down_bias, residual)
 
     def _add_invariant(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
         if bias is None:
-            matmul(x, weight, self._workspace, residual=residual, out=residual)
+            matmul(x, weight, residual=residual, out=residual)
         else:
-            residual.add_(matmul(x, weight, self._workspace).add_(bias))
+            residual.add_(matmul(x, weight).add_(bias))
 
     def _small_layer(self, index: int, layer: LayerWeights, residual: Tensor, inputs: StepInputs) -> None:
         """Six launches: every norm, gate and addition is part of the linear beside it."""
