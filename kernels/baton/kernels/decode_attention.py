@@ -13,7 +13,7 @@ from baton.kernels.overlap import overlaps
 _LOG2E = 1.4426950408889634
 _FEW_PROGRAMS = 132  # of the Hopper kernel
 _FEW_CELLS = 264  # sequences times kv heads up to which it is the faster one
-_MERGE_WARPS = 4
+_MERGE_WARPS = 1  # more would wait for each other longer than they work
 _FULL_DEVICE = 396  # programs: three on each multiprocessor of an H200
 # With these, where a sequence is cut, and so the order of its sums, depends on its length alone.
 INVARIANT_SPLITS = 16
@@ -240,7 +240,7 @@ def decode_attention(
 
         if supports(query, cache):
             # One program a multiprocessor; with more of them, each would begin anew to fill its memory pipeline.
-            splits = max(1, 1 << (_FEW_PROGRAMS // (num_seqs * num_kv_heads)).bit_length() - 1)
+            splits = _power_of_two_below(_FEW_PROGRAMS // (num_seqs * num_kv_heads))
             split_decode(
                 out, query, cache, block_table, rows, seq_lens, workspace.partial, workspace.lse, scale * _LOG2E, splits
             )
@@ -285,6 +285,11 @@ def decode_attention(
     )
     _merge(out, workspace, seq_lens, window, num_kv_heads, block_n, splits)
     return out
+
+
+def _power_of_two_below(count: int) -> int:
+    """The largest that is at most max(count, 1)."""
+    return 1 << max(count.bit_length() - 1, 0)
 
 
 def _is_hopper(cache: Tensor) -> bool:
