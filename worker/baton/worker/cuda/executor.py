@@ -201,7 +201,9 @@ class CudaExecutor:
         config, model, device = self._config, loaded.config, self._device
         rows = config.max_num_requests
         self._batch = DeviceBatch(rows, max_model_len, config.block_size, device)
-        self._sampler = DeviceSampler(rows, model.vocab_size, self._batch, device)
+        self._sampler = DeviceSampler(
+            rows, model.vocab_size, self._batch, device, batch_invariant=config.batch_invariant
+        )
         self._pinned = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self.depth + 2)]
         # Of every graph's step; without graphs never used.
         self._logits = torch.empty(rows if config.cuda_graphs else 0, model.vocab_size, dtype=dtype, device=device)

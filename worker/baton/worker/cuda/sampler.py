@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from baton.kernels.reference.logprobs import row_logprobs
 from baton.kernels.sampling import SamplingColumns, sample_tokens
@@ -35,12 +37,24 @@ class PendingLogprobs:
 
 
 class DeviceSampler:
-    """Sampling parameters of the persistent batch's rows."""
+    """Sampling parameters of the persistent batch's rows.
 
-    def __init__(self, num_rows: int, vocab_size: int, batch: DeviceBatch, device: torch.device) -> None:
+    `batch_invariant`: what a row gets does not depend on which others are drawn with it, or want what.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        batch: DeviceBatch,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         self._vocab_size = vocab_size
         self._batch = batch
         self._device = device
+        self._invariant = batch_invariant
         self._columns = SamplingColumns(num_rows, vocab_size, device)
         self._params: list[SamplingParams | None] = [None] * num_rows
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
@@ -76,6 +90,8 @@ class DeviceSampler:
 
     def draw(self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Tokens [num_rows] int32 for logits [num_rows, vocab]; also written behind each row's last known token."""
+        if self._invariant:
+            logits = logits.float()  # as draw_special has them where any row edits its own
         sampled = torch.empty(logits.shape[0], dtype=torch.int32, device=self._device)
         sample_tokens(logits, sampled, self._columns, batch_rows, seq_lens, self._batch.token_ids)
         return sampled
@@ -99,8 +115,17 @@ class DeviceSampler:
         if raw is None:
             return sampled, None
         num_tops = [min(self._of(rows[index]).logprobs or 0, self._vocab_size) for index in asking]
-        found = row_logprobs(raw, sampled[self._to_device(asking)].long(), max(num_tops))
+        found = self._logprobs(raw, sampled[self._to_device(asking)].long(), num_tops)
         return sampled, PendingLogprobs(asking, num_tops, [_to_pinned(tensor) for tensor in found])
+
+    def _logprobs(self, logits: Tensor, token_ids: Tensor, num_tops: list[int]) -> Sequence[Tensor]:
+        most = max(num_tops)
+        if not self._invariant:
+            return row_logprobs(logits, token_ids, most)
+        # One by one: how torch cuts a sum over a row depends on how many rows there are.
+        each = [row_logprobs(logits[i : i + 1], token_ids[i : i + 1], num) for i, num in enumerate(num_tops)]
+        columns = zip(*each, strict=True)
+        return [torch.cat([_widened(part, most) for part in column]) for column in columns]
 
     def _of(self, row: int) -> SamplingParams:
         params = self._params[row]
@@ -149,6 +174,11 @@ def _edits(params: SamplingParams) -> bool:
         or params.allowed_token_ids
         or (params.min_tokens and params.suppressed_token_ids)
     )
+
+
+def _widened(part: Tensor, width: int) -> Tensor:
+    """Rows of alternatives, to as many as the row with the most has."""
+    return part if part.dim() == 1 else functional.pad(part, (0, width - part.shape[1]))
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:

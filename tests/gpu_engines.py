@@ -1,0 +1,167 @@
+"""Engines on a GPU over small random models, and Transformers' word on what they generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from baton.rpc.errors import ServiceError
+from baton.worker.config import WorkerConfig
+from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
+from baton.worker.engine import Engine, EngineSettings
+from baton.worker.executor.base import Executor
+from baton.worker.executor.factory import make_executor
+
+VOCAB_SIZE = 1000
+LENGTHS = (3, 17, 40, 129, 300, 7, 16, 64, 200, 33, 90, 5, 8, 250, 500, 31, 77, 120, 11, 2)
+GREEDY = SamplingParams(temperature=0.0)
+_ROWS = len(LENGTHS)
+_BUDGET = 400
+_NAMESPACE = bytes(16)
+_STEP_LIMIT = 5000
+
+
+def _shape(head_dim: int, **more: Any) -> dict[str, Any]:
+    num_heads = 512 // head_dim if 512 % head_dim == 0 else 4
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "max_position_embeddings": 1024,
+        "attn_implementation": "eager",
+        **more,
+    }
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama-128": lambda: LlamaForCausalLM(LlamaConfig(**_shape(128))),
+    "llama-biased-64": lambda: LlamaForCausalLM(
+        LlamaConfig(**_shape(64, attention_bias=True, mlp_bias=True, tie_word_embeddings=True))
+    ),
+    "qwen2-64": lambda: Qwen2ForCausalLM(Qwen2Config(**_shape(64, hidden_size=512))),
+    "qwen3-96": lambda: Qwen3ForCausalLM(Qwen3Config(**_shape(96))),
+    "mistral-window-64": lambda: MistralForCausalLM(MistralConfig(**_shape(64, sliding_window=64))),
+}
+
+
+def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Saves the named model with random weights in `dtype`, and returns it on the GPU, computing in fp32."""
+    torch.manual_seed(sum(name.encode()))
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("bias"):
+                parameter.normal_(0.0, 0.5)
+    model.to(dtype).save_pretrained(folder)
+    return model.float().cuda()
+
+
+def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    return [random.integers(5, VOCAB_SIZE, size=length).tolist() for length in lengths]
+
+
+def executor_for(folder: Path, **fields: Any) -> Executor:
+    defaults: dict[str, Any] = {
+        "model": str(folder),
+        "executor": "cuda",
+        "dtype": "float32",
+        "num_blocks": 600,
+        "max_num_requests": _ROWS,
+        "max_num_batched_tokens": _BUDGET,
+        "threads": 2,
+    }
+    return make_executor(WorkerConfig(**{**defaults, **fields}))
+
+
+def engine_over(executor: Executor, budget: int = _BUDGET, **settings: Any) -> Engine:
+    """A fresh engine; executors serve one after the other."""
+    return Engine(executor, EngineSettings(_ROWS, budget, **settings), epoch=1)
+
+
+@dataclass
+class Generated:
+    """What came of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: ServiceError | None = None
+
+
+def generate(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    count: int = 24,
+    sampling: Sequence[SamplingParams] | SamplingParams = GREEDY,
+    stagger: int = 0,
+    stop_token_ids: frozenset[int] = frozenset(),
+) -> list[Generated]:
+    """Runs all prompts to their end; one more enters every `stagger` steps, or all at once."""
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    stop = StopConditions(count, stop_token_ids=stop_token_ids)
+    waiting = [
+        Request(str(index), list(prompt), len(prompt), params, stop, _NAMESPACE)
+        for index, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+    ]
+    found = [Generated() for _ in waiting]
+    for step in range(_STEP_LIMIT):
+        if waiting and (not stagger or step % stagger == 0):
+            entering, waiting = (waiting, []) if not stagger else (waiting[:1], waiting[1:])
+            for request in entering:
+                engine.submit(request)
+        if not waiting and not engine.has_work():
+            engine.audit()
+            return found
+        outputs = engine.step()
+        for request, token_id, logprobs in outputs.tokens():
+            one = found[int(request.request_id)]
+            one.token_ids.append(token_id)
+            if logprobs is not None:
+                one.logprobs.append(logprobs)
+        for failure in outputs.failures:
+            found[int(failure.request_id)].error = failure.error
+    raise AssertionError(f"still work after {_STEP_LIMIT} steps")
+
+
+def tokens_of(found: Sequence[Generated]) -> list[list[int]]:
+    return [one.token_ids for one in found]
+
+
+def check_greedy(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], rounding: float
+) -> int:
+    """Asserts that each token is the model's first choice, but where its top two lie closer than `rounding`.
+
+    Returns how many tokens were told apart.
+    """
+    checked = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token_ids = torch.tensor([[*prompt, *output]], device="cuda")
+        with torch.no_grad():
+            logits = model(token_ids).logits[0, len(prompt) - 1 : -1].float()
+        top = logits.topk(2)
+        clear = (top.values[:, 0] - top.values[:, 1] > rounding).tolist()
+        for index, (token_id, best, sure) in enumerate(zip(output, top.indices[:, 0].tolist(), clear, strict=True)):
+            assert not sure or token_id == best, f"token {index} behind {len(prompt)} of prompt"
+            checked += sure
+    return checked
