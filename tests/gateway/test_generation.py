@@ -405,3 +405,17 @@ async def test_readiness_outlives_a_short_absence_of_workers(model):
     assert catalog.get("storyteller-7m").info == MODEL
     catalog.update([MODEL])
     assert catalog.ready
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop"),
+    [
+        ({"allowed_token_ids": [EOS]}, {"min_tokens": 2, "max_tokens": 4}),
+        ({"allowed_token_ids": [7, EOS]}, {"min_tokens": 2, "max_tokens": 4, "stop_token_ids": [7]}),
+        ({}, {"min_tokens": 2, "max_tokens": 4, "stop_token_ids": range(4096)}),
+    ],
+)
+async def test_min_tokens_needs_a_token_that_does_not_end_the_output(fleet, sampling, stop):
+    with pytest.raises(InvalidRequest) as caught:
+        await fleet.run(sampling=sampling, stop=stop)
+    assert caught.value.field == "min_tokens"

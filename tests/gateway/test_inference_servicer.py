@@ -188,3 +188,21 @@ async def test_tokenize_detokenize_and_models(fleet, model):
     assert model.tokenizer.decode(chat.token_ids).endswith("<|im_start|>assistant\n")
     (listed,) = (await stub.ListModels(inference_pb2.ListModelsRequest())).models
     assert (listed.name, listed.block_size) == ("storyteller-7m", 16)
+
+
+@pytest.mark.parametrize("request_id", ["a\nb", "a b", "ü", "x" * 257])
+async def test_a_request_id_that_logs_could_not_carry_is_refused(fleet, request_id):
+    _, _, stub = fleet
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await collect(stub, text="Hi", request_id=request_id)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "request_id" in raised.value.details()
+
+
+async def test_a_chat_of_more_messages_than_the_context_has_tokens_is_refused(fleet):
+    _, _, stub = fleet
+    chat = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user")] * 100_000)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await collect(stub, chat=chat)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "messages" in raised.value.details()

@@ -232,3 +232,56 @@ def test_no_completion_body_is_a_defect(body):
         validation.check_completion(request, 128, 20, 1024)
         validation.sampling_of(request, request.logprobs)
         validation.stop_of(request, request.max_tokens)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "a"}] * 2049},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2048}]},
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}] * 2048}]},
+    ],
+)
+async def test_a_chat_of_more_items_than_the_context_has_tokens_is_refused_unrendered(fields):
+    async with rest_side() as rest:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            answer = await rest.post(path, fields)
+            assert answer.status == 400
+            assert answer.error["param"] == "messages"
+            assert answer.error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "stop_token_ids"])
+async def test_more_token_ids_than_the_vocabulary_has_are_refused(field):
+    async with rest_side() as rest:
+        for answer in (await rest.chat(**{field: [5] * 4097}), await rest.complete(**{field: [5] * 4097})):
+            assert answer.status == 400
+            assert answer.error["param"] == field
+
+
+async def test_more_template_variables_than_any_template_reads_are_refused():
+    async with rest_side() as rest:
+        answer = await rest.chat(chat_template_kwargs={f"k{number}": 1 for number in range(257)})
+        assert answer.status == 400
+        assert answer.error["param"] == "chat_template_kwargs"
+
+
+async def test_an_echo_without_output_checks_its_tokens_too():
+    async with rest_side() as rest:
+        answer = await rest.complete([5, 99999], echo=True, max_tokens=0)
+        assert answer.status == 400
+        assert answer.error["param"] == "prompt"
+
+
+async def test_more_choices_than_ever_fit_are_no_matter_of_retrying():
+    async with rest_side(max_streams=8) as rest:
+        answer = await rest.complete(["a"] * 3, n=3)
+        assert answer.status == 400
+        assert answer.error["param"] == "n"
+        assert rest.admission.taken == 0
+
+
+async def test_a_prompt_of_mixed_forms_names_the_first_odd_one():
+    async with rest_side() as rest:
+        answer = await rest.complete(["a", "b", 1, "c"])
+        assert answer.error["param"] == "prompt.2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from baton.rpc.errors import NoCapacity, Unavailable
+from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
 from baton.v1 import types_pb2
 
 _RETRY_AFTER_MS = 1000
@@ -20,9 +20,14 @@ class Admission:
         self.draining = False
 
     def admit(self, request_id: str, places: int) -> Ticket:
-        """Takes places. Raises NoCapacity where there are too few."""
+        """Takes places. Raises NoCapacity where there are too few, InvalidRequest where there never can be enough."""
         if self.draining:
             raise Unavailable("the gateway is shutting down", retry_after_ms=_RETRY_AFTER_MS)
+        if places > self._most:
+            raise InvalidRequest(
+                f"n choices of every prompt are {places} generations; this gateway runs at most {self._most} at once",
+                field="n",
+            )
         if self.taken + places > self._most:
             raise NoCapacity(
                 f"{self.taken} generations run on this gateway, and at most {self._most} may; retry later",

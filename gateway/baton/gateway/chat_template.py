@@ -119,7 +119,7 @@ def _text_of_part(part: object, field: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in ("text", "input_text", "output_text", "refusal"):
         raise InvalidRequest(
-            f"content parts must be of type text; this one is {kind or type(part).__name__}", field=field
+            f"content parts must be of type text; this one {f'is {kind}' if kind else 'has no type'}", field=field
         )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):

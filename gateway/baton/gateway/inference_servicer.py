@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any
 
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, TokenLogprob, Usage
 from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.validation import check_item_count
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -20,7 +22,8 @@ _access_log = logging.getLogger("baton.gateway.access")
 
 # Responses that wait for a slow client before deltas are merged.
 _MAX_WAITING = 16
-_MAX_REQUEST_ID_CHARS = 256
+# As in X-Request-Id: it stands in logs and headers.
+_REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 _FINISH_REASONS = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
 # Where the generator's field names are in GenerateRequest.
@@ -92,13 +95,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         model = self._catalog.get(request.model)
-        return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids))
+        return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(list(request.token_ids)))
 
     async def _start(
         self, model: ServedModel, request: inference_pb2.GenerateRequest, sink: _StreamSink, context: Context
     ) -> Generation:
-        if len(request.request_id) > _MAX_REQUEST_ID_CHARS:
-            raise InvalidRequest(f"request_id is longer than {_MAX_REQUEST_ID_CHARS} characters", field="request_id")
+        if not _REQUEST_ID.fullmatch(sink.request_id):
+            raise InvalidRequest(
+                "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
+            )
         token_ids = await _encode(model, request)
         return await self._generator.start(
             GenerationRequest(
@@ -215,6 +220,7 @@ async def _encode(
     if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
         return list(request.token_ids.token_ids)
     if request.HasField("chat"):
+        check_item_count(len(request.chat.messages), model.require_info().max_model_len)
         going_on = request.chat.continue_final_message
         return await model.encode_chat(
             _messages(request.chat.messages),

@@ -23,7 +23,9 @@ from baton.gateway.sse import Envelope, json_text
 from baton.gateway.validation import (
     chat_num_logprobs,
     check_chat,
+    check_chat_size,
     check_context,
+    check_for_model,
     sampling_of,
     stop_of,
     template_messages,
@@ -49,6 +51,8 @@ class ChatCompletions:
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
             model = desk.catalog.get(request.model or "")
             info = model.require_info()
+            check_for_model(request, info)
+            check_chat_size(request.messages, info.max_model_len)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n)
             token_ids = await _encode(model, request)

@@ -14,6 +14,7 @@ from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_logprobs import CompletionLogprobColumns
 from baton.gateway.openai_types import Completion, CompletionChoice, CompletionRequest, Usage
 from baton.gateway.request_body import BodyDecoder
+from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sse import Envelope, json_text
 from baton.gateway.validation import (
@@ -21,10 +22,12 @@ from baton.gateway.validation import (
     Prompt,
     check_completion,
     check_context,
+    check_for_model,
     prompts_of,
     sampling_of,
     stop_of,
 )
+from baton.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,13 @@ class Completions:
             check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
             model = desk.catalog.get(request.model or "")
             info = model.require_info()
+            check_for_model(request, info)
             sources = prompts_of(request)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n * len(sources))
-            prompts = [await _encode(model, request, source) for source in sources]
-            for prompt in prompts:
-                check_context(len(prompt.token_ids), info.max_model_len, "prompt")
+            prompts = []
+            for source in sources:
+                prompts.append(await _encode(model, request, source, info))
         answer = self._answer(exchange, model, request, prompts)
         if request.max_tokens == 0:
             _echo_only(answer, prompts, n)
@@ -78,10 +82,15 @@ class Completions:
         return CompletionStream(exchange, meter, envelope, echoes, num_prompt_tokens, request.logprobs or 0)
 
 
-async def _encode(model: ServedModel, request: CompletionRequest, prompt: Prompt) -> _EncodedPrompt:
+async def _encode(
+    model: ServedModel, request: CompletionRequest, prompt: Prompt, info: types_pb2.ModelInfo
+) -> _EncodedPrompt:
     if isinstance(prompt, str):
         token_ids = await model.encode_text(prompt, add_special_tokens=request.add_special_tokens is not False)
+        check_context(len(token_ids), info.max_model_len, "prompt")
         return _EncodedPrompt(token_ids, prompt if request.echo else "")
+    check_context(len(prompt), info.max_model_len, "prompt")
+    check_prompt_ids(prompt, info.vocab_size)
     return _EncodedPrompt(prompt, model.tokenizer.decode(prompt) if request.echo else "")
 
 

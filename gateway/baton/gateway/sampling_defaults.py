@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -93,14 +93,16 @@ def resolve(
     check_sampling(sampling)
     if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
         raise _out_of_range("logprobs", sampling.logprobs, f"at most {limits.max_logprobs}")
-    _check_ids("prompt", request.prompt_token_ids, info.vocab_size)
+    check_prompt_ids(request.prompt_token_ids, info.vocab_size)
     _check_ids("logit_bias", sampling.logit_bias_token_ids, info.vocab_size)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
     _check_ids("stop_token_ids", request.stop.stop_token_ids, info.vocab_size)
     if not sampling.HasField("seed"):
         sampling.seed = random.getrandbits(64)
     stop = _resolve_stop(request, room, limits)
-    return ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
+    resolved = ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
+    _check_something_is_left(resolved, info.vocab_size)
+    return resolved
 
 
 def seed_of_choice(seed: int, index: int) -> int:
@@ -109,6 +111,17 @@ def seed_of_choice(seed: int, index: int) -> int:
         return seed
     data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def check_prompt_ids(token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequest for a token that the model does not have."""
+    _check_known("prompt", token_ids, vocab_size)
+
+
+def check_count(name: str, count: int, vocab_size: int) -> None:
+    """Raises InvalidRequest for a list of more token ids than there are."""
+    if count > vocab_size:
+        raise InvalidRequest(f"{name} has {count} token ids; the vocabulary has {vocab_size}", field=name)
 
 
 def check_sampling(sampling: types_pb2.SamplingParams) -> None:
@@ -190,7 +203,25 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise _out_of_range(name, value, f"from {low} to {high}")
 
 
-def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def _check_something_is_left(resolved: ResolvedRequest, vocab_size: int) -> None:
+    """Before min_tokens no token that would end the output may come: there must be others."""
+    if not resolved.stop.min_tokens:
+        return
+    allowed = resolved.sampling.allowed_token_ids
+    ends_always = resolved.stop_ids.issuperset(allowed) if allowed else len(resolved.stop_ids) >= vocab_size
+    if ends_always:
+        raise InvalidRequest(
+            f"min_tokens is {resolved.stop.min_tokens}, but every token that is allowed would end the output",
+            field="min_tokens",
+        )
+
+
+def _check_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    check_count(name, len(token_ids), vocab_size)
+    _check_known(name, token_ids, vocab_size)
+
+
+def _check_known(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     largest = max(token_ids, default=-1)
     if largest >= vocab_size:
         raise _out_of_range(name, f"token id {largest}", f"below the vocabulary's size, {vocab_size}")

@@ -23,7 +23,7 @@ from baton.gateway.openai_types import (
 )
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ModelCatalog, ServedModel
-from baton.gateway.validation import check_messages, template_messages
+from baton.gateway.validation import check_chat_size, check_messages, check_variables, template_messages
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
 
@@ -65,7 +65,7 @@ class Tokens:
         request = self._tokenize.decode(exchange.body, exchange.headers)
         model = self._catalog.get(request.model or "")
         token_ids = await _encode(model, request)
-        names = [model.tokenizer.token_name(token_id) for token_id in token_ids] if request.return_token_strs else None
+        names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
         response = TokenizeResponse(
             count=len(token_ids),
             max_model_len=model.require_info().max_model_len,
@@ -74,12 +74,12 @@ class Tokens:
         )
         exchange.respond(200, msgspec.json.encode(response))
 
-    def detokenize(self, exchange: Exchange) -> None:
+    async def detokenize(self, exchange: Exchange) -> None:
         """Token ids to text."""
         request = self._detokenize.decode(exchange.body, exchange.headers)
         model = self._catalog.get(request.model or "")
         try:
-            text = model.tokenizer.decode(request.tokens)
+            text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:
             error.field = "tokens"
             raise
@@ -135,6 +135,8 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
         return await model.encode_text(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     messages = request.messages or []
     check_messages(messages)
+    check_variables(request.chat_template_kwargs)
+    check_chat_size(messages, model.require_info().max_model_len)
     going_on = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
     return await model.encode_chat(

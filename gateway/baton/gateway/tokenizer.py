@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -18,8 +19,11 @@ from baton.gateway.detokenizer import (
 from baton.gateway.token_table import Joining, build_token_table
 from baton.rpc.errors import InvalidRequest
 
+T = TypeVar("T")
+
 # Shorter texts take less time to encode than to hand to another thread.
 _INLINE_CHARS = 1024
+_INLINE_TOKENS = 1024
 _MAX_ENCODING_THREADS = 2
 # The end of a prompt that decides how the output's first token is spelled, special tokens included.
 _MAX_CONTEXT_TOKENS = 16
@@ -59,10 +63,11 @@ class Tokenizer:
         """The same, without keeping the event loop from other work while a long text is encoded."""
         if len(text) <= _INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, lambda: self.encode(text, add_special_tokens=add_special_tokens)
-        )
+        return await self.beside(lambda: self.encode(text, add_special_tokens=add_special_tokens))
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Runs `work` on one of the encoding threads, so that the event loop has time for others."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence."""
@@ -70,6 +75,19 @@ class Tokenizer:
             return self._rust.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest("token ids must be whole numbers of 0 or more", field="token_ids") from error
+
+    async def decode_async(self, token_ids: Sequence[int]) -> str:
+        """`decode`, without keeping the event loop from other work while a long sequence is decoded."""
+        if len(token_ids) <= _INLINE_TOKENS:
+            return self.decode(token_ids)
+        # decode() holds the interpreter's lock all the time; the batch call lets other threads run.
+        return (await self.beside(lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False)))[0]
+
+    async def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Every token as the vocabulary spells it."""
+        if len(token_ids) <= _INLINE_TOKENS:
+            return [self.token_name(token_id) for token_id in token_ids]
+        return await self.beside(lambda: [self.token_name(token_id) for token_id in token_ids])
 
     def token_text(self, token_id: int) -> str:
         """One token alone; bytes that are no whole characters show as U+FFFD."""

@@ -15,6 +15,7 @@ from baton.gateway.openai_types import (
     CompletionRequest,
     GenerationFields,
 )
+from baton.gateway.sampling_defaults import check_count
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -22,6 +23,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 _UINT64 = 2**64 - 1
 _MAX_BIAS = 100.0
+_MAX_VARIABLES = 256
 
 # Known fields that this release does not serve. Values that ask for nothing are let through.
 _UNSERVED = (
@@ -50,6 +52,7 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
     check_messages(request.messages)
+    check_variables(request.chat_template_kwargs)
     if request.top_logprobs is not None:
         if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -57,6 +60,32 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
+        )
+
+
+def check_for_model(request: GenerationFields, info: types_pb2.ModelInfo) -> None:
+    """Raises InvalidRequest for lists that no request to this model can need, before anything is made of them."""
+    for name in ("allowed_token_ids", "stop_token_ids"):
+        check_count(name, len(getattr(request, name) or ()), info.vocab_size)
+
+
+def check_chat_size(messages: Sequence[ChatMessage], max_model_len: int) -> None:
+    """Raises ContextTooLong where the chat has more messages, parts and calls than the context has tokens."""
+    num_items = len(messages)
+    for message in messages:
+        num_items += len(message.tool_calls or ())
+        if isinstance(message.content, list):
+            num_items += len(message.content)
+    check_item_count(num_items, max_model_len)
+
+
+def check_item_count(num_items: int, max_model_len: int) -> None:
+    """Raises ContextTooLong for a chat with more items than the context has tokens."""
+    if num_items > max_model_len:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_model_len} tokens. However, your messages have {num_items} "
+            "messages, parts and tool calls. Please reduce the length of the messages.",
+            field="messages",
         )
 
 
@@ -70,6 +99,15 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidRequest(f"{field} is required in a message of role {message.role}.", field=field)
 
 
+def check_variables(variables: Mapping[str, Any] | None) -> None:
+    """Raises InvalidRequest for more variables than any template reads."""
+    if variables is not None and len(variables) > _MAX_VARIABLES:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(variables)} keys; at most {_MAX_VARIABLES} are allowed.",
+            field="chat_template_kwargs",
+        )
+
+
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
     """Raises InvalidRequest for a completion that cannot be served as asked."""
     _check_common(request, max_choices)
@@ -80,9 +118,13 @@ def check_completion(request: CompletionRequest, max_choices: int, max_logprobs:
             raise InvalidRequest("logprobs together with echo is not served by this release.", field="logprobs")
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("max_tokens is 0; it must be at least 1 unless echo is true.", field="max_tokens")
-    num_prompts = len(prompts_of(request))
-    if num_prompts > max_prompts:
-        raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {max_prompts} are allowed.", field="prompt")
+    _check_num_prompts(request.prompt, max_prompts)
+    prompts_of(request)
+
+
+def _check_num_prompts(prompt: object, max_prompts: int) -> None:
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > max_prompts:
+        raise InvalidRequest(f"prompt has {len(prompt)} prompts; at most {max_prompts} are allowed.", field="prompt")
 
 
 def prompts_of(request: CompletionRequest) -> list[Prompt]:
@@ -95,12 +137,12 @@ def prompts_of(request: CompletionRequest) -> list[Prompt]:
     if not prompt:
         raise InvalidRequest("prompt is empty; it must have at least one text or token.", field="prompt")
     kind = type(prompt[0])
-    for index, item in enumerate(prompt):
-        if type(item) is not kind:
-            raise InvalidRequest(
-                f"prompt.{index} is of another type than prompt.0; give texts, token ids, or lists of token ids.",
-                field=f"prompt.{index}",
-            )
+    if set(map(type, prompt)) != {kind}:
+        index = next(index for index, item in enumerate(prompt) if type(item) is not kind)
+        raise InvalidRequest(
+            f"prompt.{index} is of another type than prompt.0; give texts, token ids, or lists of token ids.",
+            field=f"prompt.{index}",
+        )
     return [prompt] if kind is int else prompt  # type: ignore[list-item, return-value]
 
 
