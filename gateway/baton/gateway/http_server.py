@@ -49,7 +49,7 @@ class HttpServer:
             )
         except OSError as error:
             reason = error.strerror or str(error)
-            raise Unavailable(f"cannot listen on {self._host}:{self.port}: {reason}") from error
+            raise Unavailable(f"cannot listen on rest_listen={self.address}: {reason}", field="rest_listen") from error
         self.port = self._server.sockets[0].getsockname()[1]
         limits = self._limits
         shortest = min(limits.header_timeout, limits.body_timeout, limits.idle_timeout, limits.stall_timeout)

@@ -93,7 +93,7 @@ def _http_server(config: GatewayConfig, core: _Core) -> HttpServer:
 def _rpc_server(config: GatewayConfig, core: _Core) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog), register)
-    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout)
+    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout, field="grpc_listen")
 
 
 async def _until_stopped(core: _Core, rpc: RpcServer, stop: asyncio.Event) -> None:

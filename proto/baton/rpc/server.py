@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton.rpc.channel import SERVER_OPTIONS
-from baton.rpc.errors import InternalError, ServiceError, Unavailable, abort_with
+from baton.rpc.errors import InternalError, InvalidRequest, ServiceError, Unavailable, abort_with
 
 _log = logging.getLogger(__name__)
 
@@ -32,11 +33,15 @@ class Service(NamedTuple):
 class RpcServer:
     """A server for the lifetime of an `async with`; `port` is known inside it.
 
-    Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address.
+    Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address
+    and `field`, the setting that it comes from.
     """
 
-    def __init__(self, address: str, services: Sequence[Service], grace_seconds: float = 2.0) -> None:
+    def __init__(
+        self, address: str, services: Sequence[Service], grace_seconds: float = 2.0, field: str = "listen"
+    ) -> None:
         self._address = address
+        self._field = field
         self._services = services
         self._grace_seconds = grace_seconds
         self._health = health.aio.HealthServicer()
@@ -52,7 +57,9 @@ class RpcServer:
         try:
             self.port = self._server.add_insecure_port(self._address)
         except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {self._address}: is the port in use?") from error
+            raise Unavailable(
+                f"cannot listen on {self._field}={self._address}: is the port in use?", field=self._field
+            ) from error
         await self.set_ready(False)
         await self._server.start()
         return self
@@ -82,6 +89,8 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        if handler.request_deserializer and not handler.request_streaming:
+            handler = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
@@ -95,9 +104,31 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **codec)
 
 
+class _Undecodable(NamedTuple):
+    """Stands in for a request whose bytes are no such message: only a handler can answer with a status of ours."""
+
+    reason: str
+
+
+def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decode(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Undecodable(str(error))
+
+    return decode
+
+
+def _check_decoded(request: Any, method: str) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest(f"the request of {method} cannot be decoded: {request.reason}")
+
+
 def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
+            _check_decoded(request, method)
             return await behavior(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
@@ -112,6 +143,7 @@ def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable
 def _stream(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            _check_decoded(request, method)
             async for response in behavior(request, context):
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError):
