@@ -1,15 +1,18 @@
 """The kvstore as a process: what it costs, and what it leaves behind."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
 from stack import wait_until
 
+from baton.kvstore import embedded_redis
 from baton.services import ports
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
@@ -62,3 +65,34 @@ def test_it_is_small(process):
     assert process.memory_info().rss < 150e6
     loaded = {os.path.basename(one.path) for one in process.memory_maps()}
     assert not [name for name in loaded if name.startswith("libtorch")]
+
+
+def test_what_a_killed_one_left_goes_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, young, used = (tmp_path / f"baton-kvstore-{name}" for name in ("left", "young", "used"))
+    for folder in (left, young, used):
+        folder.mkdir()
+    for folder in (left, used):
+        os.utime(folder, (1, 1))
+    holder = os.open(used, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    embedded_redis._sweep()
+    os.close(holder)
+    assert sorted(tmp_path.iterdir()) == [used, young]
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_one_line():
+    environ = {**os.environ, "TMPDIR": "/proc"}
+    words = [sys.executable, "-c", _ONLY_IN_PROC]
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=20)
+    assert ended.returncode == 1
+    assert "cannot make its socket's folder" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+_ONLY_IN_PROC = """
+import sys, tempfile
+from baton.services.cli import main
+tempfile.tempdir = "/proc"  # where /tmp can be written, the module would choose that
+sys.exit(main(["kvstore", "--listen", "127.0.0.1:0"]))
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
@@ -61,10 +62,8 @@ class KvstoreConfig:
         split_address(self.listen, "listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, "metrics_listen")
-        if self.redis_url and not self.redis_url.startswith(_REDIS_SCHEMES):
-            raise InvalidRequest(
-                f"redis_url={self.redis_url!r} must begin with {' or '.join(_REDIS_SCHEMES)}", field="redis_url"
-            )
+        if self.redis_url:
+            _check_redis_url(self.redis_url)
         if self.redis_url and self.store not in ("auto", "redis"):
             raise InvalidRequest(f"redis_url needs store=redis or store=auto, got store={self.store}", field="store")
         if self.store == "redis" and not self.redis_url:
@@ -81,3 +80,22 @@ class KvstoreConfig:
     def lease_seconds(self) -> float:
         """lease_ms in seconds."""
         return self.lease_ms / 1000
+
+
+def _check_redis_url(url: str) -> None:
+    if not url.startswith(_REDIS_SCHEMES):
+        raise InvalidRequest(f"redis_url={url!r} must begin with {' or '.join(_REDIS_SCHEMES)}", field="redis_url")
+    if url.startswith("unix://"):
+        return
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # a port that is no number raises
+    except ValueError as error:
+        raise InvalidRequest(
+            f"redis_url={url!r} is no redis://host:port/database: {error}", field="redis_url"
+        ) from None
+    database = parts.path.strip("/")
+    if not host or (database and not database.isdecimal()):
+        raise InvalidRequest(
+            f"redis_url={url!r} is no redis://host:port/database, the database being a number", field="redis_url"
+        )

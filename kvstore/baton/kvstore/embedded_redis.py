@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.util
 import logging
+import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +22,8 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
+_PREFIX = "baton-kvstore-"
+_YOUNG_SECONDS = 30.0
 _MAX_SOCKET_PATH = 100  # the kernel takes 107
 # Asks the kernel for a SIGTERM (15) when the parent ends, then becomes the program. (Code of ours that runs between
 # fork and exec would not be safe: there are threads.)
@@ -43,7 +48,9 @@ def find_server() -> str | None:
 @contextlib.asynccontextmanager
 async def embedded_redis(program: str, data_dir: str) -> AsyncIterator[str]:
     """Yields the server's URL. With a data_dir its content survives a restart. Unavailable: it does not start."""
+    _sweep()
     folder = _make_folder()
+    lock = _lock(folder)
     try:
         server = _Server(program, folder / "redis.sock", data_dir)
         await server.start()
@@ -56,6 +63,7 @@ async def embedded_redis(program: str, data_dir: str) -> AsyncIterator[str]:
             await server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 class _Server:
@@ -130,8 +138,42 @@ class _Server:
 
 
 def _make_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="baton-kvstore-")
-    if len(folder) > _MAX_SOCKET_PATH - len("/redis.sock"):
-        shutil.rmtree(folder)
-        folder = tempfile.mkdtemp(prefix="baton-kvstore-", dir="/tmp")
+    try:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        if len(folder) > _MAX_SOCKET_PATH - len("/redis.sock"):
+            shutil.rmtree(folder)
+            folder = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+    except OSError as error:
+        raise Unavailable(
+            f"store=embedded cannot make its socket's folder: {error}; set TMPDIR to a folder that can be written, "
+            "or store=memory",
+            field="store",
+        ) from error
     return Path(folder)
+
+
+def _lock(folder: Path) -> int:
+    """Marks the folder as in use for as long as this process lives, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _sweep() -> None:
+    """Removes what kvstores left that were killed."""
+    with contextlib.suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                _remove_if_left(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    # A folder this young may belong to a kvstore that has not locked it yet.
+    if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
