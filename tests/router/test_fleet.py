@@ -78,9 +78,10 @@ def test_a_state_that_makes_no_sense_is_a_problem_not_a_worker(fleet, told, comp
     assert complaint in entry(fleet, "one:1").problem
 
 
-def test_two_workers_with_one_id_do_not_both_count(fleet):
+def test_two_workers_with_one_id_do_not_both_count(fleet, caplog):
     fleet.hear("one:1", state("a"))
     fleet.hear("two:2", state("a"))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert len(fleet.alive()) == 1
     assert "also that of the worker at one:1" in entry(fleet, "two:2").problem
     fleet.lose("one:1", "gone")

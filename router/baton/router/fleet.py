@@ -104,7 +104,7 @@ class Fleet:
         worker = self._workers[address]
         problem = self._what_is_wrong(worker, state)
         if problem:
-            self.lose(address, problem)
+            self.lose(address, problem, logging.ERROR)
             worker.state = state
             return
         before = worker.view
@@ -124,14 +124,14 @@ class Fleet:
         for listener in self._listeners:
             listener.on_state(view, is_new)
 
-    def lose(self, address: str, problem: str) -> None:
+    def lose(self, address: str, problem: str, level: int | None = None) -> None:
         """A worker is dead: it counts no more, from now on."""
         worker = self._workers[address]
         was_alive = worker.alive
         worker_id = worker.view.worker_id if worker.view is not None else worker.worker_id
         if worker.problem != problem:
-            level = logging.WARNING if was_alive else logging.INFO
-            _log.log(level, "worker %s at %s: %s", worker_id or "unknown", address, problem)
+            usual = logging.WARNING if was_alive else logging.INFO
+            _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
         worker.view = None
         worker.problem = problem
         worker.steps = StepModel()
