@@ -160,6 +160,7 @@ def test_a_port_in_use_is_named_before_anything_starts(up):
         (("--executor", "abacus"), "--executor: 'abacus' is not allowed; give one of cpu, sim"),
         (("--decode-workers", "0"), "--decode-workers: '0' is not allowed; give an integer from 1 to 64"),
         (("--rest-listen", "8000"), "is not host:port"),
+        (("--log-dir", "/dev/null"), "--log-dir: no log can be written in /dev/null"),
         (("--modle", "x"), "unknown argument '--modle'; did you mean --model?"),
     ],
 )

@@ -37,11 +37,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         (config,) = settings.load("up", (tandem.UpConfig,), argv, environ, "Runs a whole tandem on this machine.")
         config = tandem.check_listen_addresses(config)
         model = resolve_model(config.model)
+        log_dir = _make_log_dir(config.log_dir)
     except settings.SettingsError as error:
         print(f"baton up: {error}", file=sys.stderr)
         return 2
-    log_dir = Path(config.log_dir or tempfile.mkdtemp(prefix="baton-up-"))
-    log_dir.mkdir(parents=True, exist_ok=True)
     plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), free_ports)
     lines = StatusLines(sys.stdout)
     lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
@@ -53,6 +52,19 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if clean and not config.log_dir:
         shutil.rmtree(log_dir, ignore_errors=True)
     return 0 if clean else 1
+
+
+def _make_log_dir(wanted: str) -> Path:
+    try:
+        log_dir = Path(wanted or tempfile.mkdtemp(prefix="baton-up-"))
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            return log_dir
+    except OSError as error:
+        place = wanted or "the temporary folder"
+        raise settings.SettingsError(
+            f"--log-dir: no log can be written in {place}: {error}; give another with --log-dir FOLDER"
+        ) from error
 
 
 async def _run(
