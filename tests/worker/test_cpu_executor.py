@@ -334,6 +334,9 @@ def test_transfers_of_blocks_that_do_not_exist_are_refused(llama: Subject) -> No
 def test_sizes_that_cannot_work_are_refused_at_start(llama: Subject) -> None:
     with pytest.raises(InvalidRequest, match=r"kv_cache_memory=1000 holds no block: it must be at least 6144 bytes"):
         make_executor(llama.folder, num_blocks=0, kv_cache_memory=1000)
+    for size in (1 << 60, 1 << 80):
+        with pytest.raises(InvalidRequest, match=r"this machine does not give .*: lower kv_cache_memory or num_blocks"):
+            make_executor(llama.folder, num_blocks=0, kv_cache_memory=size)
     with pytest.raises(InvalidRequest, match=r"max_model_len=9999 is beyond the model's own limit: at most 512"):
         make_executor(llama.folder, max_model_len=9999)
 

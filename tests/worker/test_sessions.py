@@ -190,3 +190,16 @@ def test_a_request_is_the_submit_resolved(bench: Bench) -> None:
 def test_ignore_eos_leaves_no_end_token(bench: Bench) -> None:
     (request,) = bench.submit(1, 0, stop=types_pb2.StopConditions(max_tokens=9, ignore_eos=True))
     assert request.stop.eos_token_ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [("sampling", "allowed_token_ids"), ("stop", "stop_token_ids")],
+)
+def test_repeated_token_ids_do_not_reach_the_engine(bench: Bench, part: str, field: str) -> None:
+    message = submit(3, [5, 6])
+    getattr(getattr(message, part), field).extend([7] * 1001)
+    bench.sessions.receive(1, worker_pb2.GenerateStreamRequest(submits=[message]).SerializeToString())
+    (record,) = bench.emit()[1].failures
+    assert (record.code, record.detail.field) == (3, f"{part}.{field}")
+    assert not bench.engine.requests

@@ -106,7 +106,7 @@ def stop_conditions_of(stop: types_pb2.StopConditions, model: ModelSpec) -> Stop
         raise InvalidRequest(
             f"min_tokens={stop.min_tokens} is above max_tokens={stop.max_tokens}", field="stop.min_tokens"
         )
-    check_token_ids(stop.stop_token_ids, model.vocab_size, "stop.stop_token_ids")
+    _check_token_set(stop.stop_token_ids, model.vocab_size, "stop.stop_token_ids")
     return StopConditions(
         max_tokens=stop.max_tokens,
         min_tokens=stop.min_tokens,
@@ -130,8 +130,8 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         raise InvalidRequest(
             f"logit_bias has {len(ids)} tokens and {len(values)} values", field="sampling.logit_bias_values"
         )
-    check_token_ids(ids, vocab_size, "sampling.logit_bias_token_ids")
-    check_token_ids(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
+    _check_token_set(ids, vocab_size, "sampling.logit_bias_token_ids")
+    _check_token_set(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
     if sampling.logprobs > _MAX_LOGPROBS:
         raise InvalidRequest(
             f"sampling.logprobs is {sampling.logprobs}, at most {_MAX_LOGPROBS} are given", field="sampling.logprobs"
@@ -151,6 +151,13 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         min_tokens=stop.min_tokens,
         suppressed_token_ids=tuple(sorted(stop.eos_token_ids | stop.stop_token_ids)) if stop.min_tokens else (),
     )
+
+
+def _check_token_set(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    # Repeated ids would cost every step of the whole batch.
+    if len(token_ids) > vocab_size:
+        raise InvalidRequest(f"{field} has {len(token_ids)} token ids; the vocabulary has {vocab_size}", field=field)
+    check_token_ids(token_ids, vocab_size, field)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -25,7 +25,7 @@ class KvMemory:
         self._num_blocks = num_blocks
         self._block_bytes = layout.bytes_per_block_layer
         shape = (layout.num_layers, num_blocks + 1, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
-        memory = mmap.mmap(-1, layout.bytes_per_block * (num_blocks + 1))
+        memory = _reserve(layout.bytes_per_block * (num_blocks + 1), num_blocks)
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
         self._bytes = np.frombuffer(memory, dtype=np.uint8).reshape(
             layout.num_layers, num_blocks + 1, self._block_bytes
@@ -62,3 +62,14 @@ class KvMemory:
                 f"block {wrong} does not exist: allowed are 0 to {self._num_blocks - 1}", field="block_ids"
             )
         return blocks
+
+
+def _reserve(num_bytes: int, num_blocks: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes)
+    except (OSError, OverflowError, ValueError) as error:
+        raise InvalidRequest(
+            f"{num_blocks} KV blocks need {num_bytes} bytes, which this machine does not give ({error}): "
+            "lower kv_cache_memory or num_blocks",
+            field="kv_cache_memory",
+        ) from error
