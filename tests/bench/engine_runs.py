@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from bench.engine_workloads import Workload
@@ -17,6 +18,7 @@ from baton.worker.core import FinishReason, Request, SamplingParams, StopConditi
 from baton.worker.engine import Engine, EngineSettings
 from baton.worker.executor.factory import make_executor
 from baton.worker.outputs import StepOutputs
+from baton.worker.step_trace import StepTrace, TracedExecutor
 
 _NAMESPACE = b"baton bench     "
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
@@ -91,12 +93,17 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
             max_num_requests=config.max_num_requests,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_queue_depth=config.max_queue,
+            cache_outputs=not config.batch_invariant,
         )
-        engine = Engine(executor, settings, epoch=time.time_ns())
+        trace = StepTrace(config.trace_steps) if config.trace_steps else None
+        engine = Engine(executor if trace is None else TracedExecutor(executor, trace), settings, epoch=time.time_ns())
+        step = engine.step if trace is None else partial(trace.step, engine.step)
         start_seconds = time.perf_counter() - began
         say(f"{config.model}: ready after {start_seconds:.1f} s, {executor.num_blocks} blocks")
-        bench = _EngineBench(engine, executor.model.vocab_size, plan, say)
+        bench = _EngineBench(engine, step, executor.model.vocab_size, plan, say)
         rows = tuple(bench.row(workload) for workload in plan.workloads)
+        if trace is not None:
+            trace.close()
         return Outcome(rows, start_seconds, executor.num_blocks)
     finally:
         executor.close()
@@ -105,8 +112,9 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
 class _EngineBench:
     """Passes over one engine, each with prompts of its own, so that none finds another's in the cache."""
 
-    def __init__(self, engine: Engine, vocab_size: int, plan: Plan, say: Say) -> None:
+    def __init__(self, engine: Engine, step: Callable[[], StepOutputs], vocab_size: int, plan: Plan, say: Say) -> None:
         self._engine = engine
+        self._step = step
         self._plan = plan
         self._say = say
         self._vocab_size = vocab_size
@@ -153,14 +161,14 @@ class _EngineBench:
             for request in requests:
                 engine.submit(request)
             while left:
-                outputs = engine.step()
+                outputs = self._step()
                 if outputs.finishes or outputs.failures:
                     left -= _num_finished(outputs)
                 if time.perf_counter() - began > self._plan.timeout:
                     raise RunFailed(f"{left} of {len(requests)} requests unfinished after {self._plan.timeout:g} s")
             seconds = time.perf_counter() - began
         while engine.has_work():
-            engine.step()
+            self._step()
         return seconds
 
     def _tokens(self, count: int) -> list[int]:
