@@ -62,7 +62,8 @@ class Decoder:
         self._weights = weights
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._block_table = block_table  # [num_rows, max_blocks]
-        self._kv_scale = kv_scale  # [num_layers, 2, num_kv_heads] fp32, of a quantized pool
+        # [2, num_kv_heads] fp32 a layer, of a quantized pool. Each in memory of its own, so that all are aligned alike.
+        self._kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(config.num_layers)]
         self._invariant = batch_invariant
         self._max_seqs = max_seqs
         self._scale = float(config.head_dim) ** -0.5
@@ -190,7 +191,7 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
-            kv_scale=None if self._kv_scale is None else self._kv_scale[index],
+            kv_scale=self._kv_scales[index],
         )
         num_tokens = qkv.shape[0]
         width = config.num_q_heads * config.head_dim
@@ -216,7 +217,7 @@ class Decoder:
             self._scale,
             self._decode,
             out=out[first:last],
-            kv_scale=None if self._kv_scale is None else self._kv_scale[index],
+            kv_scale=self._kv_scales[index],
             batch_invariant=self._invariant,
             window=self._config.windows[index],
         )
@@ -240,8 +241,7 @@ class Decoder:
         if self._fast_prefill is not None and not window:
             self._fast_prefill(*arguments, out=out)
         else:
-            scale = None if self._kv_scale is None else self._kv_scale[index]
-            prefill_attention(*arguments, out=out, kv_scale=scale, window=window)
+            prefill_attention(*arguments, out=out, kv_scale=self._kv_scales[index], window=window)
 
 
 def _fast_prefill(cache: Tensor) -> Callable[..., Tensor] | None:
