@@ -173,3 +173,57 @@ def test_a_broken_template_is_named_with_its_line():
 def test_a_model_without_template_says_so():
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate({}, {}, "test").render([{"role": "user", "content": "x"}])
+
+
+NESTED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(40) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NESTED + "{{ ns.a }}",
+        NESTED + "{{ ns.a | tojson }}",
+        NESTED + "{{ ns.a | string }}",
+        NESTED + "{{ ns.a | pprint }}",
+        NESTED + "{{ [ns.a] | join }}",
+        NESTED + "{{ ns.a ~ 'x' }}",
+        NESTED + "{{ '%s' % ns.a }}",
+        NESTED + "{{ '{}'.format(ns.a) }}",
+        NESTED + "{{ '%s' | format(ns.a) }}",
+        NESTED + "{{ ns.a == ns.b }}",
+        NESTED + "{{ [ns.a, ns.b] | sort }}",
+        "{{ (['x' * 1000000] * 1000) | join }}",
+        "{{ (range(999999) | list * 16) | join('x' * 1000) }}",
+        "{{ ([[1] * 100000] * 1000) | sum(start=[]) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{% set x = 'x' * 10000000 %}{% set y %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endset %}",
+    ],
+)
+def test_a_template_cannot_write_down_more_than_there_is_memory_for(text):
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest, match="chat template"):
+        ChatTemplate({"default": text}, {}, "m").render([{"role": "user", "content": "Hi"}])
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ [1, [2, {'a': 'b'}]] }}", "[1, [2, {'a': 'b'}]]"),
+        ("{{ ['a', 1, none] | join('-') }}", "a-1-None"),
+        ("{{ messages | map(attribute='role') | join(',') }}", "user"),
+        ("{{ [{'r': 'x'}] | join('', attribute='r') }}", "x"),
+        ("{{ '%s is %d' | format('a', 2) }}{{ '%(k)s' | format(k=3) }}", "a is 23"),
+        ("{{ [3, 1, 2] | sort | first }}{{ [1, 2] | sum }}{{ [4, 9] | max }}", "139"),
+        ("{{ messages[0] == messages[-1] }}{{ messages[0].role in ['user', 'x'] }}", "TrueTrue"),
+        (
+            "{{ [{'a': 1}, {'a': 1}] | groupby('a') | length }}{{ {'b': 1, 'a': 2} | dictsort }}",
+            "1[('a', 2), ('b', 1)]",
+        ),
+    ],
+)
+def test_what_is_measured_works_as_in_jinja(text, expected):
+    assert ChatTemplate({"default": text}, {}, "m").render([{"role": "user", "content": "Hi"}]) == expected

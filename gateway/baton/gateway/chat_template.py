@@ -92,7 +92,15 @@ class _Compiled:
             return sandbox.render(self._template, values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses the chat: {error}", field="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, ArithmeticError, LookupError) as error:
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+            ArithmeticError,
+            LookupError,
+            MemoryError,
+        ) as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render the chat: {type(error).__name__}: {error}", field="messages"
             ) from error

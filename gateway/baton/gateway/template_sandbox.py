@@ -21,11 +21,15 @@ from jinja2.visitor import NodeTransformer
 MAX_STEPS = 1_000_000
 # Characters of any text, and items of any list, that an operation may make.
 MAX_SIZE = 16 << 20
+# Characters that all expressions of one rendering put out, into the prompt or into variables.
+MAX_OUTPUT = 8 * MAX_SIZE
 # Widths, indents and counts that are given to filters and text methods.
 MAX_WIDTH = 10_000
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*")
 _SIZED_FILTERS = ("batch", "center", "indent", "slice", "truncate", "wordwrap")
+# They go through everything that is nested in a value.
+_DEEP_FILTERS = ("dictsort", "groupby", "max", "min", "pprint", "sort", "string", "sum", "unique")
 _SIZED_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
 
@@ -39,11 +43,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._steps = threading.local()
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=self._put_out
+        )
         for name in _SIZED_FILTERS:
             self.filters[name] = _with_small_numbers(self.filters[name])
-        self.filters |= {"tojson": _to_json, "_counted": self._counted, "_joined": _joined}
+        for name in _DEEP_FILTERS:
+            self.filters[name] = _with_measured_value(self.filters[name])
+        self.filters["format"] = _bounded_format
+        self.filters["join"] = _with_measured_join(self.filters["join"])
+        self.filters |= {"tojson": _to_json, "_counted": self._counted, "_joined": _joined, "_measured": _measured}
         self.filters["replace"] = _bounded_replace
         del self.globals["lipsum"]
         self.globals |= {
@@ -62,6 +72,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def render(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         """Runs a template of this sandbox. Raises jinja2.TemplateError, and whatever a bad template raises."""
         self._steps.left = MAX_STEPS
+        self._steps.output = MAX_OUTPUT
         pieces: list[str] = []
         size = 0
         for piece in template.generate(variables):
@@ -73,9 +84,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Counts calls, and refuses text methods that would build something huge."""
         __self._spend(1)
-        target = getattr(__obj, "__self__", None)
+        # Jinja wraps the formatting methods.
+        target = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(target, str):
-            _check_method(target, getattr(__obj, "__name__", ""), args)
+            _check_method(target, getattr(__obj, "__name__", ""), (*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
@@ -86,6 +98,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._steps.left = getattr(self._steps, "left", MAX_STEPS) - steps
         if self._steps.left < 0:
             raise TemplateLimit(f"the chat template needs more than {MAX_STEPS} loop rounds and calls")
+
+    def _put_out(self, value: Any) -> Any:
+        """What an expression puts out; blocks that are kept in variables go this way too."""
+        size = len(value) if isinstance(value, str) else _nested_size(value)
+        self._steps.output = getattr(self._steps, "output", MAX_OUTPUT) - size
+        if self._steps.output < 0:
+            raise TemplateLimit(f"the chat template puts out more than {MAX_OUTPUT} characters")
+        return value
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -125,17 +145,29 @@ class _GenerationTag(Extension):
 
 
 class _LimitInserter(NodeTransformer):
-    """Puts the counting into every loop and the size check into every `~`."""
+    """Puts the counting into every loop, and the size check into every `~` and every comparison of unknowns."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
+        node.iter = _call(node.iter, "_counted")
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        self.generic_visit(node)
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        if not any(isinstance(side, nodes.Const) for side in sides):
+            node.expr = _call(node.expr, "_measured")
+            for operand in node.ops:
+                operand.expr = _call(operand.expr, "_measured")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
-        items = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(items, "_joined", [], [], None, None, lineno=node.lineno)
+        return _call(nodes.List(node.nodes, lineno=node.lineno), "_joined")
+
+
+def _call(value: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -148,6 +180,7 @@ def _check_name(name: object) -> None:
 
 
 def _joined(values: list[Any]) -> str:
+    _measured(values)
     texts = [str(value) for value in values]
     _check_size(sum(map(len, texts)))
     return "".join(texts)
@@ -156,6 +189,37 @@ def _joined(values: list[Any]) -> str:
 def _check_size(size: int) -> None:
     if size > MAX_SIZE:
         raise TemplateLimit(f"the chat template builds more than {MAX_SIZE} characters")
+
+
+def _nested_size(value: Any) -> int:
+    """About how many characters a value has as text. Raises TemplateLimit where they are too many.
+
+    A list that has another twice doubles what writing it down takes: without a limit 40 lists are a terabyte.
+    """
+    size = 0
+    num_items = 0
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        num_items += 1
+        size += len(one) if isinstance(one, str) else 1
+        if isinstance(one, Mapping):
+            size += len(one)
+            waiting.extend(one.keys())
+            waiting.extend(one.values())
+        elif isinstance(one, list | tuple):
+            size += len(one)
+            waiting.extend(one)
+        _check_size(size)
+        if num_items > MAX_STEPS:
+            raise TemplateLimit(f"the chat template writes or compares more than {MAX_STEPS} nested items")
+    return size
+
+
+def _measured(value: Any) -> Any:
+    if not isinstance(value, str):
+        _nested_size(value)
+    return value
 
 
 def _check_width(value: object) -> None:
@@ -176,8 +240,10 @@ def _check_binop(operator: str, left: Any, right: Any) -> None:
     elif operator == "**":
         if isinstance(left, int) and isinstance(right, int):
             _check_size(left.bit_length() * abs(right))
-    elif isinstance(left, str) and _WIDE_FORMAT.search(left):
-        raise TemplateLimit("the chat template formats with a width that is too large or not fixed")
+    elif isinstance(left, str):
+        if _WIDE_FORMAT.search(left):
+            raise TemplateLimit("the chat template formats with a width that is too large or not fixed")
+        _nested_size(right)
 
 
 def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
@@ -185,6 +251,8 @@ def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
         _check_width(args[0])
     elif name in ("format", "format_map") and (_WIDE_FORMAT.search(text) or re.search(r"\{[^{}]*\{", text)):
         raise TemplateLimit("the chat template formats with a width that is too large or not fixed")
+    elif name in ("format", "format_map"):
+        _nested_size(args)
     elif name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         _check_size(len(text) + text.count(args[0]) * len(args[1]))
     elif name == "join" and args and isinstance(args[0], list | tuple):
@@ -199,6 +267,33 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def _with_measured_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Some of Jinja's filters take its environment, or more, before the value.
+    position = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _measured(args[position])
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _with_measured_join(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def checked(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None) -> Any:
+        values = list(value)
+        _check_size(_nested_size(values) + len(values) * len(str(d)))
+        return function(context, values, d, attribute)
+
+    return checked
+
+
+def _bounded_format(text: Any, *args: Any, **kwargs: Any) -> str:
+    _check_binop("%", str(text), (args, kwargs))
+    return str(text) % (kwargs or args)
 
 
 def _bounded_replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
@@ -216,6 +311,7 @@ def _to_json(
 ) -> str:
     # Jinja's own filter escapes for HTML.
     _check_width(indent)
+    _measured(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
