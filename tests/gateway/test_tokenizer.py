@@ -4,6 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import AutoTokenizer
@@ -86,3 +87,12 @@ def test_token_bytes_join_to_the_text(sample):
     token_ids = sample.encode(text, add_special_tokens=False)
     assert b"".join(map(sample.token_bytes, token_ids)).decode() == text
     assert sample.token_bytes(1_000_000) == b""
+
+
+async def test_what_a_huge_text_took_is_given_back(sample):
+    process = psutil.Process()
+    await sample.encode_async("dog " * 500_000, add_special_tokens=False)
+    before = process.memory_info().rss
+    for _ in range(2):
+        assert len(await sample.encode_async("dog " * 2_000_000, add_special_tokens=False)) >= 2_000_000
+    assert process.memory_info().rss - before < 200e6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,8 @@ T = TypeVar("T")
 # Shorter texts take less time to encode than to hand to another thread.
 _INLINE_CHARS = 1024
 _INLINE_TOKENS = 1024
+# What larger work took is given back to the system: the C library would keep a gigabyte after a text of 16 MB.
+_LARGE = 1 << 20
 _MAX_ENCODING_THREADS = 2
 # The end of a prompt that decides how the output's first token is spelled, special tokens included.
 _MAX_CONTEXT_TOKENS = 16
@@ -63,11 +67,11 @@ class Tokenizer:
         """The same, without keeping the event loop from other work while a long text is encoded."""
         if len(text) <= _INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        return await self.beside(lambda: self.encode(text, add_special_tokens=add_special_tokens))
+        return await self.beside(lambda: self.encode(text, add_special_tokens=add_special_tokens), len(text))
 
-    async def beside(self, work: Callable[[], T]) -> T:
-        """Runs `work` on one of the encoding threads, so that the event loop has time for others."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def beside(self, work: Callable[[], T], size: int = 0) -> T:
+        """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _and_trim(work, size))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence."""
@@ -81,13 +85,15 @@ class Tokenizer:
         if len(token_ids) <= _INLINE_TOKENS:
             return self.decode(token_ids)
         # decode() holds the interpreter's lock all the time; the batch call lets other threads run.
-        return (await self.beside(lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False)))[0]
+        return (
+            await self.beside(lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False), len(token_ids))
+        )[0]
 
     async def token_names(self, token_ids: Sequence[int]) -> list[str]:
         """Every token as the vocabulary spells it."""
         if len(token_ids) <= _INLINE_TOKENS:
             return [self.token_name(token_id) for token_id in token_ids]
-        return await self.beside(lambda: [self.token_name(token_id) for token_id in token_ids])
+        return await self.beside(lambda: [self.token_name(token_id) for token_id in token_ids], len(token_ids))
 
     def token_text(self, token_id: int) -> str:
         """One token alone; bytes that are no whole characters show as U+FFFD."""
@@ -118,3 +124,20 @@ class Tokenizer:
     def close(self) -> None:
         """Ends the encoding threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _and_trim(work: Callable[[], T], size: int) -> Callable[[], T]:
+    def done() -> T:
+        try:
+            return work()
+        finally:
+            _trim_memory()
+
+    return done if size > _LARGE else work
+
+
+def _trim_memory() -> None:
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own; others do without
+        if trim is not None:
+            trim(0)
