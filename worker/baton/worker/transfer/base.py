@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,30 @@ class Inbound:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """One layer of some neighbouring blocks of the receiver, and where the sender has them."""
+
+    layer: int
+    first_index: int  # into the receiver's block list
+    num_blocks: int  # of the receiver's size
+    block_ids: Sequence[BlockId]  # of the sender
+    skip_tokens: int = 0  # of the sender's first block, before the piece begins; under conversion only
+
+
+class KvConversion(Protocol):
+    """From the sender's layout to one receiver rank's. Pure."""
+
+    heads: tuple[int, int] | None  # first and number, of the receiver rank's; None: all of them
+    bytes_per_block_layer: int  # of the receiver's blocks, of these heads
+
+    def on_host(self, data: memoryview, piece: Piece) -> memoryview:
+        """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
+
+    def on_device(self, values: Tensor, piece: Piece) -> Tensor:
+        """The same of [len(piece.block_ids), 2, kv heads of the rank, block_size, head_dim]; contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outbound:
     """Where the sender writes. `push_id` is the sender's own: transfer ids of two receivers may be equal."""
 
@@ -35,6 +62,7 @@ class Outbound:
     receiver_epoch: int
     generation: int
     checksum: bool
+    conversion: KvConversion | None = None  # None: the layouts are equal
 
 
 @dataclass(frozen=True, slots=True)
