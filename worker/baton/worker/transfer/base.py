@@ -30,13 +30,18 @@ class Inbound:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One layer of some neighbouring blocks of the receiver, and where the sender has them."""
+    """Some neighbouring layers of some neighbouring blocks of the receiver, and where the sender has them.
 
-    layer: int
+    Its bytes are [num_blocks, num_layers, bytes_per_block_layer]: what the gather kernel makes in one launch. A layer
+    that is pushed as it finishes is a piece of its own; what is ready at once goes in pieces of several layers.
+    """
+
+    layer: int  # the first
     first_index: int  # into the receiver's block list
     num_blocks: int  # of the receiver's size
     block_ids: Sequence[BlockId]  # of the sender
     skip_tokens: int = 0  # of the sender's first block, before the piece begins; under conversion only
+    num_layers: int = 1
 
 
 class KvConversion(Protocol):
@@ -49,7 +54,7 @@ class KvConversion(Protocol):
         """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
-        """The same of [len(piece.block_ids), 2, kv heads of the rank, block_size, head_dim]; contiguous."""
+        """The same of [len(piece.block_ids), num_layers, 2, kv heads of the rank, block_size, head_dim]; contiguous."""
 
 
 @dataclass(frozen=True, slots=True)

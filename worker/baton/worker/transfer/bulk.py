@@ -64,8 +64,10 @@ class BulkReceiver(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it. May copy them to the host."""
 
-    def write(self, slot: int, layer: int, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
-        """Copies the slot into these blocks of the pool. Returns when they are in."""
+    def write(
+        self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None
+    ) -> None:
+        """Copies the slot, [blocks, layers, bytes], into these blocks of the pool. Returns when they are in."""
 
     def abort(self) -> None:
         """Makes `take` end soon. From any thread. Idempotent."""
