@@ -61,6 +61,7 @@ class Engine:
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
         # Called between schedule and launch, so that a peer can be told before its prompt is computed.
         self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        self.waits = False  # the device has all it can take, and is not done
         self._executor = executor
         self._settings = settings
         self._clock = clock
@@ -104,14 +105,23 @@ class Engine:
         if state is not None:
             self._finish(state, FinishReason.ABORT)
 
-    def step(self) -> StepOutputs:
-        """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run."""
+    def step(self, wait: bool = True) -> StepOutputs:
+        """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run.
+
+        Without `wait` a step that has not ended is not collected: `waits` says so, and executor.watch when it has.
+        """
         self._expire_deadlines()
-        scheduled = self._scheduler.schedule()
-        if scheduled is not None:
-            self._launch(scheduled)
+        scheduled = None
+        if len(self._in_flight) < self._executor.depth:
+            scheduled = self._scheduler.schedule()
+            if scheduled is not None:
+                self._launch(scheduled)
+        self.waits = False
         if self._in_flight and (scheduled is None or len(self._in_flight) >= self._executor.depth):
-            self._collect(self._in_flight.popleft())
+            if wait or self._in_flight[0].error is not None or self._executor.ended():
+                self._collect(self._in_flight.popleft())
+            else:
+                self.waits = True
         return self._take_outputs()
 
     def has_work(self) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
-from baton.worker.engine import Engine
+from baton.worker.engine import Engine, StepOutputs
 from baton.worker.engine_control import EngineControl
 from baton.worker.events import EventLog
 from baton.worker.executor.base import Executor
@@ -46,7 +46,8 @@ class EngineLoop:
         self._handover = handover
         self._identity = identity
         self._profiler = profiler
-        self._step = engine.step if trace is None else partial(trace.step, engine.step)
+        self._step = self._advance if trace is None else partial(trace.step, self._advance)
+        self._watching = False
         self._clock = clock
         self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
@@ -162,9 +163,17 @@ class EngineLoop:
         self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
         self._state.report(self._clock())
 
+    def _advance(self) -> StepOutputs:
+        """While KV moves, frames and transfers are served beside the running step: nobody waits for its end."""
+        watching = self._handover.num_open > 0
+        if watching != self._watching:
+            self._watching = watching
+            self._executor.watch(self._link.wake if watching else None)
+        return self._engine.step(wait=not watching)
+
     def _patience(self) -> float:
         """How long the link may be waited on: until something is due."""
-        if self._engine.has_work():
+        if self._engine.has_work() and not self._engine.waits:
             return 0.0
         due = self._state.deadline(self._changing)
         parts = (self._events, self._control, self._handover)

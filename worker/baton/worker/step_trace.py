@@ -144,6 +144,12 @@ class TracedExecutor:
     def collect(self) -> StepResult:
         return self._trace.collect(self._executor.collect)
 
+    def ended(self) -> bool:
+        return self._executor.ended()
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        self._executor.watch(wake)
+
     def append_token(self, row: int, token_id: int) -> None:
         self._executor.append_token(row, token_id)
 

@@ -57,6 +57,8 @@ class Decoder:
         batch_invariant: bool = False,
     ) -> None:
         device = cache.device
+        # Called when a layer's KV of the step is queued to be written, with the layer.
+        self.on_written: Callable[[int], None] | None = None
         self.cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._config = config
         self._weights = weights
@@ -193,6 +195,8 @@ class Decoder:
             eps=config.rms_norm_eps,
             kv_scale=self._kv_scales[index],
         )
+        if self.on_written is not None:
+            self.on_written(index)
         num_tokens = qkv.shape[0]
         width = config.num_q_heads * config.head_dim
         query = qkv[:, :width].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -30,6 +30,7 @@ from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.stepper import Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, small_steps
+from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.loading import LoadedModel, load_model, read_config
@@ -74,6 +75,8 @@ class CudaExecutor:
         self._launched: deque[_Launched] = deque()
         self._last_done: torch.cuda.Event | None = None
         self._turn = 0
+        self._watch = DeviceWatch()
+        self._wake: Callable[[], None] | None = None
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
@@ -110,11 +113,6 @@ class CudaExecutor:
         except Exception as error:
             raise_if_lost(error, self._wait)
             raise
-        plan = launched.plan
-        # All layers at once: a step's kernels tell nothing on the way.
-        if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
-            for layer in range(self.layout.num_layers):
-                self.layer_hook(plan, layer)
         result = StepResult(
             step=launched.step,
             token_ids=launched.token_ids.numpy().copy(),
@@ -126,6 +124,17 @@ class CudaExecutor:
                 result.idle_seconds = self._last_done.elapsed_time(launched.started) / 1000
             self._last_done = launched.done
         return result
+
+    def ended(self) -> bool:
+        """Whether collect would return at once."""
+        return not self._launched or self._launched[0].done.query()  # type: ignore[no-untyped-call]
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """Calls `wake`, from a thread, when a launched step has ended, those in flight included. None: no more."""
+        if wake is not None and self._wake is None:
+            for launched in self._launched:
+                self._watch.add(launched.done, wake)
+        self._wake = wake
 
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled."""
@@ -160,6 +169,7 @@ class CudaExecutor:
                 launched[-1].done.synchronize()
             except Exception as error:  # said when it was found; closing must go on
                 _log.debug("the device failed before it was closed: %s", error)
+        self._watch.close()
 
     # Steps.
 
@@ -168,13 +178,25 @@ class CudaExecutor:
         started.record()
         self._batch.apply(plan)
         self._sampler.admit(plan.admitted)
-        sampled, logprobs = self._compute(plan, self._sampler.is_plain(plan.rows))
+        if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
+            self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
+        try:
+            sampled, logprobs = self._compute(plan, self._sampler.is_plain(plan.rows))
+        finally:
+            self._decoder.on_written = None
         self._turn = (self._turn + 1) % len(self._pinned)
         token_ids = self._pinned[self._turn][: len(sampled)]
         token_ids.copy_(sampled, non_blocking=True)
         done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         done.record()
         self._launched.append(_Launched(plan.step, plan, token_ids, logprobs, started, done))
+        if self._wake is not None:
+            self._watch.add(done, self._wake)
+
+    def _tell_of_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
+        written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        written.record()
+        self._watch.add(written, partial(hook, plan, layer))
 
     def _compute(self, plan: StepPlan, plain: bool) -> tuple[Tensor, PendingLogprobs | None]:
         graphs = self._graphs

@@ -12,7 +12,7 @@ from baton.worker.core import BlockId, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """How KV lies in memory: a block of one layer is [2, num_kv_heads / tp_size, block_size, head_dim]."""
+    """How KV lies in memory: a block of one layer is [2, kv heads of the rank, block_size, head_dim]."""
 
     model_digest: bytes  # 16 bytes
     dtype: str  # float32 | bfloat16 | float16 | float8_e4m3 | simulated
@@ -23,6 +23,8 @@ class KvLayout:
     bytes_per_block_layer: int  # of this rank
     tp_size: int = 1
     tp_rank: int = 0
+    # Of float8_e4m3: what the keys and the values of layer 0, 1.. are multiplied with, fp32. Empty: all are 1.
+    kv_scales: tuple[float, ...] = ()
 
     @property
     def bytes_per_block(self) -> int:
@@ -66,6 +68,12 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Waits for the oldest launched step. Call once for each launch."""
+
+    def ended(self) -> bool:
+        """Whether collect returns at once. True where steps are computed by collect itself."""
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """`wake` is called, from any thread, when a launched step has ended on its own. None: no more."""
 
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled (the prefill worker's first) to a row's known tokens."""

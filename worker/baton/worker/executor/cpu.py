@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -76,6 +76,13 @@ class CpuExecutor:
     def collect(self) -> StepResult:
         """The oldest launched step's tokens."""
         return self._results.pop(0)
+
+    def ended(self) -> bool:
+        """A step is computed when it is collected."""
+        return True
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """No step ends on its own."""
 
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled."""

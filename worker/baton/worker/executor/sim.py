@@ -154,6 +154,13 @@ class SimExecutor:
         self._wait(step.ends)
         return result
 
+    def ended(self) -> bool:
+        """A step is computed when it is collected."""
+        return True
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """No step ends on its own."""
+
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled to a row's known tokens."""
         self._last_tokens[row] = token_id
