@@ -87,7 +87,8 @@ global___TransportKind = TransportKind
 @typing.final
 class KvLayout(google.protobuf.message.Message):
     """How one worker lays out the KV of one model. In memory a block of one layer is
-    [2 (K, V), kv heads of the rank, block_size, head_dim].
+    [2 (K, V), kv heads of the rank, block_size, head_dim]. Two layouts need not be equal:
+    the sender converts into the receiver's dtype, block size and share of the heads.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -100,18 +101,28 @@ class KvLayout(google.protobuf.message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     TP_SIZE_FIELD_NUMBER: builtins.int
     TP_RANK_FIELD_NUMBER: builtins.int
+    KV_SCALES_FIELD_NUMBER: builtins.int
     model_digest: builtins.bytes
     """Equal digests give equal KV."""
     dtype: global___KvDtype.ValueType
     num_layers: builtins.int
     num_kv_heads: builtins.int
-    """Of the whole model; a rank of tp_size holds num_kv_heads / tp_size of them."""
+    """Of the whole model. Rank r of tp_size holds num_kv_heads / tp_size of them from
+    r * num_kv_heads / tp_size on; where there are more ranks than heads, the one head
+    r * num_kv_heads / tp_size. One of the two numbers divides the other.
+    """
     head_dim: builtins.int
     block_size: builtins.int
     """Tokens a block."""
     tp_size: builtins.int
     """0 is 1."""
     tp_rank: builtins.int
+    @property
+    def kv_scales(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Under KV_DTYPE_FLOAT8_E4M3: what each layer's stored keys, then its stored values, are
+        multiplied with; 2 * num_layers numbers above 0. Empty: all are 1. Empty otherwise.
+        """
+
     def __init__(
         self,
         *,
@@ -123,8 +134,9 @@ class KvLayout(google.protobuf.message.Message):
         block_size: builtins.int = ...,
         tp_size: builtins.int = ...,
         tp_rank: builtins.int = ...,
+        kv_scales: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "head_dim", b"head_dim", "model_digest", b"model_digest", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "tp_rank", b"tp_rank", "tp_size", b"tp_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "head_dim", b"head_dim", "kv_scales", b"kv_scales", "model_digest", b"model_digest", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "tp_rank", b"tp_rank", "tp_size", b"tp_size"]) -> None: ...
 
 global___KvLayout = KvLayout
 
@@ -155,7 +167,8 @@ global___TransportAddress = TransportAddress
 @typing.final
 class PeerHello(google.protobuf.message.Message):
     """Says who the ends of a prefill stream are. The first message in both directions. A
-    layout that cannot be served ends the stream with FAILED_PRECONDITION.
+    layout that cannot be served ends the stream with FAILED_PRECONDITION: both ends judge by
+    the same rules, so neither waits for the other.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -208,7 +221,9 @@ class TransferDescriptor(google.protobuf.message.Message):
     sender_epoch: builtins.int
     receiver_epoch: builtins.int
     first_block: builtins.int
-    """The prompt's block at which the transfer begins; the receiver holds those before it."""
+    """The prompt's block at which the transfer begins; the receiver holds those before it.
+    In blocks of the receiver's size, as block_ids: the sender's may be cut otherwise.
+    """
     generation: builtins.int
     """The stamp that every piece must carry; new for each lease."""
     lease_ms: builtins.int
