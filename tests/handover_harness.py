@@ -203,13 +203,13 @@ class _Redirected(TcpTransport):
 
     def __init__(self, executor: SimExecutor, inner: TcpTransport, redirect: Callable[[int], str]) -> None:
         self.__dict__.update(inner.__dict__)
-        self._redirect = redirect(int(inner.address.address.rpartition(":")[2]))
+        self._redirect = redirect(int(inner.addresses[0].address.rpartition(":")[2]))
 
     @property
-    def address(self):
-        address = super().address
+    def addresses(self):
+        (address,) = super().addresses
         address.address = self._redirect
-        return address
+        return [address]
 
 
 def turn_until(nodes: Sequence[Node], done: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from baton.worker.core import BlockId
 from baton.worker.executor.base import KvLayout
-from baton.worker.transfer.base import Inbound, Landed, Outbound
+from baton.worker.transfer.base import Inbound, Landed, Outbound, Piece
 from baton.worker.transfer.tcp import TcpTransport
 
 NUM_LAYERS = 32
@@ -74,13 +74,14 @@ def push(sender: TcpTransport, receiver: TcpTransport, landed: threading.Event, 
     num_blocks, checksum = options
     block_ids = [BlockId(i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
     receiver.open(Inbound(number, 1, number, tuple(block_ids), checksum))
-    sender.connect(Outbound(number, receiver.address.address, number, 1, number, checksum))
+    sender.connect(Outbound(number, receiver.addresses, number, 1, number, checksum))
     time.sleep(0.05)  # the connection is there in practice: it is dialled while the first chunk is computed
     per_piece = PIECE_BYTES // BYTES_PER_BLOCK_LAYER
     began = time.perf_counter()
     for layer in range(NUM_LAYERS):
         for first in range(0, num_blocks, per_piece):
-            sender.push(number, layer, first, block_ids[first : first + per_piece])
+            piece_ids = block_ids[first : first + per_piece]
+            sender.push(number, Piece(layer, first, len(piece_ids), piece_ids))
     sender.finish(number)
     while not any(isinstance(event, Landed) for event in receiver.poll()):
         landed.wait()

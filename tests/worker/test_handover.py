@@ -460,7 +460,7 @@ def test_a_byte_corrupted_in_flight_never_changes_a_token(network, position, num
 def test_a_decode_worker_restarted_at_the_same_address_takes_nothing_of_its_past(network):
     prefill = make_node(network, "prefill")
     decode = make_node(network, "decode")
-    port = decode.transport.address.address.rpartition(":")[2]
+    port = decode.transport.addresses[0].address.rpartition(":")[2]
     acts: list[str] = []
     _at_message(network, "accept", acts, before=False)
     request = make_request(prompt_of(300), 6)

@@ -12,6 +12,7 @@ import pytest
 from engine_harness import make_executor
 
 from baton.rpc.errors import DataLoss, InvalidRequest, Unavailable
+from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import (
     Inbound,
@@ -19,6 +20,7 @@ from baton.worker.transfer.base import (
     InboundFenced,
     Landed,
     Outbound,
+    Piece,
     Pushed,
     PushFailed,
     PushFenced,
@@ -94,18 +96,25 @@ def inbound(block_ids, transfer_id=1, generation=GENERATION, epoch=EPOCH, checks
 
 
 def outbound(receiver, push_id=1, transfer_id=1, generation=GENERATION, epoch=EPOCH, checksum=True):
-    address = receiver.transport.address.address
-    return Outbound(push_id, address, transfer_id, epoch, generation, checksum)
+    return Outbound(push_id, receiver.transport.addresses, transfer_id, epoch, generation, checksum)
 
 
 SOURCE = [BlockId(i) for i in (3, 9, 4, 20, 21)]
 TARGET = [BlockId(i) for i in (50, 2, 7, 33, 8)]
 
 
+def piece_of(layer, first_index, block_ids):
+    return Piece(layer, first_index, len(block_ids), block_ids)
+
+
+def tcp_address(address):
+    return [kv_pb2.TransportAddress(kind=kv_pb2.TRANSPORT_KIND_TCP, address=address)]
+
+
 def push_all(sender, push_id=1, source=SOURCE):
     for layer in range(NUM_LAYERS):
-        sender.transport.push(push_id, layer, 0, source[:2])
-        sender.transport.push(push_id, layer, 2, source[2:])
+        sender.transport.push(push_id, piece_of(layer, 0, source[:2]))
+        sender.transport.push(push_id, piece_of(layer, 2, source[2:]))
     sender.transport.finish(push_id)
 
 
@@ -146,12 +155,12 @@ def test_nothing_is_written_after_the_fence(ends):
     sender, receiver = ends
     receiver.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(receiver))
-    sender.transport.push(1, 0, 0, SOURCE)
+    sender.transport.push(1, piece_of(0, 0, SOURCE))
     wait_until(lambda: receiver.transport.num_landed_bytes(1) > 0)
     receiver.transport.fence_inbound(1)
     receiver.wait_for(InboundFenced)
     before = receiver.read(TARGET)
-    sender.transport.push(1, 1, 0, SOURCE)
+    sender.transport.push(1, piece_of(1, 0, SOURCE))
     wait_until(lambda: receiver.transport.totals().num_stray_pieces == 1)
     assert receiver.read(TARGET) == before
 
@@ -170,7 +179,7 @@ def test_a_fence_waits_for_the_piece_that_is_being_written(make_end):
     sender, receiver = make_end(filled_executor()), make_end(executor)
     receiver.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(receiver))
-    sender.transport.push(1, 0, 0, SOURCE)
+    sender.transport.push(1, piece_of(0, 0, SOURCE))
     assert writing.wait(5)
     began = time.monotonic()
     receiver.transport.fence_inbound(1)
@@ -194,11 +203,11 @@ def test_a_fenced_push_sends_nothing_more_and_leaves_others_alone(ends):
     receiver.transport.open(inbound([10, 11, 12, 13, 14], transfer_id=2))
     sender.transport.connect(outbound(receiver))
     sender.transport.connect(outbound(receiver, push_id=2, transfer_id=2))
-    sender.transport.push(1, 0, 0, SOURCE)
+    sender.transport.push(1, piece_of(0, 0, SOURCE))
     sender.transport.fence_outbound(1)
     sender.wait_for(PushFenced)
     num_pieces = sender.transport.totals().num_sent_pieces
-    sender.transport.push(1, 1, 0, SOURCE)
+    sender.transport.push(1, piece_of(1, 0, SOURCE))
     sender.transport.finish(1)
     push_all(sender, 2)
     assert receiver.wait_for(Landed).transfer_id == 2
@@ -292,9 +301,9 @@ def test_a_peer_that_takes_no_bytes_never_holds_up_the_engine_thread(make_end):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         began = time.monotonic()
-        sender.transport.connect(Outbound(1, address, 1, EPOCH, GENERATION, False))
+        sender.transport.connect(Outbound(1, tcp_address(address), 1, EPOCH, GENERATION, False))
         for _ in range(8):
-            sender.transport.push(1, 0, 0, SOURCE)
+            sender.transport.push(1, piece_of(0, 0, SOURCE))
         time.sleep(0.2)
         sender.transport.fence_outbound(1)
         assert time.monotonic() - began < 0.4
@@ -308,7 +317,7 @@ def test_an_unreachable_receiver_fails_the_push(ends):
     sender, _ = ends
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    sender.transport.connect(Outbound(1, f"127.0.0.1:{port}", 1, EPOCH, GENERATION, True))
+    sender.transport.connect(Outbound(1, tcp_address(f"127.0.0.1:{port}"), 1, EPOCH, GENERATION, True))
     push_all(sender)
     assert f"127.0.0.1:{port}" in sender.wait_for(PushFailed).reason
     sender.transport.fence_outbound(1)
@@ -350,7 +359,7 @@ def test_a_receiver_that_was_restarted_at_its_address_is_dialled_anew(make_end):
     sender.transport.connect(outbound(receiver))
     push_all(sender)
     receiver.wait_for(Landed)
-    port = int(receiver.transport.address.address.rpartition(":")[2])
+    port = int(receiver.transport.addresses[0].address.rpartition(":")[2])
     receiver.transport.close()
     executor = make_executor(num_blocks=64)
     again = TcpTransport(executor, "127.0.0.1", port, "127.0.0.1", lambda: None)
@@ -367,7 +376,7 @@ def test_a_receiver_that_was_restarted_at_its_address_is_dialled_anew(make_end):
 @pytest.mark.parametrize("address", ["", "nohost", "host:", "host:0", "host:99999", ":80"])
 def test_an_address_that_is_none_is_refused(ends, address):
     with pytest.raises(InvalidRequest, match="transport address"):
-        ends[0].transport.connect(Outbound(1, address, 1, EPOCH, GENERATION, True))
+        ends[0].transport.connect(Outbound(1, tcp_address(address), 1, EPOCH, GENERATION, True))
 
 
 def test_a_port_in_use_is_named():
@@ -400,7 +409,7 @@ def test_coverage_is_complete_when_every_cell_has_landed():
 
 
 def connected(receiver):
-    port = int(receiver.transport.address.address.rpartition(":")[2])
+    port = int(receiver.transport.addresses[0].address.rpartition(":")[2])
     return socket.create_connection(("127.0.0.1", port), timeout=5)
 
 

@@ -356,7 +356,7 @@ class DecodeSide:
             block_ids=block_ids,
             generation=generation,
             lease_ms=round(settings.lease_seconds * 1000),
-            transports=[self._transport.address],
+            transports=self._transport.addresses,
             checksum=settings.verify,
         )
         accept = worker_pb2.PrefillAccept(prefill_id=exchange.prefill_id, transfer=descriptor)

@@ -73,7 +73,7 @@ class Handover:
             worker_id=worker_id,
             epoch=engine.epoch,
             layout=layout_message(executor.layout),
-            transports=[transport.address],
+            transports=transport.addresses,
         )
         self._transport = transport
         self._wire = wire

@@ -27,7 +27,7 @@ from baton.worker.handover.push_progress import PushProgress, PushTarget
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted
 from baton.worker.submit import prefill_of
-from baton.worker.transfer.base import Outbound, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.layout import check_compatible, layout_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 
@@ -248,13 +248,9 @@ class PrefillSide:
                 f"the transfer is for epoch {transfer.sender_epoch} of this worker, which is {self._hello.epoch}",
                 field="transfer.sender_epoch",
             )
-        kind = self._transport.address.kind
-        address = next((address.address for address in transfer.transports if address.kind == kind), None)
-        if address is None:
-            raise Mismatch("the transfer names no transport that this worker has", field="transfer.transports")
         outbound = Outbound(
             push_id=job.push_id,
-            address=address,
+            addresses=tuple(transfer.transports),
             transfer_id=transfer.transfer_id,
             receiver_epoch=transfer.receiver_epoch,
             generation=transfer.generation,
@@ -264,7 +260,9 @@ class PrefillSide:
         return PushTarget(
             first_block=transfer.first_block,
             max_blocks=max(1, self._settings.piece_bytes // self._executor.layout.bytes_per_block_layer),
-            push=functools.partial(self._transport.push, job.push_id),
+            push=lambda layer, first, block_ids: self._transport.push(
+                job.push_id, Piece(layer, first, len(block_ids), block_ids)
+            ),
             finish=functools.partial(self._transport.finish, job.push_id),
         )
 

@@ -62,7 +62,7 @@ class Outbound:
     """Where the sender writes. `push_id` is the sender's own: transfer ids of two receivers may be equal."""
 
     push_id: int
-    address: str
+    addresses: Sequence[kv_pb2.TransportAddress]  # all that the receiver takes; the transport chooses
     transfer_id: int
     receiver_epoch: int
     generation: int
@@ -134,6 +134,9 @@ class TransportTotals:
     num_bad_connections: int = 0  # spoke something else
     num_sent_pieces: int = 0
     num_sent_bytes: int = 0
+    send_seconds: float = 0.0  # while bytes of pieces went out
+    num_refused: int = 0  # connections of senders that were told no
+    num_fallbacks: int = 0  # connections that another kind had to serve
 
 
 class Transport(Protocol):
@@ -142,14 +145,17 @@ class Transport(Protocol):
     fences_locally: bool  # the receiver can stop a peer's writes alone, without hearing of the peer
 
     @property
-    def address(self) -> kv_pb2.TransportAddress:
-        """Where this worker takes KV."""
+    def addresses(self) -> list[kv_pb2.TransportAddress]:
+        """Where this worker takes KV: one for each kind, best first."""
 
     def poll(self) -> list[TransportEvent]:
         """What happened since the last call, in order."""
 
     def totals(self) -> TransportTotals:
-        """As of now."""
+        """As of now, all kinds together."""
+
+    def totals_by_kind(self) -> dict[str, TransportTotals]:
+        """As of now, of each kind that this worker has: tcp, ipc, rdma, nccl."""
 
     def close(self) -> None:
         """Ends every transfer and thread. Idempotent."""
@@ -171,10 +177,13 @@ class Transport(Protocol):
     # The sender's verbs.
 
     def connect(self, outbound: Outbound) -> None:
-        """Begins a push; dials where needed. Raises InvalidRequest for an address that is none."""
+        """Begins a push; dials where needed.
 
-    def push(self, push_id: int, layer: int, first_index: int, block_ids: Sequence[BlockId]) -> None:
-        """Queues one piece: these blocks go to the receiver's from first_index on. Ignored for an unknown push."""
+        Raises InvalidRequest for an address that is none, Mismatch where the two ends have no transport in common.
+        """
+
+    def push(self, push_id: int, piece: Piece) -> None:
+        """Queues one piece. Ignored for an unknown push."""
 
     def finish(self, push_id: int) -> None:
         """That was the last piece. Pushed follows when all are sent."""

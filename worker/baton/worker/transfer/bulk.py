@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.worker.core import BlockId
-from baton.worker.transfer.base import Piece
+from baton.worker.transfer.base import KvConversion, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,11 @@ class BulkSender(Protocol):
 
     announces_first: bool  # the receiver must take part (NCCL): the header goes out when the copy is started, not after
 
-    def put(self, piece: Piece, slot: int) -> Ticket:
-        """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot."""
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None) -> Ticket:
+        """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
+
+        The slot holds the piece: no connection stands whose slots are smaller than the sender's largest piece.
+        """
 
     def abort(self) -> None:
         """Makes every copy that was started end soon, well or badly. From any thread. Idempotent."""
@@ -64,9 +67,7 @@ class BulkReceiver(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it. May copy them to the host."""
 
-    def write(
-        self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None
-    ) -> None:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
         """Copies the slot, [blocks, layers, bytes], into these blocks of the pool. Returns when they are in."""
 
     def abort(self) -> None:
@@ -87,7 +88,7 @@ class BulkPath(Protocol):
         """The receiver's end for a sender that offered this. Raises a ServiceError where it cannot be served."""
 
     def connect(self, slots: Slots) -> BulkSender:
-        """The sender's end, to the slots that the receiver answered. Raises a ServiceError where they cannot be used."""
+        """The sender's end, to the slots that the receiver answered. Raises a ServiceError where they are of no use."""
 
     def close(self) -> None:
         """Frees all slots. Idempotent."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2
-from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
-from baton.worker.transfer.base import Inbound, Outbound, PushFenced, TransportEvent, TransportTotals
+from baton.worker.transfer.base import Inbound, Outbound, Piece, PushFenced, TransportEvent, TransportTotals
 from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.tcp_receiver import TcpReceiver
 from baton.worker.transfer.tcp_sender import Push, SenderLink
@@ -39,13 +38,10 @@ class TcpTransport:
         self._num_ended_bytes = 0
 
     @property
-    def address(self) -> kv_pb2.TransportAddress:
+    def addresses(self) -> list[kv_pb2.TransportAddress]:
         """Where this worker takes KV."""
-        return kv_pb2.TransportAddress(
-            kind=kv_pb2.TRANSPORT_KIND_TCP,
-            tp_rank=self._tp_rank,
-            address=f"{self._advertised_host}:{self._receiver.port}",
-        )
+        address = f"{self._advertised_host}:{self._receiver.port}"
+        return [kv_pb2.TransportAddress(kind=kv_pb2.TRANSPORT_KIND_TCP, tp_rank=self._tp_rank, address=address)]
 
     def poll(self) -> list[TransportEvent]:
         """What happened since the last call."""
@@ -65,6 +61,10 @@ class TcpTransport:
                 num_sent_pieces=self._num_ended_pieces + sum(link.num_pieces for link in self._links.values()),
                 num_sent_bytes=self._num_ended_bytes + sum(link.num_bytes for link in self._links.values()),
             )
+
+    def totals_by_kind(self) -> dict[str, TransportTotals]:
+        """As of now."""
+        return {"tcp": self.totals()}
 
     def close(self) -> None:
         """Ends every connection and thread. Idempotent."""
@@ -92,7 +92,11 @@ class TcpTransport:
 
     def connect(self, outbound: Outbound) -> None:
         """Begins a push."""
-        address = _split(outbound.address)
+        ours = (address.address for address in outbound.addresses if address.kind == kv_pb2.TRANSPORT_KIND_TCP)
+        known = next(ours, None)
+        if known is None:
+            raise Mismatch("the transfer names no transport that this worker has", field="transfer.transports")
+        address = _split(known)
         push = Push(outbound)
         link = self._links.get(address)
         if link is None or not link.begin(push):
@@ -101,11 +105,11 @@ class TcpTransport:
             link.begin(push)
         self._pushes[outbound.push_id] = push, link
 
-    def push(self, push_id: int, layer: int, first_index: int, block_ids: Sequence[BlockId]) -> None:
+    def push(self, push_id: int, piece: Piece) -> None:
         """Queues one piece."""
         if entry := self._pushes.get(push_id):
             push, link = entry
-            link.send(push, layer, first_index, block_ids)
+            link.send(push, piece.layer, piece.first_index, piece.block_ids)
 
     def finish(self, push_id: int) -> None:
         """That was the last piece."""
