@@ -6,6 +6,7 @@ none yet, when nobody wants them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -20,14 +21,15 @@ from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, Service
 from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request, StepPlan
 from baton.worker.engine import Engine, StepOutputs
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.push_progress import PushProgress, PushTarget
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted
 from baton.worker.submit import prefill_of
-from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.base import KvConversion, Outbound, Piece, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.conversion import conversion_to
 from baton.worker.transfer.layout import check_compatible, layout_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 
@@ -44,6 +46,8 @@ class _Peer:
     heard_at: float
     worker_id: str = ""
     greeted: bool = False
+    layout: KvLayout | None = None  # since it greeted
+    conversion: KvConversion | None = None  # into its layout; None: equal to ours
     open: bool = True
     jobs: dict[int, _Job] = field(default_factory=dict)  # by prefill id
     transfers: dict[int, _Job] = field(default_factory=dict)  # by transfer id
@@ -189,7 +193,9 @@ class PrefillSide:
     def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
         peer.worker_id = hello.worker_id
         try:
-            check_compatible(self._executor.layout, layout_of(hello.layout))
+            peer.layout = layout_of(hello.layout)
+            check_compatible(self._executor.layout, peer.layout)
+            peer.conversion = conversion_to(self._executor.layout, peer.layout)
         except Mismatch:
             self._counters.num_mismatches += 1
             raise
@@ -236,11 +242,14 @@ class PrefillSide:
         """Where the descriptor says. Raises a ServiceError where nothing can be pushed there."""
         if job.progress is None:
             raise InvalidRequest("the accept came before the prefill had started", field="transfer")
-        expected = job.progress.num_blocks - transfer.first_block
+        receiver = job.peer.layout
+        assert receiver is not None, "a prefill is taken after the hello"
+        num_blocks = job.progress.num_blocks_of(receiver.block_size)
+        expected = num_blocks - transfer.first_block
         if expected < 1 or len(transfer.block_ids) != expected or not transfer.lease_ms:
             raise InvalidRequest(
                 f"the transfer has {len(transfer.block_ids)} blocks from block {transfer.first_block} on and a lease "
-                f"of {transfer.lease_ms} ms; the prompt has {job.progress.num_blocks} blocks",
+                f"of {transfer.lease_ms} ms; the prompt has {num_blocks} blocks of {receiver.block_size} tokens",
                 field="transfer.block_ids",
             )
         if transfer.sender_epoch != self._hello.epoch:
@@ -255,16 +264,20 @@ class PrefillSide:
             receiver_epoch=transfer.receiver_epoch,
             generation=transfer.generation,
             checksum=transfer.checksum,
+            conversion=job.peer.conversion,
         )
         self._transport.connect(outbound)
         return PushTarget(
+            block_size=receiver.block_size,
             first_block=transfer.first_block,
-            max_blocks=max(1, self._settings.piece_bytes // self._executor.layout.bytes_per_block_layer),
-            push=lambda layer, first, block_ids: self._transport.push(
-                job.push_id, Piece(layer, first, len(block_ids), block_ids)
-            ),
+            max_block_layers=max(1, self._settings.piece_bytes // receiver.bytes_per_block_layer),
+            push=functools.partial(self._push, job.push_id),
             finish=functools.partial(self._transport.finish, job.push_id),
         )
+
+    def _push(self, push_id: int, piece: Piece) -> None:
+        for layer in range(piece.layer, piece.layer + piece.num_layers):
+            self._transport.push(push_id, dataclasses.replace(piece, layer=layer, num_layers=1))
 
     def _on_cancel(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.jobs.get(message.cancel.prefill_id)

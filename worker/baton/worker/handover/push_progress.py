@@ -1,21 +1,31 @@
-"""Which blocks of one prompt are computed, layer by layer, and which of them have been handed to the transport."""
+"""Which blocks of one prompt are computed, layer by layer, and which of them have been handed to the transport.
+
+Counts in tokens on the sender's side and in blocks of the receiver's size on the other: a receiver's block goes out
+when all of its tokens are computed, whichever of the sender's blocks they lie in.
+
+    sender's blocks of 4      | 0 1 2 3 | 4 5 6 7 | 8 9 . . |       10 tokens
+    receiver's blocks of 6    | 0 1 2 3   4 5 | 6 7   8 9 . . |     block 1: the sender's last two, 2 tokens skipped
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.worker.core import BlockId
+from baton.worker.transfer.base import Piece
 
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
     """Where the pieces go. Its calls may come from any thread, and do not wait."""
 
-    first_block: int  # of the prompt; those before are with the receiver
-    max_blocks: int  # of one piece
-    push: Callable[[int, int, Sequence[BlockId]], None]  # layer, index from first_block on, our blocks
+    block_size: int  # of the receiver, in tokens
+    first_block: int  # of the prompt, in the receiver's blocks; those before are with the receiver
+    max_block_layers: int  # the most blocks times layers that one piece may have
+    push: Callable[[Piece], None]
     finish: Callable[[], None]
 
 
@@ -29,63 +39,82 @@ class PushProgress:
         self._block_size = block_size
         self._block_ids = list(block_ids)
         self._num_computed = [num_cached_tokens] * num_layers  # tokens
-        self._num_pushed: list[int] = []  # blocks from the prompt's first on, once there is a target
+        self._num_pushed: list[int] = []  # the receiver's blocks from the prompt's first on, once there is a target
         self._target: PushTarget | None = None
         self._finished = False
         self._lock = threading.Lock()
 
     @property
     def num_blocks(self) -> int:
-        """Of the whole prompt."""
+        """Of the whole prompt, of the sender's size."""
         return len(self._block_ids)
+
+    def num_blocks_of(self, block_size: int) -> int:
+        """Of the whole prompt, of that size."""
+        return -(-self._num_tokens // block_size)
 
     def start(self, target: PushTarget) -> None:
         """Pushes what is computed, and from now on what will be."""
         with self._lock:
             self._target = target
             self._num_pushed = [target.first_block] * len(self._num_computed)
-            for layer in range(len(self._num_computed)):
-                self._push(layer)
-            self._finish_if_all()
+            self._push(target, range(len(self._num_computed)))
 
     def layer_computed(self, layer: int, num_tokens: int) -> None:
         """This layer's KV of the prompt's first num_tokens tokens is in its blocks."""
         with self._lock:
-            self._advance(layer, num_tokens)
-            self._finish_if_all()
+            self._advance(range(layer, layer + 1), num_tokens)
 
     def all_computed(self, num_tokens: int) -> None:
         """Every layer's is."""
         with self._lock:
-            for layer in range(len(self._num_computed)):
-                self._advance(layer, num_tokens)
-            self._finish_if_all()
+            self._advance(range(len(self._num_computed)), num_tokens)
 
-    def _advance(self, layer: int, num_tokens: int) -> None:
-        if num_tokens > self._num_computed[layer]:
-            self._num_computed[layer] = num_tokens
-            self._push(layer)
+    def _advance(self, layers: range, num_tokens: int) -> None:
+        for layer in layers:
+            self._num_computed[layer] = max(self._num_computed[layer], num_tokens)
+        if self._target is not None:
+            self._push(self._target, layers)
 
-    def _push(self, layer: int) -> None:
-        target = self._target
-        if target is None:
-            return
-        start, stop = self._num_pushed[layer], self._num_ready(layer)
-        for first in range(start, stop, target.max_blocks):
-            block_ids = self._block_ids[first : min(first + target.max_blocks, stop)]
-            target.push(layer, first - target.first_block, block_ids)
-        self._num_pushed[layer] = max(start, stop)
+    def _push(self, target: PushTarget, layers: range) -> None:
+        """Neighbouring layers of which the same blocks are ready go together."""
+        spans = [(self._num_pushed[layer], self._num_ready(target, layer)) for layer in layers]
+        first = layers.start
+        for (start, stop), alike in itertools.groupby(spans):
+            following = first + len(list(alike))
+            if start < stop:
+                self._push_span(target, range(first, following), start, stop)
+                self._num_pushed[first:following] = [stop] * (following - first)
+            first = following
+        if not self._finished and min(self._num_pushed) >= self.num_blocks_of(target.block_size):
+            self._finished = True
+            target.finish()
 
-    def _num_ready(self, layer: int) -> int:
+    def _num_ready(self, target: PushTarget, layer: int) -> int:
         """Blocks that will not change any more. The last one may stay partial."""
         num_computed = self._num_computed[layer]
         if num_computed >= self._num_tokens:
-            return len(self._block_ids)
-        return num_computed // self._block_size
+            return self.num_blocks_of(target.block_size)
+        return num_computed // target.block_size
 
-    def _finish_if_all(self) -> None:
-        target = self._target
-        if target is None or self._finished or min(self._num_pushed) < len(self._block_ids):
-            return
-        self._finished = True
-        target.finish()
+    def _push_span(self, target: PushTarget, layers: range, start: int, stop: int) -> None:
+        """In pieces that are as large as they may be."""
+        num_blocks = min(stop - start, target.max_block_layers)
+        num_layers = target.max_block_layers // num_blocks
+        for layer in range(layers.start, layers.stop, num_layers):
+            count = min(num_layers, layers.stop - layer)
+            for first in range(start, stop, num_blocks):
+                target.push(self._piece(target, layer, count, first, min(first + num_blocks, stop)))
+
+    def _piece(self, target: PushTarget, layer: int, num_layers: int, start: int, stop: int) -> Piece:
+        first_token = start * target.block_size
+        end_token = min(stop * target.block_size, self._num_tokens)
+        ours = slice(first_token // self._block_size, -(-end_token // self._block_size))
+        return Piece(
+            layer=layer,
+            first_index=start - target.first_block,
+            num_blocks=stop - start,
+            block_ids=self._block_ids[ours],
+            skip_tokens=first_token % self._block_size,
+            num_layers=num_layers,
+        )
