@@ -24,6 +24,7 @@ from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.cuda.graphs import DecodeGraphs, graph_sizes
+from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.cuda.memory import allocate_kv, check_weights_fit, graph_bytes, num_blocks_that_fit, open_device
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
 from baton.worker.cuda.start import StartPhases
@@ -31,7 +32,7 @@ from baton.worker.cuda.stepper import Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
-from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import HostCopies, KvLayout, LayerHook, ModelSpec
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.loading import LoadedModel, load_model, read_config
 from baton.worker.model.rope import cos_sin_table
@@ -67,8 +68,9 @@ class CudaExecutor:
         max_model_len = _max_model_len(config.max_model_len, model_config)
         self._kv_dtype = kv_dtype(config, dtype)
         self.model = ModelSpec(loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids)
-        self.layout = _layout(model_config, loaded.digest, config.block_size, self._kv_dtype)
+        self.layout = _layout(model_config, loaded, config.block_size, self._kv_dtype)
         self.layer_hook: LayerHook | None = None
+        self.host: HostCopies | None = None
         self._config = config
         self._device = device
         self._graphs: DecodeGraphs | None = None
@@ -78,6 +80,7 @@ class CudaExecutor:
         self._watch = DeviceWatch()
         self._wake: Callable[[], None] | None = None
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.kv = KvCopies(lambda: self._decoder.cache)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
             self._warm_up(model_config, dtype)
@@ -288,15 +291,17 @@ def _kv_scale(loaded: LoadedModel, device: torch.device) -> Tensor:
     return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)
 
 
-def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dtype) -> KvLayout:
+def _layout(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvLayout:
+    scaled = dtype == torch.float8_e4m3fn and bool((loaded.kv_scales != 1).any())
     return KvLayout(
-        model_digest=digest,
+        model_digest=loaded.digest,
         dtype=dtype_name(dtype),
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=block_size,
         bytes_per_block_layer=2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize,
+        kv_scales=tuple(loaded.kv_scales.flatten().tolist()) if scaled else (),
     )
 
 
