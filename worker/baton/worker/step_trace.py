@@ -126,6 +126,7 @@ class TracedExecutor:
         self.layout = executor.layout
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
+        self.kv_bytes = executor.kv_bytes
         self._executor = executor
         self._trace = trace
 
@@ -156,8 +157,10 @@ class TracedExecutor:
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         return self._executor.read_blocks(layer, block_ids)
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        self._executor.write_blocks(layer, block_ids, data)
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        self._executor.write_blocks(layer, block_ids, data, heads)
 
     def close(self) -> None:
         self._executor.close()

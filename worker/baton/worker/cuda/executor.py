@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
@@ -70,6 +71,7 @@ class CudaExecutor:
         self.model = ModelSpec(loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids)
         self.layout = _layout(model_config, loaded, config.block_size, self._kv_dtype)
         self.layer_hook: LayerHook | None = None
+        self.kv_bytes: NDArray[np.uint8] | None = None
         self.host: HostCopies | None = None
         self._config = config
         self._device = device
@@ -150,8 +152,12 @@ class CudaExecutor:
             blocks = self._words(layer).index_select(0, index).cpu()
         return memoryview(cast(bytearray, blocks.view(torch.uint8).numpy())).cast("B")
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        """Copies one layer of these blocks from the host. Returns when they are in."""
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks from the host. Returns when they are in. Takes no part of the heads."""
+        if heads is not None:
+            raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
         expected = len(block_ids) * self.layout.bytes_per_block_layer
         if data.nbytes != expected:
             raise InvalidRequest(

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, StepPlan, StepResult
 
@@ -62,6 +65,7 @@ class Executor(Protocol):
     num_blocks: int
     depth: int  # steps that may be launched and not collected
     layer_hook: LayerHook | None
+    kv_bytes: NDArray[np.uint8] | None  # the blocks, [num_layers, num_blocks, bytes], where they lie in host memory
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and starts the step."""
@@ -81,8 +85,18 @@ class Executor(Protocol):
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out: len(block_ids) x bytes_per_block_layer bytes. Thread-safe."""
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        """Copies one layer of these blocks in. Thread-safe for blocks that no running row holds."""
+    def write_blocks(
+        self,
+        layer: int,
+        block_ids: Sequence[BlockId],
+        data: memoryview,
+        heads: tuple[int, int] | None = None,
+    ) -> None:
+        """Copies one layer of these blocks in. Thread-safe for blocks that no running row holds.
+
+        `heads`: first and number of the rank's KV heads that the data has, [blocks, 2, heads, ...]; None: all.
+        Raises InvalidRequest for a layer, block, head or size that does not fit.
+        """
 
     def close(self) -> None:
         """Frees the device. Idempotent."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from baton.kernels.reference.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
@@ -49,6 +50,7 @@ class CpuExecutor:
         self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
         self.layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
+        self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
         self._scratch = Scratch(self._memory.tensor)
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
@@ -93,9 +95,11 @@ class CpuExecutor:
         """Copies one layer of these blocks out."""
         return self._memory.read(layer, block_ids)
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        """Copies one layer of these blocks in."""
-        self._memory.write(layer, block_ids, data)
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in, of all heads or of some."""
+        self._memory.write(layer, block_ids, data, heads)
 
     def close(self) -> None:
         """Drops what was launched; the memory goes with the executor."""

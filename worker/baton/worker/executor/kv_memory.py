@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
@@ -24,36 +25,52 @@ class KvMemory:
         self.null_block = num_blocks
         self._num_blocks = num_blocks
         self._block_bytes = layout.bytes_per_block_layer
+        self._num_heads = layout.num_kv_heads
         shape = (layout.num_layers, num_blocks + 1, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         memory = _reserve(layout.bytes_per_block * (num_blocks + 1), num_blocks)
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
-        self._bytes = np.frombuffer(memory, dtype=np.uint8).reshape(
-            layout.num_layers, num_blocks + 1, self._block_bytes
-        )
+        self.bytes = np.frombuffer(memory, dtype=np.uint8).reshape(layout.num_layers, num_blocks + 1, self._block_bytes)
+
+    @property
+    def _heads(self) -> NDArray[np.uint8]:
+        num_layers, num_blocks, _ = self.bytes.shape
+        return self.bytes.reshape(num_layers, num_blocks, 2, self._num_heads, -1)
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """A copy of one layer of these blocks."""
         blocks = self._check(layer, block_ids)
         data = bytearray(len(blocks) * self._block_bytes)
         np.take(
-            self._bytes[layer], blocks, axis=0, out=np.frombuffer(data, np.uint8).reshape(len(blocks), -1), mode="clip"
+            self.bytes[layer], blocks, axis=0, out=np.frombuffer(data, np.uint8).reshape(len(blocks), -1), mode="clip"
         )
         return data
 
-    def write(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        """Copies one layer of these blocks in."""
+    def write(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in: all heads, or so many from the first on."""
         blocks = self._check(layer, block_ids)
-        expected = len(blocks) * self._block_bytes
+        num_heads = self._num_heads
+        first, count = heads or (0, num_heads)
+        if not 0 <= first < first + count <= num_heads:
+            raise InvalidRequest(
+                f"KV heads [{first}, {first + count}) do not exist: there are {num_heads}", field="heads"
+            )
+        expected = len(blocks) * (self._block_bytes // num_heads) * count
         if data.nbytes != expected:
             raise InvalidRequest(
                 f"{data.nbytes} bytes for layer {layer} of {len(blocks)} blocks; it must be {expected}", field="data"
             )
         if expected:
-            self._bytes[layer, blocks] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+            values = np.frombuffer(data, np.uint8)
+            if heads is None:
+                self.bytes[layer, blocks] = values.reshape(len(blocks), -1)
+            else:
+                self._heads[layer, blocks, :, first : first + count] = values.reshape(len(blocks), 2, count, -1)
 
     def _check(self, layer: int, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         blocks = np.fromiter(block_ids, np.int64, len(block_ids))
-        num_layers = self._bytes.shape[0]
+        num_layers = self.bytes.shape[0]
         if not 0 <= layer < num_layers:
             raise InvalidRequest(f"layer {layer} does not exist: allowed are 0 to {num_layers - 1}", field="layer")
         if blocks.size and not 0 <= blocks.min() <= blocks.max() < self._num_blocks:

@@ -116,6 +116,7 @@ class SimExecutor:
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
         self.layer_hook: LayerHook | None = None
+        self.kv_bytes: NDArray[np.uint8] | None = None
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
@@ -170,8 +171,12 @@ class SimExecutor:
         blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
         return bytearray(blocks[np.asarray(block_ids, np.int64)].tobytes())
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
-        """Copies one layer of these blocks in."""
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in. There is one head."""
+        if heads not in (None, (0, 1)):
+            raise InvalidRequest(f"KV heads {heads} do not exist: there is one", field="heads")
         expected = len(block_ids) * self.layout.bytes_per_block_layer
         if len(data) != expected:
             raise Mismatch(f"{len(block_ids)} blocks of one layer are {expected} bytes, not {len(data)}")
