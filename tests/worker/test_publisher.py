@@ -14,7 +14,8 @@ from worker_harness import running_worker, submit
 from baton.rpc.server import Context, RpcServer, Service
 from baton.services import ports
 from baton.v1 import control_pb2, index_pb2, index_pb2_grpc
-from baton.worker.block_pool import RemovedEvent, StoredEvent
+from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.core import Tier
 from baton.worker.events import EventLog
 from baton.worker.link import Kind
 
@@ -24,13 +25,14 @@ class FakeCache:
     epoch: int = 5
     events: list[StoredEvent | RemovedEvent] = field(default_factory=list)
     hashes: bytes = b""
+    host_hashes: bytes = b""
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         events, self.events = self.events, []
         return events
 
-    def cached_hashes(self) -> bytes:
-        return self.hashes
+    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
+        return self.hashes if tier is Tier.DEVICE else self.host_hashes
 
 
 class Harness:

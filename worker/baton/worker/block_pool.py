@@ -15,21 +15,9 @@ from dataclasses import dataclass
 
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import DataLoss
-from baton.worker.core import BlockHash, BlockId
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """These blocks can be found from now on."""
-
-    block_hashes: bytes  # 16 bytes a block
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedEvent:
-    """These blocks are gone."""
-
-    block_hashes: bytes  # 16 bytes a block
+from baton.worker.cache_events import CacheEvents, RemovedEvent, StoredEvent
+from baton.worker.core import BlockHash, BlockId, Tier
+from baton.worker.host_tier_offloads import Offloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +32,12 @@ class PoolAudit:
 
 
 class BlockPool:
-    """Hands out blocks and remembers what is in them. Every verb is O(1) a block."""
+    """Hands out blocks and remembers what is in them. Every verb is O(1) a block.
 
-    def __init__(self, num_blocks: int) -> None:
+    `offloads` hears of every cached block that comes or goes.
+    """
+
+    def __init__(self, num_blocks: int, offloads: Offloads | None = None) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self._empty: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
@@ -55,18 +46,27 @@ class BlockPool:
         self._leased: set[BlockId] = set()
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, BlockId] = {}
-        self._events: list[tuple[bool, bytearray]] = []  # (stored, hashes), in order, neighbours of one kind merged
+        self._events = CacheEvents(Tier.DEVICE)
+        self._offloads = offloads
 
     @property
     def num_free(self) -> int:
         """Blocks that allocate could hand out now, cached ones included."""
         return len(self._empty) + len(self._cached)
 
-    def allocate(self, count: int) -> list[BlockId] | None:
-        """Holds `count` blocks for the caller, evicting cached ones where it must. None: there are not that many."""
+    @property
+    def num_empty(self) -> int:
+        """Blocks that allocate would hand out first."""
+        return len(self._empty)
+
+    def allocate(self, count: int, in_order: bool = True) -> list[BlockId] | None:
+        """Holds `count` blocks for the caller, evicting cached ones where it must. None: there are not that many.
+
+        `in_order`: only steps write them, and only those that are launched from now on.
+        """
         if count > self.num_free:
             return None
-        block_ids = [self._take() for _ in range(count)]
+        block_ids = [self._take(in_order) for _ in range(count)]
         for block_id in block_ids:
             self._num_references[block_id] = 1
         return block_ids
@@ -86,6 +86,8 @@ class BlockPool:
         for block_id in block_ids:
             if self._num_references[block_id] == 0:
                 del self._cached[block_id]
+                if self._offloads is not None:
+                    self._offloads.held(block_id, self._hash(block_id))
             self._num_references[block_id] += 1
 
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
@@ -108,13 +110,13 @@ class BlockPool:
             return
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
-        self._record(True, block_hash)
+        self._events.stored(block_hash)
 
     def lease(self, count: int) -> list[BlockId] | None:
         """Takes blocks that a remote peer may write until settle or free_lease. None: there are not that many."""
         if count > self.num_free:
             return None
-        block_ids = [self._take() for _ in range(count)]
+        block_ids = [self._take(in_order=False) for _ in range(count)]
         self._leased.update(block_ids)
         return block_ids
 
@@ -137,12 +139,12 @@ class BlockPool:
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         self._events.clear()
+        if self._offloads is not None:
+            self._offloads.reset()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         """What became findable or stopped being so since the last call, in order."""
-        events = [StoredEvent(bytes(h)) if stored else RemovedEvent(bytes(h)) for stored, h in self._events]
-        self._events.clear()
-        return events
+        return self._events.take()
 
     def cached_hashes(self) -> bytes:
         """Everything findable, 16 bytes a block."""
@@ -152,6 +154,8 @@ class BlockPool:
         """Counts the blocks in each state. Raises DataLoss where the pool contradicts itself."""
         self._check_free_lists()
         self._check_hashes()
+        if self._offloads is not None:
+            self._offloads.audit({block_id: self._hash(block_id) for block_id in self._cached})
         num_held = sum(1 for count in self._num_references if count > 0)
         counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
         if counted != self.num_blocks:
@@ -171,16 +175,21 @@ class BlockPool:
         if len(leased) != len(self._leased) or set(leased) != self._leased:
             raise DataLoss(f"{len(self._leased)} blocks are leased, the open leases name {len(leased)}")
 
-    def _take(self) -> BlockId:
-        if self._empty:
-            return self._empty.pop()
+    def _take(self, in_order: bool) -> BlockId:
+        block_id = self._empty.pop() if self._empty else self._evict(in_order)
+        if self._offloads is not None and not in_order:
+            self._offloads.overwritten(block_id)
+        return block_id
+
+    def _evict(self, in_order: bool) -> BlockId:
         block_id, _ = self._cached.popitem(last=False)
-        block_hash = self._hash_of[block_id]
-        assert block_hash is not None, f"cached block {block_id} has no hash"
+        block_hash = self._hash(block_id)
         del self._block_of[block_hash]
         self._hash_of[block_id] = None
         self.num_evicted += 1
-        self._record(False, block_hash)
+        self._events.removed(block_hash)
+        if self._offloads is not None:
+            self._offloads.evicted(block_id, block_hash, in_order)
         return block_id
 
     def _put_back(self, block_id: BlockId) -> None:
@@ -188,12 +197,13 @@ class BlockPool:
             self._empty.append(block_id)
         else:
             self._cached[block_id] = None
+            if self._offloads is not None:
+                self._offloads.cached(block_id, self._hash(block_id))
 
-    def _record(self, stored: bool, block_hash: BlockHash) -> None:
-        if self._events and self._events[-1][0] is stored:
-            self._events[-1][1].extend(block_hash)
-        else:
-            self._events.append((stored, bytearray(block_hash)))
+    def _hash(self, block_id: BlockId) -> BlockHash:
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None, f"cached block {block_id} has no hash"
+        return block_hash
 
     def _check_free_lists(self) -> None:
         for name, block_ids in (("empty", self._empty), ("cached", self._cached), ("leased", self._leased)):

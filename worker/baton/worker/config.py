@@ -65,6 +65,14 @@ class WorkerConfig:
         default=0,
         metadata={"help": "Bytes for KV. 0: a tenth of this machine's memory, at most 4 GiB.", "minimum": 0},
     )
+    host_cache_gb: float = field(
+        default=0.0,
+        metadata={
+            "help": "GB of host memory for KV blocks that the device evicts; 10^9 bytes each. 0: none.",
+            "minimum": 0.0,
+            "maximum": 65536.0,
+        },
+    )
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata={
@@ -173,6 +181,17 @@ class WorkerConfig:
             value: str = getattr(self, name)
             if value or name == "listen":
                 split_address(value, name)
+
+    def num_host_blocks(self, bytes_per_block: int) -> int:
+        """Blocks that host_cache_gb holds. Raises InvalidRequest where that is not one."""
+        num_blocks = int(self.host_cache_gb * 1e9) // bytes_per_block
+        if self.host_cache_gb and not num_blocks:
+            raise InvalidRequest(
+                f"host_cache_gb={self.host_cache_gb:g} holds no block: it must be at least {bytes_per_block / 1e9:g},"
+                " or 0",
+                field="host_cache_gb",
+            )
+        return num_blocks
 
     @property
     def model_name(self) -> str:

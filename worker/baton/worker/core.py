@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
 Row = NewType("Row", int)  # a request's place in the executor's persistent batch
+HostSlot = NewType("HostSlot", int)  # a block's place in host memory
 
 Int32 = NDArray[np.int32]
+
+
+class Tier(enum.Enum):
+    """The memory that a cached block is in; mirrors baton.v1.KvTier."""
+
+    DEVICE = "device"
+    HOST = "host"
 
 
 class FinishReason(enum.Enum):

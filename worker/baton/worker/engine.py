@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError
-from baton.worker.block_pool import PoolAudit, RemovedEvent, StoredEvent
-from baton.worker.core import BlockId, FinishReason, Request, StepResult, TokenLogprobs
+from baton.worker.block_pool import PoolAudit
+from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.core import BlockId, FinishReason, Request, StepResult, Tier, TokenLogprobs
 from baton.worker.deadlines import Deadlines
 from baton.worker.executor.base import DeviceLost, Executor
+from baton.worker.host_tier_copies import HostCopier
 from baton.worker.outputs import (
     EngineCounters,
     Failure,
@@ -67,9 +69,18 @@ class Engine:
         self._clock = clock
         self._counters = EngineCounters()
         self._rates = Rates()
+        host = executor.host if settings.prefix_caching else None
         self._scheduler = Scheduler(
-            executor.num_blocks, executor.layout.block_size, self.max_model_len, settings, self._counters, clock
+            executor.num_blocks,
+            executor.layout.block_size,
+            self.max_model_len,
+            settings,
+            self._counters,
+            clock,
+            0 if host is None else host.num_slots,
+            self._rates,
         )
+        self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
         self._states: dict[str, RequestState] = {}  # live, or ended with an open lease
         self._deadlines = Deadlines()
         self._in_flight: deque[_InFlight] = deque()
@@ -111,11 +122,13 @@ class Engine:
         Without `wait` a step that has not ended is not collected: `waits` says so, and executor.watch when it has.
         """
         self._expire_deadlines()
-        scheduled = None
-        if len(self._in_flight) < self._executor.depth:
-            scheduled = self._scheduler.schedule()
-            if scheduled is not None:
-                self._launch(scheduled)
+        self._copier.land()
+        scheduled = self._scheduler.schedule() if len(self._in_flight) < self._executor.depth else None
+        self._copier.start()
+        if scheduled is not None:
+            self._launch(scheduled)
+        elif not self._in_flight and self._copier.busy:
+            self._copier.wait()
         self.waits = False
         if self._in_flight and (scheduled is None or len(self._in_flight) >= self._executor.depth):
             if wait or self._in_flight[0].error is not None or self._executor.ended():
@@ -126,7 +139,9 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
-        return bool(self._in_flight or self._outputs or self._scheduler.prefill_wanted or self._scheduler.runnable())
+        scheduler = self._scheduler
+        working = self._in_flight or self._outputs or scheduler.prefill_wanted or self._copier.busy
+        return bool(working or scheduler.runnable())
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
@@ -150,24 +165,32 @@ class Engine:
             max_num_requests=self._settings.max_num_requests,
             prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
             decode_step_seconds=self._rates.decode_step_seconds,
+            num_host_blocks=scheduler.offloads.tier.num_slots,
+            num_cached_host_blocks=scheduler.offloads.tier.num_kept,
+            restore_bytes_per_second=self._copier.restore_bytes_per_second,
         )
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""
-        return dataclasses.replace(self._counters, num_evicted_blocks=self._scheduler.pool.num_evicted)
+        return dataclasses.replace(
+            self._counters,
+            num_evicted_blocks=self._scheduler.pool.num_evicted,
+            num_dropped_blocks=self._scheduler.offloads.num_dropped,
+        )
 
     def audit(self) -> PoolAudit:
-        """Walks the whole pool. Raises DataLoss where it contradicts itself or the requests."""
+        """Walks the whole pool and host memory. Raises DataLoss where they contradict themselves or the requests."""
         self._scheduler.check_integrity(list(self._states.values()))
         return self._scheduler.pool.audit()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
-        """What changed in the cache since the last call, in order."""
-        return self._scheduler.pool.take_events()
+        """What changed in the cache since the last call, in order within each tier."""
+        return [*self._scheduler.pool.take_events(), *self._scheduler.offloads.tier.take_events()]
 
-    def cached_hashes(self) -> bytes:
-        """Everything that can be found now, 16 bytes a block; take_events first for a consistent snapshot."""
-        return self._scheduler.pool.cached_hashes()
+    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
+        """Everything that can be found there now, 16 bytes a block; take_events first for a consistent snapshot."""
+        books = self._scheduler.pool if tier is Tier.DEVICE else self._scheduler.offloads.tier
+        return books.cached_hashes()
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block and pending event; returns the new epoch. Running requests keep their blocks."""

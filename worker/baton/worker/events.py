@@ -8,12 +8,14 @@ from typing import Protocol
 
 from baton.rpc.block_hash import HASH_BYTES
 from baton.v1 import index_pb2, kv_pb2
-from baton.worker.block_pool import RemovedEvent, StoredEvent
+from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.core import Tier
 from baton.worker.link import Kind
 
 # Changes of this long share a batch.
 _BATCH_SECONDS = 0.02
 _BLOCKS_PER_SNAPSHOT_PART = 4096
+_TIERS = {Tier.DEVICE: kv_pb2.KV_TIER_DEVICE, Tier.HOST: kv_pb2.KV_TIER_HOST}
 
 Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
@@ -26,8 +28,8 @@ class Cache(Protocol):
     def take_events(self) -> Sequence[StoredEvent | RemovedEvent]:
         """What changed since the last call, in order."""
 
-    def cached_hashes(self) -> bytes:
-        """Everything that can be found now."""
+    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
+        """Everything that can be found in one tier now."""
 
 
 class EventLog:
@@ -88,19 +90,27 @@ class EventLog:
         self._send_snapshot()
 
     def _send_snapshot(self) -> None:
-        hashes = self._cache.cached_hashes()
-        stride = _BLOCKS_PER_SNAPSHOT_PART * HASH_BYTES
-        for start in range(0, max(1, len(hashes)), stride):
+        parts = self._snapshot_parts()
+        for index, (tier, hashes) in enumerate(parts):
             part = kv_pb2.KvSnapshot(
                 worker_id=self._worker_id,
                 epoch=self._epoch,
                 barrier=self._sequence,
-                block_hashes=hashes[start : start + stride],
-                tier=kv_pb2.KV_TIER_DEVICE,
-                first=start == 0,
-                last=start + stride >= len(hashes),
+                block_hashes=hashes,
+                tier=_TIERS[tier],
+                first=index == 0,
+                last=index == len(parts) - 1,
             )
             self._publish(index_pb2.PublishRequest(snapshot=part))
+
+    def _snapshot_parts(self) -> list[tuple[Tier, bytes]]:
+        """One part at least."""
+        stride = _BLOCKS_PER_SNAPSHOT_PART * HASH_BYTES
+        parts: list[tuple[Tier, bytes]] = []
+        for tier in Tier:
+            hashes = self._cache.cached_hashes(tier)
+            parts += [(tier, hashes[start : start + stride]) for start in range(0, len(hashes), stride)]
+        return parts or [(Tier.DEVICE, b"")]
 
     def _begin_epoch(self) -> None:
         self._epoch = self._cache.epoch
@@ -128,8 +138,7 @@ class EventLog:
 
 
 def _message_of(event: StoredEvent | RemovedEvent) -> kv_pb2.KvEvent:
+    tier = _TIERS[event.tier]
     if isinstance(event, StoredEvent):
-        stored = kv_pb2.BlocksStored(block_hashes=event.block_hashes, tier=kv_pb2.KV_TIER_DEVICE)
-        return kv_pb2.KvEvent(stored=stored)
-    removed = kv_pb2.BlocksRemoved(block_hashes=event.block_hashes, tier=kv_pb2.KV_TIER_DEVICE)
-    return kv_pb2.KvEvent(removed=removed)
+        return kv_pb2.KvEvent(stored=kv_pb2.BlocksStored(block_hashes=event.block_hashes, tier=tier))
+    return kv_pb2.KvEvent(removed=kv_pb2.BlocksRemoved(block_hashes=event.block_hashes, tier=tier))

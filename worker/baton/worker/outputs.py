@@ -121,6 +121,9 @@ class LoadSnapshot:
     max_num_requests: int
     prefill_tokens_per_second: float  # 0: not known yet
     decode_step_seconds: float  # 0: not known yet
+    num_host_blocks: int = 0  # of host memory
+    num_cached_host_blocks: int = 0
+    restore_bytes_per_second: float = 0.0  # 0: not known yet
 
 
 @dataclass(slots=True)
@@ -140,3 +143,11 @@ class EngineCounters:
     num_discarded_tokens: int = 0  # computed for requests that had ended: the price of asynchronous steps
     num_evicted_blocks: int = 0
     step_seconds: float = 0.0
+    num_host_hit_tokens: int = 0  # of num_cached_tokens, those that came from host memory
+    num_offloaded_blocks: int = 0  # copied to host memory
+    num_restored_blocks: int = 0  # copied back
+    num_dropped_blocks: int = 0  # evicted without a copy in host memory
+    num_offloaded_bytes: int = 0
+    num_restored_bytes: int = 0
+    offload_seconds: float = 0.0  # while copies ran
+    restore_seconds: float = 0.0

@@ -17,6 +17,7 @@ class Phase(enum.Enum):
 
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
+    RESTORING = "restoring"  # waits until its prefix has come from host memory; holds no blocks
     REMOTE = "remote"  # another worker prefills it; holds its cached prefix, and leases the rest once reserved
     READY = "ready"  # waits for a row after a remote prefill; holds all its blocks
     RUNNING = "running"  # has a row
@@ -37,6 +38,7 @@ class RequestState:
     submitted: float
     phase: Phase = Phase.WAITING
     wants_remote: bool = False  # not yet decided against a remote prefill
+    restored: bool = False  # its prefix was looked for in host memory and taken from there
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)

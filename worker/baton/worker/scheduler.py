@@ -13,10 +13,14 @@ import numpy as np
 
 from baton.worker.batch import Batch
 from baton.worker.block_pool import BlockPool
-from baton.worker.core import BlockId, Row, RowInit
+from baton.worker.core import BlockId, HostSlot, Row, RowInit
+from baton.worker.host_tier import HostTier
+from baton.worker.host_tier_offloads import Offloads
+from baton.worker.host_tier_restores import RestoreCost, Restores
 from baton.worker.outputs import EngineCounters, PrefillStarted, PrefillWanted
 from baton.worker.pins import Pins
 from baton.worker.prefixes import PrefixesInProgress
+from baton.worker.rates import Rates
 from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import Draft, ScheduledStep
@@ -34,8 +38,14 @@ class Scheduler:
         settings: EngineSettings,
         counters: EngineCounters,
         clock: Callable[[], float],
+        num_host_slots: int = 0,
+        rates: Rates | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
+        self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
+        self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None)
+        cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
+        self.restores = Restores(self.offloads.tier, cost, block_size)
         self.batch = Batch(settings.max_num_requests)
         self.waiting = WaitingQueue()
         self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
@@ -61,7 +71,8 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that have no row and want one."""
-        return len(self.waiting) + len(self.ready) + len(self.remote) + self._prefixes.num_parked
+        waiting = len(self.waiting) + len(self.ready) + len(self.remote)
+        return waiting + len(self.restores.states) + self._prefixes.num_parked
 
     def runnable(self) -> bool:
         """Whether schedule may find something."""
@@ -69,12 +80,13 @@ class Scheduler:
 
     def queued(self) -> list[RequestState]:
         """The requests of num_queued."""
-        return [*self.waiting, *self.ready, *self.remote, *self._prefixes.parked]
+        return [*self.waiting, *self.ready, *self.remote, *self.restores.states, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
         holds = [state.block_ids for state in states] + [block_ids for _, block_ids in self._retired]
-        self.pool.check_references(holds, [state.leased for state in states])
+        self.pool.check_references(holds + self.restores.holds, [state.leased for state in states])
+        self.restores.audit()
 
     # A request's way in and out.
 
@@ -84,7 +96,7 @@ class Scheduler:
         state.phase = Phase.WAITING
         if state.wants_remote:
             hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
-            if self._park(state, len(hits)):
+            if self._park(state, len(hits)) or self._restore_first(state, hits):
                 return
             state.wants_remote = False
             if self._start_remote(state, hits):
@@ -95,6 +107,8 @@ class Scheduler:
         """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
         if state.phase is Phase.PARKED:
             self._prefixes.unpark(state)
+        elif state.phase is Phase.RESTORING:
+            self.restores.leave(state)
         self.waiting.discard(state)
         self.ready.discard(state)
         self.remote.discard(state)
@@ -207,11 +221,46 @@ class Scheduler:
     def reset_prefix_cache(self, states: list[RequestState]) -> None:
         """Forgets every cached block. What these requests hold now will never be found."""
         self.pool.reset()
+        self.restores.reset()
         for state in states:
             if state.block_ids or state.leased:
                 state.caching = False
         for state in states:
             self._wake(self._prefixes.end(state))
+
+    # Host memory.
+
+    def restore_ended(self, restore_id: int, landed: bool) -> int:
+        """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
+        restore = self.restores.end(restore_id)
+        state = restore.state
+        woken = [] if state is None else [state, *self._prefixes.end(state)]
+        if landed and restore.wanted:
+            for block_id, block_hash in zip(restore.fresh, restore.block_hashes, strict=True):
+                self.pool.store(block_id, block_hash)
+            if state is not None:
+                self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size
+        self.pool.free(restore.block_ids)
+        self.stalled = False
+        self._wake(woken)
+        return len(restore.slots)
+
+    def _restore_first(self, state: RequestState, hits: list[BlockId]) -> bool:
+        """Begins a restore ahead of a remote prefill, if it pays and there is room."""
+        slots = self.restores.find(state, len(hits), self._num_reusable(state))
+        if not slots or self.pool.num_free < len(slots) + self.pool.count_unheld(hits) + self._watermark:
+            return False
+        self.pool.touch(hits)
+        self._begin_restore(state, hits, slots)
+        return True
+
+    def _begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
+        """The request waits until these slots are on the device. Takes the hold of `hits` over."""
+        fresh = self._allocate(len(slots), in_order=False)
+        state.phase = Phase.RESTORING
+        state.restored = True
+        self.restores.begin(state, hits, fresh, slots, fenced=self._collected_step < self._fence_step)
+        self._prefixes.begin(state, state.block_hashes[len(hits) : len(hits) + len(slots)])
 
     # Placing.
 
@@ -340,6 +389,7 @@ class Scheduler:
         state.num_stored_blocks = 0
         state.caching = self._settings.prefix_caching
         state.phase = Phase.WAITING
+        state.restored = False
         state.min_free = 0
         state.num_preemptions += 1
         self._counters.num_preemptions += 1
@@ -393,6 +443,11 @@ class Scheduler:
         if not self._make_room(state, num_fresh, draft):
             self.pool.free(hits)
             return False
+        slots = self.restores.find(state, len(hits), self._num_reusable(state))
+        if slots:
+            self.waiting.discard(state)
+            self._begin_restore(state, hits, slots)
+            return True
         state.block_ids = hits + self._allocate(num_fresh)
         state.num_stored_blocks = len(hits)
         if state.started is None and not state.num_remote_tokens:
@@ -440,8 +495,8 @@ class Scheduler:
         self._pin(state)
         self._schedule_chunk(state, draft)
 
-    def _allocate(self, count: int) -> list[BlockId]:
-        block_ids = self.pool.allocate(count)
+    def _allocate(self, count: int, in_order: bool = True) -> list[BlockId]:
+        block_ids = self.pool.allocate(count, in_order)
         assert block_ids is not None, f"{count} blocks were said to be free, {self.pool.num_free} are"
         return block_ids
 
@@ -451,3 +506,9 @@ class Scheduler:
             self._step += 1
             self._freed_rows = []
         return scheduled
+
+
+def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:
+    """How many blocks shall be had without losing what is in them: several steps' worth, or one long prompt's."""
+    several_steps = 2 * num_blocks_for(budget, block_size)
+    return min(max(several_steps, num_blocks // 8), num_blocks, max(1, num_host_slots // 2))

@@ -15,6 +15,7 @@ class EngineSettings:
     max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
     max_queue_depth: int = 1024  # requests that wait; one more is refused with NoCapacity
     min_remote_prefill_tokens: int = 64  # fewer uncached prompt tokens are always computed here
+    min_host_hit_tokens: int = 256  # fewer are computed, until it is measured what pays; 0: no hit is too short
     prefix_caching: bool = True
     cache_outputs: bool = True  # generated tokens' blocks can be found too, not only the prompt's
 
@@ -25,6 +26,7 @@ class EngineSettings:
             "max_num_batched_tokens": 1,
             "max_queue_depth": 0,
             "min_remote_prefill_tokens": 0,
+            "min_host_hit_tokens": 0,
         }
         for name, minimum in least.items():
             value = getattr(self, name)

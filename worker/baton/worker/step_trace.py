@@ -127,6 +127,7 @@ class TracedExecutor:
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
         self.kv_bytes = executor.kv_bytes
+        self.host = executor.host
         self._executor = executor
         self._trace = trace
 

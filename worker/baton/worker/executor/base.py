@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
-from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.core import BlockId, HostSlot, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,49 @@ class DeviceLost(InternalError):
     """Nothing can be computed on the device any more: the engine must end. Raised by launch and collect."""
 
 
+@dataclass(frozen=True, slots=True)
+class RestoreCopy:
+    """Blocks that come back from host memory together."""
+
+    restore_id: int
+    copies: tuple[tuple[HostSlot, BlockId], ...]
+    fenced: bool  # steps in flight may still write these blocks: the copy is behind them
+
+
+@dataclass(slots=True)
+class LandedCopies:
+    """What was completed since the last time."""
+
+    slots: list[HostSlot] = field(default_factory=list)
+    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds
+    offload_seconds: float = 0.0  # while blocks were copied out
+
+
+class HostCopies(Protocol):
+    """Blocks between the device and host memory. Nothing here waits for the device but `wait`.
+
+    Copies out read their blocks after all steps launched before and before any launched later. Copies in are ordered
+    with nothing but, where fenced, the steps launched before. A call that raises has started nothing.
+    """
+
+    num_slots: int
+
+    def room(self) -> int:
+        """Blocks that offload would take now."""
+
+    def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
+        """Starts copying blocks out."""
+
+    def restore(self, restore: RestoreCopy) -> None:
+        """Starts copying blocks in. Nobody reads or writes them until it has landed."""
+
+    def poll(self) -> LandedCopies:
+        """What has landed since the last call."""
+
+    def wait(self, seconds: float) -> None:
+        """Returns when a restore has landed, or after so many seconds."""
+
+
 # Called on the executor's thread when a layer's KV of the step is written: (plan, layer).
 LayerHook = Callable[[StepPlan, int], None]
 
@@ -66,6 +109,10 @@ class Executor(Protocol):
     depth: int  # steps that may be launched and not collected
     layer_hook: LayerHook | None
     kv_bytes: NDArray[np.uint8] | None  # the blocks, [num_layers, num_blocks, bytes], where they lie in host memory
+
+    @property
+    def host(self) -> HostCopies | None:
+        """None: no host memory is set apart for blocks."""
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and starts the step."""

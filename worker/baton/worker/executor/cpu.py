@@ -15,6 +15,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.executor.host import usable_cores, usable_memory
+from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.kv_memory import KvMemory
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sampler import Sampler
@@ -51,6 +52,8 @@ class CpuExecutor:
         self.layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
         self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
+        num_slots = config.num_host_blocks(self.layout.bytes_per_block)
+        self.host = HostMemory(self._memory, num_slots) if num_slots else None
         self._scratch = Scratch(self._memory.tensor)
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)

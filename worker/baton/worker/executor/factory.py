@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from baton.worker.executor.sim import SimSettings
 
 _SIM_NUM_BLOCKS = 8192
+_SIM_BYTES_PER_TOKEN = 131072  # of host memory: an 8B model's KV, as the simulator's speed is
 
 
 def make_executor(config: WorkerConfig) -> Executor:
@@ -52,6 +53,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         vocab_size=model.get("vocab_size", defaults.vocab_size),
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
         eos_every=config.sim_eos_every,
+        num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
         speed=speed,
     )
 

@@ -27,8 +27,9 @@ class KvMemory:
         self._block_bytes = layout.bytes_per_block_layer
         self._num_heads = layout.num_kv_heads
         shape = (layout.num_layers, num_blocks + 1, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
-        memory = _reserve(layout.bytes_per_block * (num_blocks + 1), num_blocks)
+        memory = reserve(layout.bytes_per_block * (num_blocks + 1), f"{num_blocks} KV blocks", "kv_cache_memory")
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
+        # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.
         self.bytes = np.frombuffer(memory, dtype=np.uint8).reshape(layout.num_layers, num_blocks + 1, self._block_bytes)
 
     @property
@@ -81,12 +82,13 @@ class KvMemory:
         return blocks
 
 
-def _reserve(num_bytes: int, num_blocks: int) -> mmap.mmap:
+def reserve(num_bytes: int, what: str, field: str) -> mmap.mmap:
+    """Zeroed pages, made when they are written. Raises InvalidRequest, naming `field`, where there are not so many."""
     try:
         return mmap.mmap(-1, num_bytes)
     except (OSError, OverflowError, ValueError) as error:
+        alternative = " or num_blocks" if field == "kv_cache_memory" else ""
         raise InvalidRequest(
-            f"{num_blocks} KV blocks need {num_bytes} bytes, which this machine does not give ({error}): "
-            "lower kv_cache_memory or num_blocks",
-            field="kv_cache_memory",
+            f"{what} need {num_bytes} bytes, which this machine does not give ({error}): lower {field}{alternative}",
+            field=field,
         ) from error

@@ -17,6 +17,7 @@ import numpy as np
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.sim_host import SimHost
 from baton.worker.executor.sim_kv import Int64, SimKv, UInt64, mix
 
 _WORD_BYTES = 8
@@ -31,6 +32,7 @@ class SimSpeed:
     per_prefill_token: float = 26e-6
     per_decode_request: float = 12e-6
     per_context_token: float = 30e-9  # of the requests that decode
+    per_copied_token: float = 2.6e-6  # to or from host memory
     factor: float = 1.0  # of all; 0: steps take no time
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -59,6 +61,8 @@ class SimSettings:
     eos_token_ids: tuple[int, ...] = (2,)
     eos_every: int = 0  # end-of-sequence comes once in so many tokens; 0: never
     num_layers: int = 2
+    num_host_blocks: int = 0  # of host memory
+    host_staging_blocks: int = 64  # on their way to host memory at a time
     depth: int = 1
     digest: bytes = b""  # empty: made from the model's values above
     speed: SimSpeed = field(default_factory=SimSpeed)
@@ -68,6 +72,9 @@ class SimSettings:
         for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        for name in ("num_host_blocks", "host_staging_blocks"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
         if not 0 <= self.first_token_id < self.vocab_size - len(self.eos_token_ids):
             raise InvalidRequest(
                 f"first_token_id is {self.first_token_id}, vocab_size {self.vocab_size}: nothing is left to generate",
@@ -121,6 +128,7 @@ class SimExecutor:
         self._clock = clock
         self._sleep = sleep
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
+        self.host = self._make_host()
         self._launched: deque[_Launched] = deque()
         self._ended: float | None = None  # when the step launched last is over
         self._draws = _Draws(settings)
@@ -140,6 +148,8 @@ class SimExecutor:
         idle = None if self._ended is None else max(0.0, starts - self._ended)
         self._ended = starts + self._settings.speed.step_seconds(plan)
         self._launched.append(_Launched(plan, starts, self._ended, idle))
+        if self.host is not None:
+            self.host.num_launched += 1
 
     def collect(self) -> StepResult:
         """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
@@ -147,6 +157,8 @@ class SimExecutor:
         It computes as late as a device might, so that a block that is reused too early shows in the output.
         """
         step = self._launched.popleft()
+        if self.host is not None:
+            self.host.before_step()
         self._apply(step.plan)
         result = self._compute(step.plan)
         result.seconds = step.ends - step.starts
@@ -187,6 +199,15 @@ class SimExecutor:
     def close(self) -> None:
         """Frees the device. Idempotent."""
         self._launched.clear()
+
+    def _make_host(self) -> SimHost | None:
+        settings = self._settings
+        if not settings.num_host_blocks:
+            return None
+        seconds = settings.speed.factor * settings.speed.per_copied_token * settings.block_size
+        return SimHost(
+            self._kv, settings.num_host_blocks, settings.host_staging_blocks, seconds, self._clock, self._sleep
+        )
 
     def _tell_layers(self, step: _Launched) -> None:
         hook = self.layer_hook

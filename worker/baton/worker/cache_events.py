@@ -1,0 +1,54 @@
+"""What became findable in a cache and what stopped being so, in order, for the index. Knows no blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.worker.core import BlockHash, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """These blocks can be found from now on."""
+
+    block_hashes: bytes  # 16 bytes a block
+    tier: Tier = Tier.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedEvent:
+    """These blocks are gone from this tier."""
+
+    block_hashes: bytes  # 16 bytes a block
+    tier: Tier = Tier.DEVICE
+
+
+class CacheEvents:
+    """One tier's changes since they were last taken. Neighbours of one kind share an event."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._changes: list[tuple[bool, bytearray]] = []  # (stored, hashes)
+
+    def stored(self, block_hash: BlockHash) -> None:
+        """The block can be found."""
+        self._record(True, block_hash)
+
+    def removed(self, block_hash: BlockHash) -> None:
+        """The block cannot be found any more."""
+        self._record(False, block_hash)
+
+    def take(self) -> list[StoredEvent | RemovedEvent]:
+        """What happened since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return [(StoredEvent if stored else RemovedEvent)(bytes(hashes), self._tier) for stored, hashes in changes]
+
+    def clear(self) -> None:
+        """Forgets what happened."""
+        self._changes.clear()
+
+    def _record(self, stored: bool, block_hash: BlockHash) -> None:
+        if self._changes and self._changes[-1][0] is stored:
+            self._changes[-1][1].extend(block_hash)
+        else:
+            self._changes.append((stored, bytearray(block_hash)))

@@ -1,0 +1,51 @@
+"""Host memory for evicted blocks beside a pool that is in host memory itself. A copy is complete when it is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton.worker.core import BlockId, HostSlot
+from baton.worker.executor.base import LandedCopies, RestoreCopy
+from baton.worker.executor.kv_memory import KvMemory, reserve
+
+
+class HostMemory:
+    """Implements baton.worker.executor.base.HostCopies. A slot is [num_layers, bytes of a block's layer]."""
+
+    def __init__(self, memory: KvMemory, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._blocks = memory.bytes  # [num_layers, num_blocks, bytes of a block's layer]
+        num_layers, _, size = self._blocks.shape
+        pages = reserve(num_slots * num_layers * size, f"{num_slots} host blocks", "host_cache_gb")
+        self._slots = np.frombuffer(pages, np.uint8).reshape(num_slots, num_layers, size)
+        self._landed = LandedCopies()
+
+    def room(self) -> int:
+        """All slots: nothing is staged."""
+        return self.num_slots
+
+    def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
+        """Copies blocks out."""
+        started = time.perf_counter()
+        for block_id, slot in copies:
+            self._slots[slot] = self._blocks[:, block_id]
+        self._landed.slots += [slot for _, slot in copies]
+        self._landed.offload_seconds += time.perf_counter() - started
+
+    def restore(self, restore: RestoreCopy) -> None:
+        """Copies blocks in."""
+        started = time.perf_counter()
+        for slot, block_id in restore.copies:
+            self._blocks[:, block_id] = self._slots[slot]
+        self._landed.restores.append((restore.restore_id, time.perf_counter() - started))
+
+    def poll(self) -> LandedCopies:
+        """What was copied since the last call."""
+        landed, self._landed = self._landed, LandedCopies()
+        return landed
+
+    def wait(self, seconds: float) -> None:
+        """Nothing is ever under way."""
