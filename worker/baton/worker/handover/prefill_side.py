@@ -270,10 +270,15 @@ class PrefillSide:
         return PushTarget(
             block_size=receiver.block_size,
             first_block=transfer.first_block,
-            max_block_layers=max(1, self._settings.piece_bytes // receiver.bytes_per_block_layer),
+            max_block_layers=max(1, self._settings.piece_bytes // self._bytes_to_handle(receiver)),
             push=functools.partial(self._push, job.push_id),
             finish=functools.partial(self._transport.finish, job.push_id),
         )
+
+    def _bytes_to_handle(self, receiver: KvLayout) -> int:
+        """For one layer of one of the receiver's blocks, read here or written there."""
+        ours = self._executor.layout
+        return max(receiver.bytes_per_block_layer, ours.bytes_per_block_layer * receiver.block_size // ours.block_size)
 
     def _push(self, push_id: int, piece: Piece) -> None:
         for layer in range(piece.layer, piece.layer + piece.num_layers):
