@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from baton.rpc.errors import DataLoss, InvalidRequest, NoCapacity, ServiceError
+from baton.rpc.errors import DataLoss, DeadlineExceeded, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Slots
@@ -80,15 +80,17 @@ class NcclReceiver(DeviceSlots):
         seats.take()
         self._seats: _Seats | None = seats
         self._pair = Pair(unique_id, rank=1)
-        self._met = False
+        self._problem = "the sender did not join the communicator in time"
+        self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
+        self._meeting.start()
         self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
 
     def take(self, slot: int, num_bytes: int) -> None:
         """Raises DataLoss when the bytes do not come in time, or the sender is gone."""
+        self._meeting.join(CONNECT_SECONDS)
+        if self._problem:
+            raise DataLoss(f"a piece could not be received: {self._problem}")
         try:
-            if not self._met:
-                self._pair.wait_ready(CONNECT_SECONDS)
-                self._met = True
             self._pair.receive(self._bytes(slot, num_bytes), self._stream)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
@@ -106,8 +108,18 @@ class NcclReceiver(DeviceSlots):
         seats, self._seats = self._seats, None
         if seats is not None:
             self._pair.abort()
+            self._meeting.join(CONNECT_SECONDS)
             self._stream.synchronize()
             seats.give_back()
+
+    def _meet(self) -> None:
+        """Joins the communicator and takes its first byte, which makes the way between the two."""
+        try:
+            self._pair.wait_ready(CONNECT_SECONDS)
+            self._pair.receive(self._bytes(0, 1), self._stream)
+            self._problem = "" if CudaTicket(self._stream).wait(CONNECT_SECONDS) else self._problem
+        except ServiceError as error:
+            self._problem = error.message
 
 
 class NcclSender:
@@ -126,6 +138,9 @@ class NcclSender:
         self._pair = Pair(slots.blob, rank=0)
         try:
             self._pair.wait_ready(CONNECT_SECONDS)
+            self._pair.send(self._staging[:1], self._sending)
+            if not CudaTicket(self._sending).wait(CONNECT_SECONDS):
+                raise DeadlineExceeded("the receiver did not join the communicator in time")
         except ServiceError:
             self.close()
             raise

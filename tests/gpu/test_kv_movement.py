@@ -1,0 +1,222 @@
+"""KV that leaves and enters a GPU: told layer by layer, gathered, carried by CUDA IPC and NCCL, scattered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpu_engines import engine_over, executor_for, make_model, make_prompts
+from kv_sender import HOST, SHAPE, SLOT_BYTES, make_path, random_pool
+
+from baton.rpc.errors import DataLoss, Mismatch, ServiceError
+from baton.worker.core import BlockId, Request, SamplingParams, StepPlan, StopConditions
+from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.bulk import BulkReceiver
+
+pytestmark = pytest.mark.gpu
+
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a GPU for each end")
+KINDS = ["ipc", pytest.param("nccl", marks=TWO_GPUS)]
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    folder = tmp_path_factory.mktemp("llama")
+    make_model("llama-128", folder)
+    executor = executor_for(folder, dtype="bfloat16")
+    yield executor
+    executor.close()
+
+
+def request_of(prompt: list[int], name: str) -> Request:
+    return Request(name, list(prompt), len(prompt), SamplingParams(temperature=0.0), StopConditions(4), bytes(16))
+
+
+def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> None:
+    engine = engine_over(executor)
+    prompt = make_prompts([300], seed=5)[0]
+    seen: list[tuple[int, list[BlockId], bytes]] = []
+
+    def hook(plan: StepPlan, layer: int) -> None:
+        block_ids = [block_id for _, block_ids in plan.new_blocks for block_id in block_ids]
+        seen.append((layer, block_ids, bytes(executor.read_blocks(layer, block_ids))))
+
+    executor.layer_hook = hook
+    try:
+        engine.submit(request_of(prompt, "a"))
+        while engine.has_work():
+            engine.step()
+    finally:
+        executor.layer_hook = None
+    assert [layer for layer, _, _ in seen] == list(range(executor.layout.num_layers))
+    whole = len(prompt) // executor.layout.block_size  # what follows changes the last block
+    size = executor.layout.bytes_per_block_layer
+    for layer, block_ids, data in seen:
+        assert any(data[: whole * size])
+        assert bytes(executor.read_blocks(layer, block_ids[:whole])) == data[: whole * size]
+
+
+def test_nobody_needs_to_wait_for_a_step(executor: Executor) -> None:
+    engine = engine_over(executor)
+    ended = threading.Event()
+    executor.watch(ended.set)
+    try:
+        engine.submit(request_of(make_prompts([200], seed=6)[0], "b"))
+        tokens: list[int] = []
+        while engine.has_work():
+            outputs = engine.step(wait=False)
+            tokens += outputs.token_ids
+            if engine.waits:
+                assert ended.wait(10), "the end of a step was not told"
+                ended.clear()
+    finally:
+        executor.watch(None)
+    assert len(tokens) == 4
+
+
+@pytest.mark.parametrize("layers", [range(6), range(2, 3), range(1, 5)])
+def test_blocks_are_gathered_and_scattered_exactly(layers: range) -> None:
+    pool, other = random_pool(1), random_pool(2)
+    before = other.clone()
+    kv, target = KvCopies(lambda: pool), KvCopies(lambda: other)
+    ids, there = [BlockId(i) for i in (5, 63, 0, 17)], [BlockId(i) for i in (1, 2, 60, 3)]
+    memory = torch.empty(kv.num_bytes(len(layers), 4), dtype=torch.uint8, device="cuda")
+    values = kv.gather(layers, ids, memory)
+    assert values.shape == (4, len(layers), *SHAPE[2:])
+    target.scatter(layers, there, memory)
+    torch.cuda.synchronize()
+    words, olds, sources = other.view(torch.int16), before.view(torch.int16), pool.view(torch.int16)
+    for layer in range(SHAPE[0]):
+        moved = dict(zip(there, ids, strict=True)) if layer in layers else {}
+        for block in range(SHAPE[1]):
+            expected = sources[layer, moved[block]] if block in moved else olds[layer, block]
+            assert torch.equal(words[layer, block], expected)
+
+
+class Sender:
+    """The child process."""
+
+    def __init__(self, kind: str) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+        if kind == "nccl":
+            env["CUDA_VISIBLE_DEVICES"] = "1"
+        command = [sys.executable, "-m", "kv_sender", kind]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def ask(self, *words: object) -> str:
+        self.tell(*words)
+        return self.answer()
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line, "the sender ended"
+        return line
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(30) == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+def connected(kind: str, kv: KvCopies) -> tuple[Sender, BulkReceiver]:
+    path, sender = make_path(kind, kv), Sender(kind)
+    receiver = path.accept(bytes.fromhex(sender.ask("offer")))
+    slots = receiver.slots
+    sender.ask("connect", slots.num_slots, slots.slot_bytes, slots.blob.hex())
+    return sender, receiver
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
+    pool, source = random_pool(2), random_pool(1).view(torch.int16)
+    sender, receiver = connected(kind, KvCopies(lambda: pool))
+    random = np.random.default_rng(0)
+    for turn in range(20):
+        slot = turn % receiver.slots.num_slots
+        layer, count, first = int(random.integers(0, 3)), int(random.integers(1, 9)), int(random.integers(0, 64))
+        num_layers = int(random.integers(1, 4))
+        sender.ask("put", layer, num_layers, first, count, slot)
+        if kind == "ipc":
+            sender.ask("wait")
+        num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
+        receiver.take(slot, num_bytes)
+        there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
+        receiver.write(slot, range(layer, layer + num_layers), there, None)
+        for index, block in enumerate(there):
+            expected = source[layer : layer + num_layers, (first + 7 * index) % SHAPE[1]]
+            assert torch.equal(pool.view(torch.int16)[layer : layer + num_layers, block], expected)
+    sender.ask("wait")
+    sender.close()
+    receiver.close(sender_gone=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
+    pool = random_pool(2)
+    before = pool.clone()
+    sender, receiver = connected(kind, KvCopies(lambda: pool))
+    sender.kill()
+    if kind == "nccl":
+        threading.Timer(0.5, receiver.abort).start()
+        with pytest.raises(DataLoss):
+            receiver.take(0, 1 << 16)
+    receiver.close(sender_gone=True)
+    torch.cuda.synchronize()
+    assert torch.equal(pool.view(torch.int16), before.view(torch.int16))
+    again, receiver = connected(kind, KvCopies(lambda: pool))
+    again.ask("put", 0, 1, 0, 2, 0)
+    receiver.take(0, 2 * 8192)
+    receiver.write(0, range(1), [BlockId(0), BlockId(1)], None)
+    again.close()
+    receiver.close(sender_gone=True)
+
+
+def test_slots_wait_until_their_sender_is_surely_gone() -> None:
+    from baton.worker.transfer.cuda_staging import QUARANTINE_SECONDS, Regions
+
+    now = [0.0]
+    regions = Regions(1 << 20, 2, clock=lambda: now[0])
+    first, second = regions.take(), regions.take()
+    with pytest.raises(ServiceError, match="staging"):
+        regions.take()
+    regions.give_back(first)
+    with pytest.raises(ServiceError, match="staging"):
+        regions.take()
+    now[0] += QUARANTINE_SECONDS
+    assert regions.take() is first
+    regions.give_back(first)
+    regions.give_back(second)
+    regions.close()
+
+
+def test_what_cannot_be_served_is_said() -> None:
+    pool = random_pool(1)
+    kv = KvCopies(lambda: pool)
+    with pytest.raises(Mismatch, match="one host"):
+        make_path("ipc", kv).accept(b"another")
+    with pytest.raises(ServiceError, match="communicator id"):
+        make_path("nccl", kv).accept(b"short")
+    receiver = make_path("ipc", kv).accept(HOST)
+    with pytest.raises(ServiceError, match="slot of"):
+        receiver.checksum(0, SLOT_BYTES + 1)
+    with pytest.raises(ServiceError, match="heads"):
+        receiver.write(0, range(1), [BlockId(0)], (0, 2))
+    receiver.close(sender_gone=True)

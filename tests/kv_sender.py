@@ -1,0 +1,68 @@
+"""A process that sends pieces of a known pool over a bulk path, told what to do line by line on its standard input.
+
+offer -> its offer; connect NUM_SLOTS SLOT_BYTES BLOB -> ok; put LAYER NUM_LAYERS FIRST COUNT SLOT -> queued;
+wait -> done. Bytes are in hex. Its pool is that of `random_pool`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from baton.worker.core import BlockId
+from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.transfer.base import Piece
+from baton.worker.transfer.bulk import BulkPath, BulkSender, Slots, Ticket
+
+SHAPE = (6, 64, 2, 4, 16, 32)  # layers, blocks, K and V, heads, tokens, head_dim
+SLOT_BYTES = 1 << 20
+HOST = b"one host"
+
+
+def random_pool(seed: int) -> torch.Tensor:
+    """bf16 on the GPU; NaNs and infinities among it."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**15), 2**15, SHAPE, generator=generator, dtype=torch.int16).view(torch.bfloat16).cuda()
+
+
+def make_path(kind: str, kv: KvCopies, host: bytes = HOST) -> BulkPath:
+    """`ipc` or `nccl`."""
+    if kind == "ipc":
+        from baton.worker.transfer.cuda_ipc import IpcPath
+
+        return IpcPath(kv, SLOT_BYTES, host)
+    from baton.worker.transfer.nccl import NcclPath
+
+    return NcclPath(kv, SLOT_BYTES)
+
+
+def main(kind: str) -> None:
+    pool = random_pool(1)
+    path = make_path(kind, KvCopies(lambda: pool))
+    sender: BulkSender | None = None
+    tickets: list[Ticket] = []
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "offer":
+            answer = path.offer().hex()
+        elif word == "connect":
+            sender = path.connect(Slots(int(rest[0]), int(rest[1]), bytes.fromhex(rest[2])))
+            answer = "ok"
+        elif word == "put":
+            layer, num_layers, first, count, slot = map(int, rest)
+            block_ids = [BlockId((first + 7 * index) % SHAPE[1]) for index in range(count)]
+            assert sender is not None
+            tickets.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot))
+            answer = "queued"
+        else:
+            assert all(ticket.wait(10) for ticket in tickets)
+            tickets.clear()
+            answer = "done"
+        print(answer, flush=True)
+    if sender is not None:
+        sender.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
