@@ -1,0 +1,184 @@
+"""NIXL, as far as it is used here: agents over its UCX backend, registered memory, one-sided writes.
+
+Uses the library's bindings directly, because its Python class polls in a loop that takes a whole core. An agent is
+one endpoint of UCX with sockets or queue pairs of its own: when it is closed, nothing reaches the memory that was
+registered with it any more, and nothing is read from it. That is why memory that another process can write by address,
+without the agent (UCX's `cma`), is left out; setting UCX_TLS overrules it, and with it this promise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from baton.rpc.errors import Mismatch, Unavailable, Unsupported
+
+_PACKAGES = ("nixl_cu13", "nixl_cu12")
+_BACKEND = "UCX"
+_BACKEND_PARAMS = {"engine_config": "TLS=^cma"}
+_POLL_MICROSECONDS = 10_000  # of the progress thread, where no descriptor wakes it
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A range of memory, contiguous, which lives at least as long as its agent."""
+
+    address: int
+    num_bytes: int
+    on_device: bool = False
+    device: int = 0  # index of the GPU
+
+
+def installed() -> bool:
+    """Whether a NIXL is there. Loads nothing."""
+    return any(importlib.util.find_spec(package) is not None for package in _PACKAGES)
+
+
+def load(cuda_major: int | None = None) -> Any:
+    """The bindings of the wheel for this CUDA, or of any for host memory. Raises Unsupported where none can be used."""
+    wanted = _PACKAGES if cuda_major is None else (f"nixl_cu{cuda_major}",)
+    problems = []
+    for package in wanted:
+        try:
+            return importlib.import_module(f"{package}._bindings")
+        except ImportError as error:
+            problems.append(f"{package}: {error}")
+    name = wanted[0].replace("_", "-")
+    raise Unsupported(f"transport rdma needs NIXL (pip install {name}; Linux only): {'; '.join(problems)}")
+
+
+class Agent:
+    """An endpoint that writes into other agents' memory, and whose memory others write. Thread-safe.
+
+    Names must be unique among all agents that ever meet.
+    """
+
+    def __init__(self, bindings: Any, name: str) -> None:
+        """Raises Unavailable where UCX finds no way to move bytes."""
+        self.name = name
+        self._nixl = bindings
+        self._lock = threading.Lock()
+        config = bindings.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = bindings.NIXL_THREAD_SYNC_STRICT
+        config.pthrDelay = _POLL_MICROSECONDS
+        try:
+            self._agent: Any = bindings.nixlAgent(name, config)
+            self._backend = self._agent.createBackend(_BACKEND, _BACKEND_PARAMS)
+        except Exception as error:
+            raise Unavailable(
+                f"NIXL has no usable {_BACKEND} backend here: {error!r}; UCX_LOG_LEVEL=info says more"
+            ) from error
+
+    def register(self, memory: Memory) -> bytes:
+        """Lets the network read and write this memory. Returns what another agent's `join` takes."""
+        with self._lock:
+            agent = self._opened()
+            listed = self._nixl.nixlRegDList(
+                self._kind(memory), [(memory.address, memory.num_bytes, memory.device, "")]
+            )
+            try:
+                agent.registerMem(listed, [self._backend])
+                return bytes(agent.getLocalPartialMD(listed, True, [self._backend]))
+            except Exception as error:
+                raise Unavailable(f"{memory.num_bytes} bytes of staging could not be registered: {error!r}") from error
+
+    def join(self, peer: str, metadata: bytes) -> None:
+        """Makes another agent's memory known. Raises Mismatch for metadata that is none, or not of this peer."""
+        with self._lock:
+            agent = self._opened()
+            try:
+                name = bytes(agent.loadRemoteMD(metadata))
+            except Exception as error:
+                raise Mismatch(f"the NIXL metadata of {peer} cannot be used: {error!r}") from error
+            if name != peer.encode():
+                raise Mismatch(f"the NIXL metadata of {peer} is of another agent, {name!r}")
+
+    def write(self, source: Memory, target: Memory, peer: str) -> Copy:
+        """Starts a copy into a peer's memory. Raises Unavailable."""
+        with self._lock:
+            agent = self._opened()
+            try:
+                handle = agent.createXferReq(
+                    self._nixl.NIXL_WRITE, self._listed(source), self._listed(target), peer, "", [self._backend]
+                )
+            except Exception as error:
+                raise Unavailable(f"a copy of {source.num_bytes} bytes cannot be made: {error!r}") from error
+            copy = Copy(self, handle)
+            copy.status = self._tried(agent.postXferReq, handle, "")
+            return copy
+
+    def close(self) -> None:
+        """Ends every copy and connection. Idempotent."""
+        with self._lock:
+            self._agent = None  # the library's destructor does it
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be done with it any more."""
+        return self._agent is None
+
+    # Of copies.
+
+    def status_of(self, handle: int) -> Any:
+        """Raises Unavailable for a copy that failed."""
+        with self._lock:
+            return self._tried(self._opened().getXferStatus, handle)
+
+    def release(self, handle: int) -> None:
+        """A copy that has ended."""
+        with self._lock:
+            if self._agent is not None:
+                self._tried(self._agent.releaseXferReq, handle)
+
+    def in_progress(self, status: Any) -> bool:
+        """Whether a status is not the end."""
+        return bool(status == self._nixl.NIXL_IN_PROG)
+
+    def _tried(self, verb: Any, *arguments: Any) -> Any:
+        try:
+            return verb(*arguments)
+        except Exception as error:
+            raise Unavailable(f"the copy failed: {error!r}") from error
+
+    def _opened(self) -> Any:
+        if self._agent is None:
+            raise Unavailable("the NIXL agent is closed")
+        return self._agent
+
+    def _listed(self, memory: Memory) -> Any:
+        return self._nixl.nixlXferDList(self._kind(memory), [(memory.address, memory.num_bytes, memory.device)])
+
+    def _kind(self, memory: Memory) -> Any:
+        return self._nixl.VRAM_SEG if memory.on_device else self._nixl.DRAM_SEG
+
+
+class Copy:
+    """A write under way. Belongs to one thread."""
+
+    def __init__(self, agent: Agent, handle: int) -> None:
+        self.status: Any = None
+        self._agent = agent
+        self._handle = handle
+        self._ended = False
+
+    def done(self) -> bool:
+        """Whether every byte is in the peer's memory. Raises Unavailable where that will not be."""
+        if not self._ended:
+            if self._agent.in_progress(self.status):
+                self.status = self._agent.status_of(self._handle)
+            self._ended = not self._agent.in_progress(self.status)
+            if self._ended:
+                self._agent.release(self._handle)
+        return self._ended
+
+
+def cuda_major() -> int | None:
+    """Of the CUDA that torch was built for. None: torch is not loaded, or knows no CUDA."""
+    version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    return int(version.split(".")[0]) if version else None
