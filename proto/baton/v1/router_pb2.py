@@ -26,51 +26,67 @@ from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xda\x01\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x12\n\ntimeout_ms\x18\t \x01(\r\x12\x1b\n\x13\x65xcluded_worker_ids\x18\n \x03(\t\"\xd4\x01\n\rPlaceResponse\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\x12\"\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x12.baton.v1.Endpoint\x12#\n\x07prefill\x18\x03 \x01(\x0b\x32\x12.baton.v1.Endpoint\x12\x1c\n\x14\x64\x65\x63ode_cached_tokens\x18\x04 \x01(\r\x12\x1d\n\x15prefill_cached_tokens\x18\x05 \x01(\r\x12\'\n\ncandidates\x18\x06 \x03(\x0b\x32\x13.baton.v1.Candidate\"v\n\tCandidate\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\x12\x1d\n\x05\x63osts\x18\x04 \x03(\x0b\x32\x0e.baton.v1.Cost\"9\n\x04\x43ost\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.baton.v1.CostKind\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\rReportRequest\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.baton.v1.PlacementOutcome\"u\n\x10PlacementOutcome\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x15\n\rworker_failed\x18\x04 \x01(\x08\"\x10\n\x0eReportResponse\"K\n\x0e\x45xplainRequest\x12\x16\n\x0cplacement_id\x18\x01 \x01(\x04H\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x42\x0b\n\tplacement\"\x92\x01\n\x0f\x45xplainResponse\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.baton.v1.PlaceRequest\x12)\n\x08response\x18\x02 \x01(\x0b\x32\x17.baton.v1.PlaceResponse\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x1a.baton.v1.PlacementOutcome\"\x14\n\x12ListWorkersRequest\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerEntry\"\xa9\x01\n\x0bWorkerEntry\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12\r\n\x05\x61live\x18\x03 \x01(\x08\x12\x10\n\x08\x63ordoned\x18\x04 \x01(\x08\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x1a\n\x12num_indexed_blocks\x18\x06 \x01(\x04\x12\x0f\n\x07problem\x18\x07 \x01(\t\"\x14\n\x12WatchModelsRequest\":\n\x13WatchModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"\"\n\rCordonRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x10\n\x0e\x43ordonResponse\"$\n\x0fUncordonRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x12\n\x10UncordonResponse*\x95\x01\n\x08\x43ostKind\x12\x19\n\x15\x43OST_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43OST_KIND_QUEUE\x10\x01\x12\x15\n\x11\x43OST_KIND_PREFILL\x10\x02\x12\x16\n\x12\x43OST_KIND_TRANSFER\x10\x03\x12\x14\n\x10\x43OST_KIND_DECODE\x10\x04\x12\x14\n\x10\x43OST_KIND_MEMORY\x10\x05\x32\xe0\x03\n\rRouterService\x12\x38\n\x05Place\x12\x16.baton.v1.PlaceRequest\x1a\x17.baton.v1.PlaceResponse\x12;\n\x06Report\x12\x17.baton.v1.ReportRequest\x1a\x18.baton.v1.ReportResponse\x12>\n\x07\x45xplain\x12\x18.baton.v1.ExplainRequest\x1a\x19.baton.v1.ExplainResponse\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12L\n\x0bWatchModels\x12\x1c.baton.v1.WatchModelsRequest\x1a\x1d.baton.v1.WatchModelsResponse0\x01\x12;\n\x06\x43ordon\x12\x17.baton.v1.CordonRequest\x1a\x18.baton.v1.CordonResponse\x12\x41\n\x08Uncordon\x12\x19.baton.v1.UncordonRequest\x1a\x1a.baton.v1.UncordonResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x85\x02\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x12\n\ntimeout_ms\x18\t \x01(\r\x12\x1b\n\x13\x65xcluded_worker_ids\x18\n \x03(\t\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x15\n\rtenant_weight\x18\x0c \x01(\x02\"\xd4\x01\n\rPlaceResponse\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\x12\"\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x12.baton.v1.Endpoint\x12#\n\x07prefill\x18\x03 \x01(\x0b\x32\x12.baton.v1.Endpoint\x12\x1c\n\x14\x64\x65\x63ode_cached_tokens\x18\x04 \x01(\r\x12\x1d\n\x15prefill_cached_tokens\x18\x05 \x01(\r\x12\'\n\ncandidates\x18\x06 \x03(\x0b\x32\x13.baton.v1.Candidate\"v\n\tCandidate\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\x12\x1d\n\x05\x63osts\x18\x04 \x03(\x0b\x32\x0e.baton.v1.Cost\"9\n\x04\x43ost\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.baton.v1.CostKind\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"=\n\rReportRequest\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.baton.v1.PlacementOutcome\"\x8d\x01\n\x10PlacementOutcome\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x15\n\rworker_failed\x18\x04 \x01(\x08\x12\x16\n\x0e\x66irst_token_us\x18\x05 \x01(\x04\"\x10\n\x0eReportResponse\"^\n\x0e\x45xplainRequest\x12\x16\n\x0cplacement_id\x18\x01 \x01(\x04H\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x12\x11\n\tonly_here\x18\x03 \x01(\x08\x42\x0b\n\tplacement\"\xeb\x01\n\x0f\x45xplainResponse\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.baton.v1.PlaceRequest\x12)\n\x08response\x18\x02 \x01(\x0b\x32\x17.baton.v1.PlaceResponse\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x1a.baton.v1.PlacementOutcome\x12$\n\x08\x65vidence\x18\x04 \x03(\x0b\x32\x12.baton.v1.Evidence\x12\x1e\n\x16\x65xpected_output_tokens\x18\x05 \x01(\x01\x12\x11\n\trouter_id\x18\x06 \x01(\x04\"\xfe\x02\n\x08\x45vidence\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x1e\n\x16num_host_cached_tokens\x18\x04 \x01(\r\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x17\n\x0f\x62\x61\x63klog_seconds\x18\x07 \x01(\x01\x12\x19\n\x11state_age_seconds\x18\x08 \x01(\x01\x12\x13\n\x0bis_measured\x18\t \x01(\x08\x12!\n\x19prefill_tokens_per_second\x18\n \x01(\x01\x12!\n\x19transfer_bytes_per_second\x18\x0b \x01(\x01\x12\x19\n\x11step_base_seconds\x18\x0c \x01(\x01\x12\x1a\n\x12step_slope_seconds\x18\r \x01(\x01\x12\"\n\x1astep_context_slope_seconds\x18\x0e \x01(\x01\"\x14\n\x12ListWorkersRequest\"=\n\x13ListWorkersResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerEntry\"\xa9\x01\n\x0bWorkerEntry\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12\r\n\x05\x61live\x18\x03 \x01(\x08\x12\x10\n\x08\x63ordoned\x18\x04 \x01(\x08\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x1a\n\x12num_indexed_blocks\x18\x06 \x01(\x04\x12\x0f\n\x07problem\x18\x07 \x01(\t\"\x14\n\x12WatchModelsRequest\":\n\x13WatchModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"\"\n\rCordonRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x10\n\x0e\x43ordonResponse\"$\n\x0fUncordonRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x12\n\x10UncordonResponse\"!\n\x0cShareRequest\x12\x11\n\trouter_id\x18\x01 \x01(\x04\"\xaf\x01\n\rShareResponse\x12\x11\n\trouter_id\x18\x01 \x01(\x04\x12-\n\nplacements\x18\x02 \x03(\x0b\x32\x19.baton.v1.SharedPlacement\x12!\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x13.baton.v1.SharedEnd\x12\'\n\x07\x63ordons\x18\x04 \x03(\x0b\x32\x16.baton.v1.SharedCordon\x12\x10\n\x08\x63omplete\x18\x05 \x01(\x08\"\xd7\x01\n\x0fSharedPlacement\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\r\x12%\n\x06shares\x18\x03 \x03(\x0b\x32\x15.baton.v1.SharedShare\x12\x14\n\x0c\x62lock_counts\x18\x04 \x03(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x15\n\rtenant_weight\x18\x07 \x01(\x02\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x11\"f\n\x0bSharedShare\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\"!\n\tSharedEnd\x12\x14\n\x0cplacement_id\x18\x01 \x01(\x04\"E\n\x0cSharedCordon\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x02 \x01(\x08\x12\x10\n\x08stamp_us\x18\x03 \x01(\x04*\xd8\x01\n\x08\x43ostKind\x12\x19\n\x15\x43OST_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43OST_KIND_QUEUE\x10\x01\x12\x15\n\x11\x43OST_KIND_PREFILL\x10\x02\x12\x16\n\x12\x43OST_KIND_TRANSFER\x10\x03\x12\x14\n\x10\x43OST_KIND_DECODE\x10\x04\x12\x14\n\x10\x43OST_KIND_MEMORY\x10\x05\x12\x15\n\x11\x43OST_KIND_RESTORE\x10\x06\x12\x15\n\x11\x43OST_KIND_ADAPTER\x10\x07\x12\x13\n\x0f\x43OST_KIND_LATER\x10\x08\x32O\n\x11RouterPeerService\x12:\n\x05Share\x12\x16.baton.v1.ShareRequest\x1a\x17.baton.v1.ShareResponse0\x01\x32\xe0\x03\n\rRouterService\x12\x38\n\x05Place\x12\x16.baton.v1.PlaceRequest\x1a\x17.baton.v1.PlaceResponse\x12;\n\x06Report\x12\x17.baton.v1.ReportRequest\x1a\x18.baton.v1.ReportResponse\x12>\n\x07\x45xplain\x12\x18.baton.v1.ExplainRequest\x1a\x19.baton.v1.ExplainResponse\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12L\n\x0bWatchModels\x12\x1c.baton.v1.WatchModelsRequest\x1a\x1d.baton.v1.WatchModelsResponse0\x01\x12;\n\x06\x43ordon\x12\x17.baton.v1.CordonRequest\x1a\x18.baton.v1.CordonResponse\x12\x41\n\x08Uncordon\x12\x19.baton.v1.UncordonRequest\x1a\x1a.baton.v1.UncordonResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COSTKIND']._serialized_start=1573
-  _globals['_COSTKIND']._serialized_end=1722
+  _globals['_COSTKIND']._serialized_start=2775
+  _globals['_COSTKIND']._serialized_end=2991
   _globals['_PLACEREQUEST']._serialized_start=81
-  _globals['_PLACEREQUEST']._serialized_end=299
-  _globals['_PLACERESPONSE']._serialized_start=302
-  _globals['_PLACERESPONSE']._serialized_end=514
-  _globals['_CANDIDATE']._serialized_start=516
-  _globals['_CANDIDATE']._serialized_end=634
-  _globals['_COST']._serialized_start=636
-  _globals['_COST']._serialized_end=693
-  _globals['_REPORTREQUEST']._serialized_start=695
-  _globals['_REPORTREQUEST']._serialized_end=756
-  _globals['_PLACEMENTOUTCOME']._serialized_start=758
-  _globals['_PLACEMENTOUTCOME']._serialized_end=875
-  _globals['_REPORTRESPONSE']._serialized_start=877
-  _globals['_REPORTRESPONSE']._serialized_end=893
-  _globals['_EXPLAINREQUEST']._serialized_start=895
-  _globals['_EXPLAINREQUEST']._serialized_end=970
-  _globals['_EXPLAINRESPONSE']._serialized_start=973
-  _globals['_EXPLAINRESPONSE']._serialized_end=1119
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1121
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1141
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1143
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1204
-  _globals['_WORKERENTRY']._serialized_start=1207
-  _globals['_WORKERENTRY']._serialized_end=1376
-  _globals['_WATCHMODELSREQUEST']._serialized_start=1378
-  _globals['_WATCHMODELSREQUEST']._serialized_end=1398
-  _globals['_WATCHMODELSRESPONSE']._serialized_start=1400
-  _globals['_WATCHMODELSRESPONSE']._serialized_end=1458
-  _globals['_CORDONREQUEST']._serialized_start=1460
-  _globals['_CORDONREQUEST']._serialized_end=1494
-  _globals['_CORDONRESPONSE']._serialized_start=1496
-  _globals['_CORDONRESPONSE']._serialized_end=1512
-  _globals['_UNCORDONREQUEST']._serialized_start=1514
-  _globals['_UNCORDONREQUEST']._serialized_end=1550
-  _globals['_UNCORDONRESPONSE']._serialized_start=1552
-  _globals['_UNCORDONRESPONSE']._serialized_end=1570
-  _globals['_ROUTERSERVICE']._serialized_start=1725
-  _globals['_ROUTERSERVICE']._serialized_end=2205
+  _globals['_PLACEREQUEST']._serialized_end=342
+  _globals['_PLACERESPONSE']._serialized_start=345
+  _globals['_PLACERESPONSE']._serialized_end=557
+  _globals['_CANDIDATE']._serialized_start=559
+  _globals['_CANDIDATE']._serialized_end=677
+  _globals['_COST']._serialized_start=679
+  _globals['_COST']._serialized_end=736
+  _globals['_REPORTREQUEST']._serialized_start=738
+  _globals['_REPORTREQUEST']._serialized_end=799
+  _globals['_PLACEMENTOUTCOME']._serialized_start=802
+  _globals['_PLACEMENTOUTCOME']._serialized_end=943
+  _globals['_REPORTRESPONSE']._serialized_start=945
+  _globals['_REPORTRESPONSE']._serialized_end=961
+  _globals['_EXPLAINREQUEST']._serialized_start=963
+  _globals['_EXPLAINREQUEST']._serialized_end=1057
+  _globals['_EXPLAINRESPONSE']._serialized_start=1060
+  _globals['_EXPLAINRESPONSE']._serialized_end=1295
+  _globals['_EVIDENCE']._serialized_start=1298
+  _globals['_EVIDENCE']._serialized_end=1680
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1682
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1702
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1704
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1765
+  _globals['_WORKERENTRY']._serialized_start=1768
+  _globals['_WORKERENTRY']._serialized_end=1937
+  _globals['_WATCHMODELSREQUEST']._serialized_start=1939
+  _globals['_WATCHMODELSREQUEST']._serialized_end=1959
+  _globals['_WATCHMODELSRESPONSE']._serialized_start=1961
+  _globals['_WATCHMODELSRESPONSE']._serialized_end=2019
+  _globals['_CORDONREQUEST']._serialized_start=2021
+  _globals['_CORDONREQUEST']._serialized_end=2055
+  _globals['_CORDONRESPONSE']._serialized_start=2057
+  _globals['_CORDONRESPONSE']._serialized_end=2073
+  _globals['_UNCORDONREQUEST']._serialized_start=2075
+  _globals['_UNCORDONREQUEST']._serialized_end=2111
+  _globals['_UNCORDONRESPONSE']._serialized_start=2113
+  _globals['_UNCORDONRESPONSE']._serialized_end=2131
+  _globals['_SHAREREQUEST']._serialized_start=2133
+  _globals['_SHAREREQUEST']._serialized_end=2166
+  _globals['_SHARERESPONSE']._serialized_start=2169
+  _globals['_SHARERESPONSE']._serialized_end=2344
+  _globals['_SHAREDPLACEMENT']._serialized_start=2347
+  _globals['_SHAREDPLACEMENT']._serialized_end=2562
+  _globals['_SHAREDSHARE']._serialized_start=2564
+  _globals['_SHAREDSHARE']._serialized_end=2666
+  _globals['_SHAREDEND']._serialized_start=2668
+  _globals['_SHAREDEND']._serialized_end=2701
+  _globals['_SHAREDCORDON']._serialized_start=2703
+  _globals['_SHAREDCORDON']._serialized_end=2772
+  _globals['_ROUTERPEERSERVICE']._serialized_start=2993
+  _globals['_ROUTERPEERSERVICE']._serialized_end=3072
+  _globals['_ROUTERSERVICE']._serialized_start=3075
+  _globals['_ROUTERSERVICE']._serialized_end=3555
 # @@protoc_insertion_point(module_scope)

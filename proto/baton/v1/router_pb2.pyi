@@ -38,6 +38,12 @@ class _CostKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Slower steps for this request and for those beside it."""
     COST_KIND_MEMORY: _CostKind.ValueType  # 5
     """Risk of preemption when memory runs out."""
+    COST_KIND_RESTORE: _CostKind.ValueType  # 6
+    """Bringing cached blocks back from host memory."""
+    COST_KIND_ADAPTER: _CostKind.ValueType  # 7
+    """Loading the adapter."""
+    COST_KIND_LATER: _CostKind.ValueType  # 8
+    """Waiting of those who are expected to come meanwhile."""
 
 class CostKind(_CostKind, metaclass=_CostKindEnumTypeWrapper): ...
 
@@ -52,6 +58,12 @@ COST_KIND_DECODE: CostKind.ValueType  # 4
 """Slower steps for this request and for those beside it."""
 COST_KIND_MEMORY: CostKind.ValueType  # 5
 """Risk of preemption when memory runs out."""
+COST_KIND_RESTORE: CostKind.ValueType  # 6
+"""Bringing cached blocks back from host memory."""
+COST_KIND_ADAPTER: CostKind.ValueType  # 7
+"""Loading the adapter."""
+COST_KIND_LATER: CostKind.ValueType  # 8
+"""Waiting of those who are expected to come meanwhile."""
 global___CostKind = CostKind
 
 @typing.final
@@ -68,6 +80,8 @@ class PlaceRequest(google.protobuf.message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     EXCLUDED_WORKER_IDS_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     block_hashes: builtins.bytes
@@ -82,6 +96,10 @@ class PlaceRequest(google.protobuf.message.Message):
     """Empty: the model itself."""
     timeout_ms: builtins.int
     """Milliseconds until nobody waits any more. 0: never."""
+    session_id: builtins.str
+    """Requests that continue each other. They go to one worker where that costs nothing. Empty: none."""
+    tenant_weight: builtins.float
+    """The tenant's share of a full fleet, against the other tenants'. 0 is 1."""
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers that just failed this request."""
@@ -99,8 +117,10 @@ class PlaceRequest(google.protobuf.message.Message):
         adapter: builtins.str = ...,
         timeout_ms: builtins.int = ...,
         excluded_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        session_id: builtins.str = ...,
+        tenant_weight: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 global___PlaceRequest = PlaceRequest
 
@@ -126,7 +146,7 @@ class PlaceResponse(google.protobuf.message.Message):
 
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Candidate]:
-        """Best first."""
+        """The best ones, best first. Explain has them all."""
 
     def __init__(
         self,
@@ -213,12 +233,15 @@ class PlacementOutcome(google.protobuf.message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     WORKER_FAILED_FIELD_NUMBER: builtins.int
+    FIRST_TOKEN_US_FIELD_NUMBER: builtins.int
     placement_id: builtins.int
     num_cached_tokens: builtins.int
     """What the worker really found, against what was predicted."""
     num_output_tokens: builtins.int
     worker_failed: builtins.bool
     """The worker could not be reached or gave the request up."""
+    first_token_us: builtins.int
+    """Microseconds from the placement to the first token. 0: not known."""
     def __init__(
         self,
         *,
@@ -226,8 +249,9 @@ class PlacementOutcome(google.protobuf.message.Message):
         num_cached_tokens: builtins.int = ...,
         num_output_tokens: builtins.int = ...,
         worker_failed: builtins.bool = ...,
+        first_token_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "placement_id", b"placement_id", "worker_failed", b"worker_failed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_token_us", b"first_token_us", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "placement_id", b"placement_id", "worker_failed", b"worker_failed"]) -> None: ...
 
 global___PlacementOutcome = PlacementOutcome
 
@@ -247,16 +271,20 @@ class ExplainRequest(google.protobuf.message.Message):
 
     PLACEMENT_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    ONLY_HERE_FIELD_NUMBER: builtins.int
     placement_id: builtins.int
     request_id: builtins.str
+    only_here: builtins.bool
+    """Asks this replica alone. Otherwise it asks the others for what it does not know."""
     def __init__(
         self,
         *,
         placement_id: builtins.int = ...,
         request_id: builtins.str = ...,
+        only_here: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["placement", b"placement", "placement_id", b"placement_id", "request_id", b"request_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["placement", b"placement", "placement_id", b"placement_id", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["only_here", b"only_here", "placement", b"placement", "placement_id", b"placement_id", "request_id", b"request_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["placement", b"placement"]) -> typing.Literal["placement_id", "request_id"] | None: ...
 
 global___ExplainRequest = ExplainRequest
@@ -268,13 +296,25 @@ class ExplainResponse(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     RESPONSE_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    ROUTER_ID_FIELD_NUMBER: builtins.int
+    expected_output_tokens: builtins.float
+    router_id: builtins.int
+    """The replica that decided."""
     @property
     def request(self) -> global___PlaceRequest: ...
     @property
-    def response(self) -> global___PlaceResponse: ...
+    def response(self) -> global___PlaceResponse:
+        """All candidates that were costed, best first."""
+
     @property
     def outcome(self) -> global___PlacementOutcome:
         """Unset until reported."""
+
+    @property
+    def evidence(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Evidence]:
+        """What was known of each worker that serves the model."""
 
     def __init__(
         self,
@@ -282,11 +322,77 @@ class ExplainResponse(google.protobuf.message.Message):
         request: global___PlaceRequest | None = ...,
         response: global___PlaceResponse | None = ...,
         outcome: global___PlacementOutcome | None = ...,
+        evidence: collections.abc.Iterable[global___Evidence] | None = ...,
+        expected_output_tokens: builtins.float = ...,
+        router_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["outcome", b"outcome", "request", b"request", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["outcome", b"outcome", "request", b"request", "response", b"response"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "expected_output_tokens", b"expected_output_tokens", "outcome", b"outcome", "request", b"request", "response", b"response", "router_id", b"router_id"]) -> None: ...
 
 global___ExplainResponse = ExplainResponse
+
+@typing.final
+class Evidence(google.protobuf.message.Message):
+    """What one placement knew of one worker."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_WAITING_FIELD_NUMBER: builtins.int
+    BACKLOG_SECONDS_FIELD_NUMBER: builtins.int
+    STATE_AGE_SECONDS_FIELD_NUMBER: builtins.int
+    IS_MEASURED_FIELD_NUMBER: builtins.int
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
+    TRANSFER_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    STEP_BASE_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_SLOPE_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_CONTEXT_SLOPE_SECONDS_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    refusal: builtins.str
+    """Why it was not considered. Empty: it was."""
+    num_cached_tokens: builtins.int
+    """Prompt tokens that it holds on the device, and in host memory only."""
+    num_host_cached_tokens: builtins.int
+    num_requests: builtins.int
+    """Requests that run, wait or are on their way there, and those of them that find no place in the batch."""
+    num_waiting: builtins.int
+    backlog_seconds: builtins.float
+    """Seconds of prompts that are computed before this one."""
+    state_age_seconds: builtins.float
+    """Age of the worker's state."""
+    is_measured: builtins.bool
+    """The rates that were used. Measured: they are the worker's own, not the fleet's or a guess."""
+    prefill_tokens_per_second: builtins.float
+    transfer_bytes_per_second: builtins.float
+    step_base_seconds: builtins.float
+    """A decode step: base + slope a request + context_slope a token of context."""
+    step_slope_seconds: builtins.float
+    step_context_slope_seconds: builtins.float
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        refusal: builtins.str = ...,
+        num_cached_tokens: builtins.int = ...,
+        num_host_cached_tokens: builtins.int = ...,
+        num_requests: builtins.int = ...,
+        num_waiting: builtins.int = ...,
+        backlog_seconds: builtins.float = ...,
+        state_age_seconds: builtins.float = ...,
+        is_measured: builtins.bool = ...,
+        prefill_tokens_per_second: builtins.float = ...,
+        transfer_bytes_per_second: builtins.float = ...,
+        step_base_seconds: builtins.float = ...,
+        step_slope_seconds: builtins.float = ...,
+        step_context_slope_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backlog_seconds", b"backlog_seconds", "is_measured", b"is_measured", "num_cached_tokens", b"num_cached_tokens", "num_host_cached_tokens", b"num_host_cached_tokens", "num_requests", b"num_requests", "num_waiting", b"num_waiting", "prefill_tokens_per_second", b"prefill_tokens_per_second", "refusal", b"refusal", "state_age_seconds", b"state_age_seconds", "step_base_seconds", b"step_base_seconds", "step_context_slope_seconds", b"step_context_slope_seconds", "step_slope_seconds", b"step_slope_seconds", "transfer_bytes_per_second", b"transfer_bytes_per_second", "worker_id", b"worker_id"]) -> None: ...
+
+global___Evidence = Evidence
 
 @typing.final
 class ListWorkersRequest(google.protobuf.message.Message):
@@ -431,3 +537,166 @@ class UncordonResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___UncordonResponse = UncordonResponse
+
+@typing.final
+class ShareRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: builtins.int
+    router_id: builtins.int
+    """Of the reader; new at each start."""
+    def __init__(
+        self,
+        *,
+        router_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["router_id", b"router_id"]) -> None: ...
+
+global___ShareRequest = ShareRequest
+
+@typing.final
+class ShareResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: builtins.int
+    PLACEMENTS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
+    CORDONS_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    router_id: builtins.int
+    """Of the sender; new at each start. Equal to the reader's own: it called itself."""
+    complete: builtins.bool
+    """Everything that the sender knew when the stream began is told."""
+    @property
+    def placements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedPlacement]: ...
+    @property
+    def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedEnd]:
+        """Placements that were reported on."""
+
+    @property
+    def cordons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedCordon]:
+        """Workers whose cordon was set or lifted. The newest stamp wins."""
+
+    def __init__(
+        self,
+        *,
+        router_id: builtins.int = ...,
+        placements: collections.abc.Iterable[global___SharedPlacement] | None = ...,
+        ends: collections.abc.Iterable[global___SharedEnd] | None = ...,
+        cordons: collections.abc.Iterable[global___SharedCordon] | None = ...,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "cordons", b"cordons", "ends", b"ends", "placements", b"placements", "router_id", b"router_id"]) -> None: ...
+
+global___ShareResponse = ShareResponse
+
+@typing.final
+class SharedPlacement(google.protobuf.message.Message):
+    """A placement of the sender or, in the beginning of a stream, of any router."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACEMENT_ID_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    placement_id: builtins.int
+    age_ms: builtins.int
+    """Milliseconds since it was made."""
+    block_hashes: builtins.bytes
+    tenant: builtins.str
+    tenant_weight: builtins.float
+    num_tokens: builtins.int
+    """Prompt tokens to compute and output tokens expected."""
+    priority: builtins.int
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedShare]: ...
+    @property
+    def block_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Some of the prompt's blocks: how many blocks end with each, growing, and their hashes, 16 bytes each."""
+
+    def __init__(
+        self,
+        *,
+        placement_id: builtins.int = ...,
+        age_ms: builtins.int = ...,
+        shares: collections.abc.Iterable[global___SharedShare] | None = ...,
+        block_counts: collections.abc.Iterable[builtins.int] | None = ...,
+        block_hashes: builtins.bytes = ...,
+        tenant: builtins.str = ...,
+        tenant_weight: builtins.float = ...,
+        num_tokens: builtins.int = ...,
+        priority: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "block_counts", b"block_counts", "block_hashes", b"block_hashes", "num_tokens", b"num_tokens", "placement_id", b"placement_id", "priority", b"priority", "shares", b"shares", "tenant", b"tenant", "tenant_weight", b"tenant_weight"]) -> None: ...
+
+global___SharedPlacement = SharedPlacement
+
+@typing.final
+class SharedShare(google.protobuf.message.Message):
+    """What a placement means for one worker."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    num_requests: builtins.int
+    """Will decode there: 1 or 0."""
+    num_prefill_tokens: builtins.int
+    num_blocks: builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        num_requests: builtins.int = ...,
+        num_prefill_tokens: builtins.int = ...,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_blocks", b"num_blocks", "num_prefill_tokens", b"num_prefill_tokens", "num_requests", b"num_requests", "worker_id", b"worker_id"]) -> None: ...
+
+global___SharedShare = SharedShare
+
+@typing.final
+class SharedEnd(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACEMENT_ID_FIELD_NUMBER: builtins.int
+    placement_id: builtins.int
+    def __init__(
+        self,
+        *,
+        placement_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["placement_id", b"placement_id"]) -> None: ...
+
+global___SharedEnd = SharedEnd
+
+@typing.final
+class SharedCordon(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    CORDONED_FIELD_NUMBER: builtins.int
+    STAMP_US_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    cordoned: builtins.bool
+    stamp_us: builtins.int
+    """Microseconds since 1970 on the router where it was asked for."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        cordoned: builtins.bool = ...,
+        stamp_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cordoned", b"cordoned", "stamp_us", b"stamp_us", "worker_id", b"worker_id"]) -> None: ...
+
+global___SharedCordon = SharedCordon

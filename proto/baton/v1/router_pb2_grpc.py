@@ -25,6 +25,84 @@ if _version_not_supported:
     )
 
 
+class RouterPeerServiceStub(object):
+    """Lets replicas of the router see each other's placements. Called by routers only.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Share = channel.unary_stream(
+                '/baton.v1.RouterPeerService/Share',
+                request_serializer=baton_dot_v1_dot_router__pb2.ShareRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.ShareResponse.FromString,
+                _registered_method=True)
+
+
+class RouterPeerServiceServicer(object):
+    """Lets replicas of the router see each other's placements. Called by routers only.
+    """
+
+    def Share(self, request, context):
+        """Streams what this router knows: everything once, then its own news every 20 ms where there
+        are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
+        again, and counts what it heard for another second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RouterPeerServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Share': grpc.unary_stream_rpc_method_handler(
+                    servicer.Share,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.ShareRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.ShareResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.RouterPeerService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.RouterPeerService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RouterPeerService(object):
+    """Lets replicas of the router see each other's placements. Called by routers only.
+    """
+
+    @staticmethod
+    def Share(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.RouterPeerService/Share',
+            baton_dot_v1_dot_router__pb2.ShareRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.ShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class RouterServiceStub(object):
     """Decides where requests run. Relays no token.
     """

@@ -17,6 +17,47 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
+class RouterPeerServiceStub:
+    """Lets replicas of the router see each other's placements. Called by routers only."""
+
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    Share: grpc.UnaryStreamMultiCallable[
+        baton.v1.router_pb2.ShareRequest,
+        baton.v1.router_pb2.ShareResponse,
+    ]
+    """Streams what this router knows: everything once, then its own news every 20 ms where there
+    are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
+    again, and counts what it heard for another second.
+    """
+
+class RouterPeerServiceAsyncStub:
+    """Lets replicas of the router see each other's placements. Called by routers only."""
+
+    Share: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.router_pb2.ShareRequest,
+        baton.v1.router_pb2.ShareResponse,
+    ]
+    """Streams what this router knows: everything once, then its own news every 20 ms where there
+    are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
+    again, and counts what it heard for another second.
+    """
+
+class RouterPeerServiceServicer(metaclass=abc.ABCMeta):
+    """Lets replicas of the router see each other's placements. Called by routers only."""
+
+    @abc.abstractmethod
+    def Share(
+        self,
+        request: baton.v1.router_pb2.ShareRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.router_pb2.ShareResponse], collections.abc.AsyncIterator[baton.v1.router_pb2.ShareResponse]]:
+        """Streams what this router knows: everything once, then its own news every 20 ms where there
+        are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
+        again, and counts what it heard for another second.
+        """
+
+def add_RouterPeerServiceServicer_to_server(servicer: RouterPeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+
 class RouterServiceStub:
     """Decides where requests run. Relays no token."""
 

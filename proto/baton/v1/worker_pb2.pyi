@@ -597,6 +597,7 @@ class WorkerState(google.protobuf.message.Message):
     LAYOUT_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
     role: baton.v1.types_pb2.WorkerRole.ValueType
@@ -608,6 +609,10 @@ class WorkerState(google.protobuf.message.Message):
     def layout(self) -> baton.v1.kv_pb2.KvLayout: ...
     @property
     def load(self) -> global___WorkerLoad: ...
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Adapters on the device now."""
+
     def __init__(
         self,
         *,
@@ -618,9 +623,10 @@ class WorkerState(google.protobuf.message.Message):
         layout: baton.v1.kv_pb2.KvLayout | None = ...,
         draining: builtins.bool = ...,
         load: global___WorkerLoad | None = ...,
+        adapters: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout", "load", b"load", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "epoch", b"epoch", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "epoch", b"epoch", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "worker_id", b"worker_id"]) -> None: ...
 
 global___WorkerState = WorkerState
 
@@ -641,6 +647,8 @@ class WorkerLoad(google.protobuf.message.Message):
     DECODE_STEP_SECONDS_FIELD_NUMBER: builtins.int
     TRANSFER_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: builtins.int
+    RESTORE_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    ADAPTER_LOAD_SECONDS_FIELD_NUMBER: builtins.int
     num_running: builtins.int
     """Requests in the running batch, and waiting for it."""
     queue_depth: builtins.int
@@ -660,6 +668,10 @@ class WorkerLoad(google.protobuf.message.Message):
     """KV bytes received a second, while transfers ran. 0: not known yet."""
     kv_bytes_per_token: builtins.int
     """KV bytes a token."""
+    restore_bytes_per_second: builtins.float
+    """KV bytes brought back from host memory a second. 0: not known yet."""
+    adapter_load_seconds: builtins.float
+    """Of an adapter that is not on the device. 0: not known yet."""
     def __init__(
         self,
         *,
@@ -674,7 +686,9 @@ class WorkerLoad(google.protobuf.message.Message):
         decode_step_seconds: builtins.float = ...,
         transfer_bytes_per_second: builtins.float = ...,
         kv_bytes_per_token: builtins.int = ...,
+        restore_bytes_per_second: builtins.float = ...,
+        adapter_load_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["decode_step_seconds", b"decode_step_seconds", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_blocks", b"num_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_blocks", b"num_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
 
 global___WorkerLoad = WorkerLoad
