@@ -30,6 +30,11 @@ class KvLayout:
     kv_scales: tuple[float, ...] = ()
 
     @property
+    def num_rank_kv_heads(self) -> int:
+        """That this rank holds: its share, or one where there are more ranks than heads."""
+        return max(1, self.num_kv_heads // self.tp_size)
+
+    @property
     def bytes_per_block(self) -> int:
         """All layers of one block."""
         return self.num_layers * self.bytes_per_block_layer

@@ -25,8 +25,8 @@ class KvMemory:
         self.null_block = num_blocks
         self._num_blocks = num_blocks
         self._block_bytes = layout.bytes_per_block_layer
-        self._num_heads = layout.num_kv_heads
-        shape = (layout.num_layers, num_blocks + 1, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        self._num_heads = layout.num_rank_kv_heads
+        shape = (layout.num_layers, num_blocks + 1, 2, self._num_heads, layout.block_size, layout.head_dim)
         memory = reserve(layout.bytes_per_block * (num_blocks + 1), f"{num_blocks} KV blocks", "kv_cache_memory")
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
         # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.

@@ -55,7 +55,7 @@ class BlockConversion:
         self._receiver = receiver
         self._from_heads = slice(heads.at_sender, heads.at_sender + heads.count)
         self._cast: Cast | None = None
-        whole = heads.count == len(heads_of(receiver))
+        whole = heads.count == receiver.num_rank_kv_heads
         self.heads = None if whole else (heads.at_receiver, heads.count)
         shape = block_shape(receiver.dtype, heads.count, receiver.block_size, receiver.head_dim)
         self.bytes_per_block_layer = math.prod(shape) * BYTES_PER_VALUE[receiver.dtype]
@@ -63,7 +63,7 @@ class BlockConversion:
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
         """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
         sender, receiver = self._sender, self._receiver
-        shape = block_shape(sender.dtype, len(heads_of(sender)), sender.block_size, sender.head_dim)
+        shape = block_shape(sender.dtype, sender.num_rank_kv_heads, sender.block_size, sender.head_dim)
         words = np.frombuffer(data, _WORDS[BYTES_PER_VALUE[sender.dtype]])
         blocks = words.reshape(len(piece.block_ids), piece.num_layers, *shape)[:, :, :, self._from_heads]
         moved = regroup(blocks, piece.skip_tokens, piece.num_blocks, receiver.block_size)

@@ -31,9 +31,8 @@ class SharedHeads:
 
 def heads_of(layout: KvLayout) -> range:
     """The model's KV heads that this rank holds."""
-    heads, ranks, rank = layout.num_kv_heads, layout.tp_size, layout.tp_rank
-    first = rank * heads // ranks
-    return range(first, first + max(1, heads // ranks))
+    first = layout.tp_rank * layout.num_kv_heads // layout.tp_size
+    return range(first, first + layout.num_rank_kv_heads)
 
 
 def shared_heads(sender: KvLayout, receiver: KvLayout) -> SharedHeads | None:

@@ -115,11 +115,8 @@ def check_convertible(sender: KvLayout, receiver: KvLayout) -> None:
 
 
 def _num_bytes(layout: KvLayout) -> int:
-    num_heads = max(1, layout.num_kv_heads // layout.tp_size)
-    return (
-        math.prod(block_shape(layout.dtype, num_heads, layout.block_size, layout.head_dim))
-        * (BYTES_PER_VALUE[layout.dtype])
-    )
+    shape = block_shape(layout.dtype, layout.num_rank_kv_heads, layout.block_size, layout.head_dim)
+    return math.prod(shape) * BYTES_PER_VALUE[layout.dtype]
 
 
 def _check_scales(message: kv_pb2.KvLayout, dtype: str) -> None:
