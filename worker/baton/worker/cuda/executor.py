@@ -25,6 +25,7 @@ from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.cuda.graphs import DecodeGraphs, graph_sizes
+from baton.worker.cuda.host_cache import HostCache
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.cuda.memory import allocate_kv, check_weights_fit, graph_bytes, num_blocks_that_fit, open_device
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
@@ -33,7 +34,7 @@ from baton.worker.cuda.stepper import Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
-from baton.worker.executor.base import HostCopies, KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.loading import LoadedModel, load_model, read_config
 from baton.worker.model.rope import cos_sin_table
@@ -72,7 +73,7 @@ class CudaExecutor:
         self.layout = _layout(model_config, loaded, config.block_size, self._kv_dtype)
         self.layer_hook: LayerHook | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
-        self.host: HostCopies | None = None
+        self.host: HostCache | None = None
         self._config = config
         self._device = device
         self._graphs: DecodeGraphs | None = None
@@ -85,6 +86,7 @@ class CudaExecutor:
         self.kv = KvCopies(lambda: self._decoder.cache)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
+            self.host = self._make_host_cache(phases)
             self._warm_up(model_config, dtype)
             phases.end("largest step, kernels")
             self.num_blocks = self._num_blocks(model_config, dtype)
@@ -257,6 +259,16 @@ class CudaExecutor:
             device,
             batch_invariant=config.batch_invariant,
         )
+
+    def _make_host_cache(self, phases: StartPhases) -> HostCache | None:
+        config = self._config
+        num_slots = config.num_host_blocks(self.layout.bytes_per_block)
+        if not num_slots:
+            return None
+        cache = HostCache(self.kv, self.layout, num_slots, config.max_num_batched_tokens, self._device, self._wait)
+        self.kv.warm_up()
+        phases.end(f"{num_slots} blocks of host memory")
+        return cache
 
     def _warm_up(self, model: ModelConfig, dtype: torch.dtype) -> None:
         """Runs the largest step, for its memory, and every form of small one."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, HostSlot
 from baton.worker.executor.base import LandedCopies, RestoreCopy
+from baton.worker.executor.host import usable_memory
 from baton.worker.executor.kv_memory import KvMemory, reserve
 
 
@@ -19,7 +22,7 @@ class HostMemory:
         self.num_slots = num_slots
         self._blocks = memory.bytes  # [num_layers, num_blocks, bytes of a block's layer]
         num_layers, _, size = self._blocks.shape
-        pages = reserve(num_slots * num_layers * size, f"{num_slots} host blocks", "host_cache_gb")
+        pages = reserve_slots(num_slots, num_layers * size)
         self._slots = np.frombuffer(pages, np.uint8).reshape(num_slots, num_layers, size)
         self._landed = LandedCopies()
 
@@ -49,3 +52,14 @@ class HostMemory:
 
     def wait(self, seconds: float) -> None:
         """Nothing is ever under way."""
+
+
+def reserve_slots(num_slots: int, bytes_per_block: int) -> mmap.mmap:
+    """Memory for so many blocks. Raises InvalidRequest where this machine does not have as much."""
+    num_bytes, usable = num_slots * bytes_per_block, usable_memory()
+    if num_bytes >= usable:
+        raise InvalidRequest(
+            f"host_cache_gb={num_bytes / 1e9:.1f} is more than this machine's {usable / 1e9:.1f} GB of memory",
+            field="host_cache_gb",
+        )
+    return reserve(num_bytes, f"{num_slots} host blocks", "host_cache_gb")

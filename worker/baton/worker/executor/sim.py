@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs
