@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def installed() -> bool:
 
 def load(cuda_major: int | None = None) -> Any:
     """The bindings of the wheel for this CUDA, or of any for host memory. Raises Unsupported where none can be used."""
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # read as the library is loaded; its own choice is stdout
     wanted = _PACKAGES if cuda_major is None else (f"nixl_cu{cuda_major}",)
     problems = []
     for package in wanted:

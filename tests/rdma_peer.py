@@ -1,0 +1,138 @@
+"""A process that receives over the rdma path, told what to do by JSON lines on its standard input.
+
+{"do": "accept", "offer": hex} -> {"slots": [number, bytes, hex]}; write SLOT LAYERS BLOCKS -> the slot's checksum;
+close GONE; usage -> descriptors, threads, resident KiB. Errors are answered as {"error": message}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import torch
+
+from baton.rpc.errors import ServiceError
+from baton.worker.core import BlockId
+from baton.worker.executor.base import KvLayout
+from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.transfer.bulk import BulkReceiver, Slots
+from baton.worker.transfer.rdma import RdmaPath
+from baton.worker.transfer.rdma_host import HostStaging
+
+LAYOUT = KvLayout(bytes(16), "float32", 3, 4, 64, 16, 2 * 4 * 16 * 64 * 4)
+NUM_BLOCKS = 64
+SLOT_BYTES = 1 << 20
+_ANSWER_SECONDS = 30.0
+
+
+class Pool:
+    """As much of an executor as transfers see."""
+
+    def __init__(self, seed=None):
+        self.layout = LAYOUT
+        memory = KvMemory(LAYOUT, NUM_BLOCKS, torch.float32)
+        self.read_blocks, self.write_blocks, self.kv_bytes = memory.read, memory.write, memory.bytes
+        if seed is not None:
+            memory.bytes[:] = torch.randint(
+                0, 256, memory.bytes.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+            ).numpy()
+
+
+def make_path(pool, **settings):
+    return RdmaPath(HostStaging(pool), SLOT_BYTES, **settings)
+
+
+def usage():
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "kib": resident >> 10,
+    }
+
+
+class Peer:
+    """The other process, seen from the test."""
+
+    def __init__(self, **settings):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    def ask(self, do, **values):
+        """Its answer. Killed where there is none."""
+        timer = threading.Timer(_ANSWER_SECONDS, self.process.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
+            self.process.stdin.flush()
+            answer = json.loads(self.process.stdout.readline())
+        finally:
+            timer.cancel()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def accept(self, offer):
+        num_slots, slot_bytes, blob = self.ask("accept", offer=offer.hex())["slots"]
+        return Slots(num_slots, slot_bytes, bytes.fromhex(blob))
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class _Receiver:
+    def __init__(self, **settings):
+        self.pool = Pool()
+        self.path = make_path(self.pool, **settings)
+        self.receivers: list[BulkReceiver] = []
+
+    def accept(self, offer):
+        receiver = self.path.accept(bytes.fromhex(offer))
+        self.receivers.append(receiver)
+        return {"slots": [receiver.slots.num_slots, receiver.slots.slot_bytes, receiver.slots.blob.hex()]}
+
+    def write(self, slot, layers, blocks, num_bytes):
+        receiver = self.receivers[-1]
+        checksum = receiver.checksum(slot, num_bytes)
+        receiver.take(slot, num_bytes)
+        receiver.write(slot, range(*layers), [BlockId(block) for block in blocks], None)
+        return {"checksum": checksum}
+
+    def read(self, layer, blocks):
+        return {"checksum": zlib.crc32(self.pool.read_blocks(layer, blocks))}
+
+    def close(self, gone):
+        self.receivers.pop().close(gone)
+        return {}
+
+    def usage(self):
+        return usage()
+
+
+def main():
+    receiver = _Receiver(**json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(receiver, request.pop("do"))(**request)
+        except ServiceError as error:
+            answer = {"error": error.message}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
