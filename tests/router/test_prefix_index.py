@@ -1,10 +1,13 @@
-"""The bit-mask index against a naive dict of sets."""
+"""The packed index against a naive dict of sets."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvstore_node import blocks, removed, stored
 
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index_holders import MAX_SLOTS, Holders
+from baton.router.prefix_index import HeldPrefix, PrefixIndex
+from baton.rpc.errors import NoCapacity
 from baton.v1 import kv_pb2
 
 DEVICE, HOST = kv_pb2.KV_TIER_DEVICE, kv_pb2.KV_TIER_HOST
@@ -67,16 +70,29 @@ def test_a_gap_drops_the_worker_and_nobody_else():
 
 
 def test_dropping_counts_at_once_and_cleaning_comes_in_pieces():
-    index = index_of(a=range(100), b=range(50))
-    assert index.drop("a") == 100
-    assert index.lookup(blocks(*range(100))) == {"b": 50}
-    assert len(index) == 100
-    pieces = 1
-    while index.clean(7):
-        pieces += 1
-    assert 100 / 7 <= pieces <= 100 / 7 + 2
-    assert len(index) == 50
+    index = index_of(a=range(10_000), b=range(5000))
+    assert index.drop("a") == 10_000
+    assert index.lookup(blocks(*range(100))) == {"b": 100}
+    assert len(index) == index.num_dying_blocks == 10_000
+    left = [index.num_dying_blocks]
+    while index.clean(1024):
+        left.append(index.num_dying_blocks)
+        assert left[-2] - left[-1] <= 1024
+    assert len(left) > 5
+    assert len(index) == 5000
     assert index.num_dying_blocks == 0
+
+
+def test_a_drop_while_another_is_cleaned_is_cleaned_too():
+    index = index_of(a=range(9000), b=range(9000), c=range(10))
+    index.drop("a")
+    index.clean(100)
+    index.drop("b")
+    index.receive(part("d", *range(20_000, 40_000)))
+    while index.clean(1000):
+        pass
+    assert len(index) == 10 + 20_000
+    assert index.lookup(blocks(1, 2)) == {"c": 2}
 
 
 def test_a_slot_is_given_away_only_when_it_is_clean():
@@ -84,7 +100,7 @@ def test_a_slot_is_given_away_only_when_it_is_clean():
     index.drop("a")
     index.receive(part("b", 100))
     assert index.lookup(blocks(*range(10))) == {}
-    index.clean(1000)
+    index.clean(100_000)
     index.receive(part("c", 200))
     assert index.lookup(blocks(*range(10))) == {}
     assert index.lookup(blocks(200)) == {"c": 1}
@@ -106,6 +122,86 @@ def test_more_workers_than_a_machine_word_has_bits():
     assert found == {f"w{number}": number for number in range(1, 200)}
 
 
+def test_the_tiers_of_a_prefix_are_told_apart():
+    index = index_of(a=[1, 2, 3, 4], b=[1])
+    index.apply(batch("a", 1, stored(2, 3, 5, tier=HOST), removed(3)))
+    index.apply(batch("b", 1, stored(2, tier=HOST)))
+    assert index.find(blocks(1, 2, 3, 4, 5)) == {"a": HeldPrefix(device=3, host=2), "b": HeldPrefix(1, 1)}
+    index.apply(batch("a", 2, removed(3, tier=HOST)))
+    assert index.find(blocks(1, 2, 3, 4, 5))["a"] == HeldPrefix(2, 0)
+    assert index.find(blocks(9)) == {}
+
+
+def test_a_silent_workers_entries_are_kept_and_do_not_count():
+    index = index_of(a=[1, 2], b=[1])
+    index.silence("a")
+    assert index.lookup(blocks(1, 2)) == {"b": 1}
+    assert index.apply(batch("a", 1, stored(3)))
+    assert index.num_blocks("a") == 3
+    index.hear("a")
+    assert index.lookup(blocks(1, 2, 3)) == {"a": 3, "b": 1}
+
+
+def test_a_batch_that_was_taken_before_changes_nothing():
+    index = index_of(a=[1])
+    assert index.apply(batch("a", 1, stored(2)))
+    assert index.apply(batch("a", 2, removed(2)))
+    assert index.apply(batch("a", 1, stored(2)))
+    assert index.lookup(blocks(1, 2)) == {"a": 1}
+    assert index.position("a") == (1, 2)
+
+
+def test_batches_of_many_workers_at_once_equal_one_after_the_other():
+    one, other = (index_of(**{f"w{n}": range(n) for n in range(70)}) for _ in range(2))
+    batches = [
+        batch(f"w{n}", sequence, stored(*range(sequence, 90, 1 + n % 3)), removed(*range(n % 7, 60, 5)))
+        for sequence in (1, 2, 3)
+        for n in range(70)
+    ]
+    batches.insert(100, batch("w5", 9, stored(1)))
+    assert set(one.apply_all(batches)) == {"w5"}
+    for each in batches:
+        other.apply(each)
+    prompt = blocks(*range(3, 60))
+    assert one.find(prompt) == other.find(prompt)
+    assert "w5" not in one.worker_ids
+    for n in range(70):
+        assert one.num_blocks(f"w{n}") == other.num_blocks(f"w{n}")
+
+
+def test_growth_keeps_every_block():
+    numbers = range(200_000)
+    index = PrefixIndex()
+    for start in range(0, 200_000, 8192):
+        end = min(200_000, start + 8192)
+        index.receive(part("a", *range(start, end), first=start == 0, last=end == 200_000))
+    assert index.num_blocks("a") == len(index) == 200_000
+    assert index.lookup(blocks(*numbers)) == {"a": 200_000}
+    assert index.num_bytes / 200_000 < 40
+    assert index.apply(batch("a", 1, removed(*range(0, 200_000, 2))))
+    assert len(index) == 100_000
+    assert index.lookup(blocks(1, 3, 5, 6)) == {"a": 3}
+
+
+def test_workers_that_come_and_go_leave_no_rows_behind():
+    index = index_of(a=range(1000))
+    sizes = set()
+    for _ in range(20):
+        index.receive(part("b", *range(1000)))
+        index.drop("b")
+        while index.clean(100_000):
+            pass
+        sizes.add(index.num_bytes)
+    assert len(sizes) == 1
+
+
+def test_too_many_workers_are_refused_by_number():
+    holders = Holders()
+    holders._num_slots = MAX_SLOTS
+    with pytest.raises(NoCapacity, match=f"the index has {MAX_SLOTS} workers"):
+        holders.add_slot()
+
+
 workers = st.sampled_from("abc")
 numbers = st.lists(st.integers(0, 15), max_size=6)
 step = st.one_of(
@@ -113,7 +209,9 @@ step = st.one_of(
     st.tuples(st.just("removed"), workers, numbers, st.sampled_from([DEVICE, HOST])),
     st.tuples(st.just("snapshot"), workers, numbers, st.sampled_from([DEVICE, HOST])),
     st.tuples(st.just("partial"), workers, numbers, st.just(DEVICE)),
-    st.tuples(st.sampled_from(["gap", "drop", "epoch", "clean"]), workers, st.just([]), st.just(DEVICE)),
+    st.tuples(
+        st.sampled_from(["gap", "drop", "epoch", "clean", "silence", "hear"]), workers, st.just([]), st.just(DEVICE)
+    ),
 )
 
 
@@ -121,6 +219,7 @@ step = st.one_of(
 def test_any_history_equals_a_naive_index(history, prompt):
     index = PrefixIndex()
     naive = {}  # worker -> tier -> set
+    silent = set()
     at = dict.fromkeys("abc", (1, 0))  # epoch, sequence
     for kind, worker, some, tier in history:
         epoch, sequence = at[worker]
@@ -149,18 +248,29 @@ def test_any_history_equals_a_naive_index(history, prompt):
         elif kind == "drop":
             index.drop(worker)
             naive.pop(worker, None)
+        elif kind == "silence":
+            index.silence(worker)
+            silent.add(worker)
+        elif kind == "hear":
+            index.hear(worker)
+            silent.discard(worker)
         else:
-            index.clean(3)
-    expected = {}
+            index.clean(700)
+    expected, by_tier = {}, {}
     for worker, tiers in naive.items():
+        if worker in silent:
+            continue
         held = set().union(*tiers.values())
         depth = next((place for place, number in enumerate(prompt) if number not in held), len(prompt))
         if depth:
             expected[worker] = depth
+            on_device = sum(number in tiers.get(DEVICE, ()) for number in prompt[:depth])
+            by_tier[worker] = HeldPrefix(on_device, depth - on_device)
+    assert index.find(blocks(*prompt)) == by_tier
     assert index.lookup(blocks(*prompt)) == expected
     for worker in "abc":
         assert index.num_blocks(worker) == sum(map(len, naive.get(worker, {}).values()))
-    while index.clean(100):
+    while index.clean(1000):
         pass
     arriving = index._arriving.values()
     everything = set().union(*(held for tiers in naive.values() for held in tiers.values()))

@@ -1,22 +1,31 @@
-"""Which worker holds which block, as one bit mask a block. Knows no stream and no liveness.
+"""Which worker holds which block, in packed arrays. Knows no stream and no liveness.
 
-A worker has a slot, one bit of every mask. Dropping a worker makes its slot dead at once; the bits are cleared
-afterwards in small pieces (`clean`), and only then is the slot given away again.
+A worker has a slot, one bit in each tier. Dropping a worker makes its slot dead at once; the bits are cleared
+afterwards in small pieces (`clean`), and only then is the slot given away again. Blocks are known by 64 bits of their
+128: two of 10 million blocks are taken for one with a probability of 3 in a million, and the worker's own lookup
+would find that out.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from baton.rpc.block_hash import HASH_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.router.index_changes import Changes, column_of, fingerprints_of
+from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns, Holders, Masks
+from baton.router.index_table import BlockTable, Fingerprints, add_at, rank_in_runs
 from baton.v1 import kv_pb2
 
-_HASH = struct.Struct(f"{HASH_BYTES}s")
 
-Tier: TypeAlias = kv_pb2.KvTier.ValueType
+class HeldPrefix(NamedTuple):
+    """How much of a prompt's beginning one worker holds, without a gap: `device + host` blocks."""
+
+    device: int  # blocks of it that are on the device
+    host: int  # blocks of it that are in host memory only
 
 
 @dataclass(slots=True)
@@ -26,35 +35,38 @@ class _Holding:
     slot: int
     epoch: int
     sequence: int
-    tiers: dict[Tier, set[bytes]] = field(default_factory=dict)
-
-    def is_elsewhere(self, block: bytes, tier: Tier) -> bool:
-        return any(block in blocks for other, blocks in self.tiers.items() if other != tier)
-
-    def __len__(self) -> int:
-        return sum(map(len, list(self.tiers.values())))
 
 
 class PrefixIndex:
     """All workers' blocks, for lookups of whole prompts."""
 
     def __init__(self) -> None:
-        self._masks: dict[bytes, int] = {}  # block -> slots of its holders
+        self._table = BlockTable()
+        self._holders = Holders()
+        self._counts = np.zeros(64 * NUM_TIERS, np.int64)  # entries of each column
         self._holdings: dict[str, _Holding] = {}
         self._arriving: dict[str, _Holding] = {}  # snapshots whose end is still to come
-        self._dying: list[_Holding] = []
-        self._slots: list[str | None] = []  # worker of each slot; None: nobody's
+        self._silent: set[str] = set()  # workers whose entries are kept, and do not count
+        self._dying: list[int] = []  # slots
+        self._sweep = _Sweep([], 0)
+        self._names: list[str] = []  # worker of each slot; empty: nobody's
         self._free_slots: list[int] = []
-        self._live = 0  # mask of the slots that count
+        self._live: Masks | None = None  # of the slots that count; None: to be made anew
+        self._uses_host = False  # ever
 
     def __len__(self) -> int:
         """Distinct blocks, those of dead slots included until cleaned."""
-        return len(self._masks)
+        return len(self._table)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that blocks take."""
+        return self._table.num_bytes + self._holders.num_bytes
 
     @property
     def num_dying_blocks(self) -> int:
         """Entries of dropped workers that are still to be cleaned."""
-        return sum(map(len, self._dying))
+        return sum(map(self._num_entries, (*self._dying, *self._sweep.slots)))
 
     @property
     def worker_ids(self) -> Sequence[str]:
@@ -64,51 +76,61 @@ class PrefixIndex:
     def num_blocks(self, worker_id: str) -> int:
         """Entries of one worker, its tiers counted apart."""
         holding = self._holdings.get(worker_id)
-        return len(holding) if holding is not None else 0
+        return self._num_entries(holding.slot) if holding is not None else 0
 
     def epoch(self, worker_id: str) -> int | None:
         """Of a worker's entries. None: it has none."""
         holding = self._holdings.get(worker_id)
         return holding.epoch if holding is not None else None
 
+    def position(self, worker_id: str) -> tuple[int, int] | None:
+        """Epoch and sequence up to which a worker was heard. None: it has no entries."""
+        holding = self._holdings.get(worker_id)
+        return (holding.epoch, holding.sequence) if holding is not None else None
+
     def lookup(self, block_hashes: bytes) -> dict[str, int]:
-        """How many of the first blocks each worker holds without a gap; workers that hold none are left out."""
-        masks, alive = self._masks, self._live
-        if not alive:
+        """How many of the first blocks each worker holds without a gap, in any tier; without those that hold none."""
+        _, held = self._prefixes(block_hashes)
+        if held is None:
             return {}
-        ended: list[tuple[int, int]] = []  # slots, and the depth at which they end
-        depth = 0
-        for depth, (block,) in enumerate(_HASH.iter_unpack(block_hashes)):
-            found = masks.get(block, 0) & alive
-            if found != alive:
-                if depth:
-                    ended.append((alive & ~found, depth))
-                alive = found
-                if not alive:
-                    break
-        else:
-            ended.append((alive, len(block_hashes) // HASH_BYTES))
-        slots = self._slots
-        return {
-            worker_id: depth
-            for mask, depth in ended
-            for slot in _bits(mask)
-            if depth and (worker_id := slots[slot]) is not None
-        }
+        depths = _sum_rows(held)
+        return {name: depth for name, depth in zip(self._names, depths.tolist(), strict=False) if depth}
+
+    def find(self, block_hashes: bytes) -> dict[str, HeldPrefix]:
+        """As `lookup`, by tier. A block in both tiers counts as on the device."""
+        masks, held = self._prefixes(block_hashes)
+        if held is None:
+            return {}
+        depths = _sum_rows(held)
+        on_device = _sum_rows(masks[:, DEVICE] & held)
+        slots = depths.nonzero()[0]
+        figures = zip(slots.tolist(), on_device[slots].tolist(), depths[slots].tolist(), strict=True)
+        return {self._names[slot]: HeldPrefix(device, depth - device) for slot, device, depth in figures}
 
     def apply(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Takes a worker's next batch. False: it is not the next one, and the worker's entries are dropped."""
-        holding = self._holdings.get(batch.worker_id)
-        if holding is None or (holding.epoch, holding.sequence + 1) != (batch.epoch, batch.sequence):
-            self.drop(batch.worker_id)
-            return False
-        for event in batch.events:
-            if event.HasField("stored"):
-                self._store(holding, event.stored.tier, event.stored.block_hashes)
-            elif event.HasField("removed"):
-                self._remove(holding, event.removed.tier, event.removed.block_hashes)
-        holding.sequence = batch.sequence
-        return True
+        return not self.apply_all((batch,))
+
+    def apply_all(self, batches: Iterable[kv_pb2.KvEventBatch]) -> list[str]:
+        """Takes batches in order, at the cost of one; returns the workers that were out of step and are dropped.
+
+        A batch that was taken before is ignored.
+        """
+        changes = Changes()
+        dropped: list[str] = []
+        for batch in batches:
+            holding = self._holdings.get(batch.worker_id)
+            if holding is not None and holding.epoch == batch.epoch and batch.sequence <= holding.sequence:
+                continue
+            if holding is None or (holding.epoch, holding.sequence + 1) != (batch.epoch, batch.sequence):
+                self.drop(batch.worker_id)
+                dropped.append(batch.worker_id)
+                continue
+            changes.add(holding.slot, batch.events)
+            holding.sequence = batch.sequence
+        if changes:
+            self._change(*changes.packed())
+        return dropped
 
     def receive(self, part: kv_pb2.KvSnapshot) -> bool:
         """Takes a part of a worker's snapshot; the last one makes it count. False: the part does not belong here."""
@@ -118,30 +140,142 @@ class PrefixIndex:
         if arriving is None or (arriving.epoch, arriving.sequence) != (part.epoch, part.barrier):
             self.drop(part.worker_id)
             return False
-        self._store(arriving, part.tier, part.block_hashes)
+        self._fill(part.block_hashes, column_of(arriving.slot, part.tier))
         if part.last:
             del self._arriving[part.worker_id]
             self._retire(self._holdings.pop(part.worker_id, None))
             self._holdings[part.worker_id] = arriving
-            self._live |= 1 << arriving.slot
+            self._live = None
         return True
+
+    def silence(self, worker_id: str) -> None:
+        """The worker's entries, those that come included, are kept and do not count until `hear`."""
+        if worker_id not in self._silent:
+            self._silent.add(worker_id)
+            self._live = None
+
+    def hear(self, worker_id: str) -> None:
+        """Ends `silence`."""
+        if worker_id in self._silent:
+            self._silent.remove(worker_id)
+            self._live = None
+
+    def is_silent(self, worker_id: str) -> bool:
+        """Whether the worker's entries do not count now."""
+        return worker_id in self._silent
 
     def drop(self, worker_id: str) -> int:
         """A worker's entries count no more, from now on; returns how many they were."""
         holding = self._holdings.pop(worker_id, None)
         self._retire(holding)
         self._retire(self._arriving.pop(worker_id, None))
-        return len(holding) if holding is not None else 0
+        return self._num_entries(holding.slot) if holding is not None else 0
 
-    def clean(self, max_blocks: int) -> bool:
-        """Clears bits of dropped workers, so many at most. False: nothing is left to clean."""
-        while self._dying and max_blocks > 0:
-            holding = self._dying[-1]
-            max_blocks -= self._clear_some(holding, max_blocks)
-            if not holding.tiers:
-                self._dying.pop()
-                self._free_slots.append(holding.slot)
-        return bool(self._dying)
+    def clean(self, max_places: int) -> bool:
+        """Clears bits of dropped workers in so many places of the table. False: nothing is left to clean."""
+        sweep = self._sweep
+        if not sweep.slots:
+            sweep = self._sweep = _Sweep(self._dying, 0)
+            self._dying = []
+        if sweep.slots:
+            end = min(sweep.at + max_places, self._table.num_places)
+            self._strip(sweep, end)
+            sweep.at = end
+            is_clean = not any(map(self._num_entries, sweep.slots))
+            if is_clean or end == self._table.num_places:
+                assert is_clean, "a swept slot still has entries"
+                self._free_slots += sweep.slots
+                self._sweep = _Sweep([], 0)
+        return bool(self._sweep.slots or self._dying)
+
+    def _num_entries(self, slot: int) -> int:
+        return int(self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS].sum())
+
+    def _prefixes(self, block_hashes: bytes) -> tuple[Masks, Masks | None]:
+        """The holders of each of the first blocks, and the live slots that hold it and all before. [n, words]"""
+        places = self._table.find_prefix(fingerprints_of(block_hashes))
+        masks = self._holders.masks(self._table.codes.take(places, mode="clip"))
+        if not places.size:
+            return masks, None
+        if self._live is None:
+            counting = (one for name, one in self._holdings.items() if name not in self._silent)
+            self._live = self._holders.mask_of([one.slot for one in counting])
+        anywhere = masks[:, DEVICE] | masks[:, HOST] if self._uses_host else masks[:, DEVICE]
+        if anywhere.shape[1] == 1:  # numpy is several times quicker on one dimension
+            held = np.bitwise_and.accumulate(anywhere.ravel()).reshape(-1, 1)
+        else:
+            held = np.bitwise_and.accumulate(anywhere, axis=0)
+        held &= self._live[DEVICE]
+        return masks, held
+
+    def _fill(self, block_hashes: bytes, column: int) -> None:
+        """Stores blocks in one column, in any order."""
+        fingerprints = np.sort(fingerprints_of(block_hashes))
+        is_first = np.ones(fingerprints.size, np.bool_)
+        np.not_equal(fingerprints[1:], fingerprints[:-1], out=is_first[1:])
+        if not is_first.all():
+            fingerprints = fingerprints[is_first]
+        columns = np.full(fingerprints.size, column, np.int64)
+        self._note_host(columns[:1])
+        self._change_distinct(fingerprints, columns, np.ones(fingerprints.size, np.bool_))
+
+    def _change(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
+        """Applies changes in order: the n-th change of each block in the n-th round."""
+        self._note_host(columns)
+        order = np.argsort(fingerprints, kind="stable")
+        fingerprints, columns, stores = fingerprints[order], columns[order], stores[order]
+        ranks = rank_in_runs(fingerprints)
+        num_rounds = int(ranks.max()) + 1 if ranks.size else 0
+        if num_rounds <= 1:
+            self._change_distinct(fingerprints, columns, stores)
+            return
+        for number in range(num_rounds):
+            chosen = ranks == number
+            self._change_distinct(fingerprints[chosen], columns[chosen], stores[chosen])
+
+    def _change_distinct(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
+        if not fingerprints.size:
+            return
+        places = self._table.find(fingerprints)
+        new = ((places < 0) & stores).nonzero()[0]
+        if new.size == places.size:
+            places = self._table.insert(fingerprints)
+        elif new.size:
+            self._table.insert(fingerprints[new])
+            places = self._table.find(fingerprints)
+        stored = stores.nonzero()[0]
+        if stored.size:
+            at, added = places[stored], columns[stored]
+            self._table.codes[at], lacked = self._holders.add(self._table.codes[at], added)
+            add_at(self._counts, added[lacked], 1)
+        removed = (~stores & (places >= 0)).nonzero()[0]
+        if removed.size:
+            at, taken = places[removed], columns[removed]
+            codes, had = self._holders.discard(self._table.codes[at], taken)
+            self._table.codes[at] = codes
+            self._table.remove(at[codes == 0])
+            add_at(self._counts, taken[had], -1)
+
+    def _note_host(self, columns: Columns) -> None:
+        self._uses_host = self._uses_host or bool((columns % NUM_TIERS == HOST).any())
+
+    def _strip(self, sweep: _Sweep, end: int) -> None:
+        """Clears the swept slots' bits in the places up to `end`."""
+        places = sweep.at + self._table.codes[sweep.at : end].nonzero()[0]
+        mask = self._holders.mask_of(sweep.slots)
+        found = self._holders.masks(self._table.codes[places]) & mask
+        is_hit: NDArray[np.bool_] = found.reshape(places.size, -1).any(axis=1)
+        hit = is_hit.nonzero()[0]
+        if not hit.size:
+            return
+        places, found = places[hit], found[hit]
+        for slot in sweep.slots:
+            bit = np.uint64(1 << (slot % 64))
+            lost = np.count_nonzero(found[:, :, slot // 64] & bit, axis=0)
+            self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS] -= lost
+        codes = self._holders.strip(self._table.codes[places], mask)
+        self._table.codes[places] = codes
+        self._table.remove(places[codes == 0])
 
     def _begin(self, part: kv_pb2.KvSnapshot) -> None:
         known = self._holdings.get(part.worker_id)
@@ -154,57 +288,44 @@ class PrefixIndex:
     def _take_slot(self, worker_id: str) -> int:
         if self._free_slots:
             slot = self._free_slots.pop()
-            self._slots[slot] = worker_id
+            self._names[slot] = worker_id
             return slot
-        self._slots.append(worker_id)
-        return len(self._slots) - 1
+        slot = self._holders.add_slot()
+        self._live = None
+        self._names.append(worker_id)
+        if (slot + 1) * NUM_TIERS > self._counts.size:
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        return slot
 
     def _retire(self, holding: _Holding | None) -> None:
-        if holding is not None:
-            self._live &= ~(1 << holding.slot)
-            self._slots[holding.slot] = None
-            self._dying.append(holding)
-
-    def _store(self, holding: _Holding, tier: Tier, block_hashes: bytes) -> None:
-        masks, bit = self._masks, 1 << holding.slot
-        blocks = holding.tiers.setdefault(tier, set())
-        for (block,) in _HASH.iter_unpack(block_hashes):
-            known = masks.get(block)
-            # A block with one holder shares the slot's own integer; so do equal keys of the dict and the set.
-            masks[block] = bit if known is None else known | bit
-            blocks.add(block)
-
-    def _remove(self, holding: _Holding, tier: Tier, block_hashes: bytes) -> None:
-        blocks = holding.tiers.get(tier, set())
-        several_tiers = len(holding.tiers) > 1
-        for (block,) in _HASH.iter_unpack(block_hashes):
-            if block in blocks:
-                blocks.remove(block)
-                if not (several_tiers and holding.is_elsewhere(block, tier)):
-                    self._clear(block, 1 << holding.slot)
-
-    def _clear(self, block: bytes, bit: int) -> None:
-        rest = self._masks[block] & ~bit
-        if rest:
-            self._masks[block] = rest
+        if holding is None:
+            return
+        self._live = None
+        self._names[holding.slot] = ""
+        if self._num_entries(holding.slot):
+            self._dying.append(holding.slot)
         else:
-            del self._masks[block]
-
-    def _clear_some(self, holding: _Holding, max_blocks: int) -> int:
-        tier, blocks = next(iter(holding.tiers.items()), (kv_pb2.KV_TIER_UNSPECIFIED, set()))
-        bit = 1 << holding.slot
-        num_cleared = min(max_blocks, len(blocks))
-        for _ in range(num_cleared):
-            block = blocks.pop()
-            if self._masks.get(block, 0) & bit:
-                self._clear(block, bit)
-        if not blocks:
-            holding.tiers.pop(tier, None)
-        return num_cleared
+            self._free_slots.append(holding.slot)
 
 
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+@dataclass(slots=True)
+class _Sweep:
+    """One pass over the table on behalf of these slots."""
+
+    slots: list[int]
+    at: int
+
+
+def _sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How often each bit is set, over all rows; quick where few rows differ from the one before. [words * 64]"""
+    num_rows, words = masks.shape
+    differs = masks[1:, 0] != masks[:-1, 0]
+    for word in range(1, words):
+        differs |= masks[1:, word] != masks[:-1, word]
+    changes = differs.nonzero()[0]
+    edges = np.zeros(changes.size + 2, np.int64)
+    edges[1:-1] = changes + 1
+    edges[-1] = num_rows
+    begins, lengths = edges[:-1], edges[1:] - edges[:-1]
+    bits = np.unpackbits(masks[begins].astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
+    return (lengths.astype(np.float32) @ bits.astype(np.float32)).astype(np.int64)  # exact up to 2**24 rows

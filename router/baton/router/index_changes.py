@@ -1,0 +1,62 @@
+"""Block events as packed arrays: fingerprints, columns, and whether each stores or removes. Knows no index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns
+from baton.router.index_table import Fingerprints
+from baton.rpc.block_hash import HASH_BYTES
+from baton.v1 import kv_pb2
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+
+
+class Changes:
+    """Events of any workers, in order."""
+
+    def __init__(self) -> None:
+        self._hashes: list[bytes] = []
+        self._columns: list[int] = []
+        self._stores: list[bool] = []
+
+    def __len__(self) -> int:
+        """Events, not blocks."""
+        return len(self._hashes)
+
+    def add(self, slot: int, events: Iterable[kv_pb2.KvEvent]) -> None:
+        """Adds the events of the worker in `slot`."""
+        for event in events:
+            stores = event.WhichOneof("event") == "stored"
+            change = event.stored if stores else event.removed
+            self._hashes.append(change.block_hashes)
+            self._columns.append(column_of(slot, change.tier))
+            self._stores.append(stores)
+
+    def packed(self) -> tuple[Fingerprints, Columns, NDArray[np.bool_]]:
+        """One element for each block of each event."""
+        lengths = [len(one) // HASH_BYTES for one in self._hashes]
+        fingerprints = fingerprints_of(b"".join(self._hashes))
+        return (
+            fingerprints,
+            np.repeat(np.array(self._columns, np.int64), lengths),
+            np.repeat(np.array(self._stores, np.bool_), lengths),
+        )
+
+
+def column_of(slot: int, tier: kv_pb2.KvTier.ValueType) -> int:
+    """Where a worker's blocks of a tier are counted. What is not on the device is on the host."""
+    return slot * NUM_TIERS + (DEVICE if tier == kv_pb2.KV_TIER_DEVICE else HOST)
+
+
+def fingerprints_of(block_hashes: bytes) -> Fingerprints:
+    """The first 64 bits of each hash, spread; never 0."""
+    halves = np.frombuffer(block_hashes, np.uint64, len(block_hashes) // HASH_BYTES * 2)
+    # The table takes its segments from the top bits, and its buckets from the lowest: a product serves both.
+    spread: Fingerprints = halves[::2] * _ODD
+    np.maximum(spread, _ONE, out=spread)
+    return spread
