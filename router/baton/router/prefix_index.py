@@ -264,8 +264,7 @@ class PrefixIndex:
         places = sweep.at + self._table.codes[sweep.at : end].nonzero()[0]
         mask = self._holders.mask_of(sweep.slots)
         found = self._holders.masks(self._table.codes[places]) & mask
-        is_hit: NDArray[np.bool_] = found.reshape(places.size, -1).any(axis=1)
-        hit = is_hit.nonzero()[0]
+        hit = np.flatnonzero(found.any(axis=(1, 2)))
         if not hit.size:
             return
         places, found = places[hit], found[hit]
