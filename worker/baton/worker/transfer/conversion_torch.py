@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -51,17 +52,43 @@ def regroup(blocks: Tensor, skip_tokens: int, num_blocks: int, block_size: int) 
 
 
 class Cast:
-    """From the sender's dtype and scales to the receiver's. Thread-safe."""
+    """From the sender's dtype and scales to the receiver's. Thread-safe.
+
+    The host's processors convert 8-bit floats one by one: there, what any value of 8 or 16 bits becomes is computed
+    once, and looked up.
+    """
 
     def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
         self._from, self._to = _DTYPES[sender.dtype], _DTYPES[receiver.dtype]
         self._from_scales, self._to_scales = _Scales(sender), _Scales(receiver)
+        self._scaled = bool(sender.kv_scales or receiver.kv_scales)
+        self._tables: dict[int, NDArray[Any]] = {}  # by layer: [2, every value]
 
     def on_host(self, words: NDArray[Any], layer: int) -> NDArray[Any]:
-        """Values as integers of their width, [blocks, layers, 2, heads, tokens, dim], to bytes of the other dtype."""
-        given = torch.from_numpy(words if words.flags.writeable else words.copy())
-        made: NDArray[Any] = self._cast(given.view(self._from), layer).view(torch.uint8).numpy()
+        """Values as integers of their width, [blocks, layers, 2, heads, tokens, dim], to those of the other dtype."""
+        if words.itemsize > 2:
+            return self._on_host(words, layer)
+        made = np.empty(words.shape, self._table(layer).dtype)
+        for index in range(words.shape[1]):
+            for part, table in enumerate(self._table(layer + index)):
+                made[:, index, part] = table.take(words[:, index, part], mode="clip")
         return made
+
+    def _table(self, layer: int) -> NDArray[Any]:
+        layer = layer if self._scaled else 0
+        table = self._tables.get(layer)
+        if table is None:
+            width = self._from.itemsize
+            every = np.arange(1 << 8 * width, dtype=f"u{width}")
+            both = np.broadcast_to(every, (2, len(every))).reshape(1, 1, 2, 1, 1, -1)
+            table = self._tables[layer] = self._on_host(both, layer).reshape(2, -1)
+        return table
+
+    def _on_host(self, words: NDArray[Any], layer: int) -> NDArray[Any]:
+        given = torch.from_numpy(words if words.flags.writeable else words.copy())
+        made = self._cast(given.view(self._from), layer)
+        numbers: NDArray[Any] = made.view(_WORDS[made.element_size()]).numpy()
+        return numbers
 
     def on_device(self, words: Tensor, layer: int) -> Tensor:
         """The same on any device, to values of the other dtype; contiguous."""
