@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor

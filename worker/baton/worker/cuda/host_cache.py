@@ -2,8 +2,8 @@
 
 Out: the blocks are gathered, all layers at once, into staging memory on the stream that computes, so that they are
 read after every step launched before and ahead of every step launched later, at the speed of device memory. From
-staging they go to pinned host memory on a stream of their own, beside the steps. Staging holds a step's worth of blocks;
-whoever offloads asks for room first, so that nothing ever waits for it.
+staging they go to pinned host memory on a stream of their own, beside the steps. Staging holds a step's worth of
+blocks; whoever offloads asks for room first, so that nothing ever waits for it.
 
 In: pieces of megabytes are copied to the device and scattered into the pool, one after the other, on a third stream.
 Steps do not wait for it, and it waits for steps only where fenced: nobody reads the blocks before poll has said that

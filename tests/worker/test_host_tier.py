@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from baton.rpc.errors import DataLoss
+from baton.worker.block_pool import BlockPool
+from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.core import BlockHash, BlockId, HostSlot, Tier
+from baton.worker.executor.staging_ring import StagingRing, runs
+from baton.worker.host_tier import HostTier
+from baton.worker.host_tier_offloads import Offloads
+from baton.worker.host_tier_restores import RestoreCost
+from baton.worker.rates import Rates
+
+
+def hash_of(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(16, "little"))
+
+
+def keep(tier: HostTier, *numbers: int) -> list[HostSlot]:
+    """Puts blocks into host memory."""
+    slots = []
+    for number in numbers:
+        begun = tier.begin(hash_of(number))
+        assert begun is not None
+        assert tier.landed(begun.slot)
+        slots.append(begun.slot)
+    return slots
+
+
+# The slots.
+
+
+def test_a_block_is_found_only_once_its_copy_has_landed():
+    tier = HostTier(2)
+    begun = tier.begin(hash_of(1))
+    assert begun is not None
+    assert hash_of(1) in tier
+    assert tier.lookup([hash_of(1)]) == []
+    assert tier.landed(begun.slot)
+    assert tier.lookup([hash_of(1)]) == [begun.slot]
+
+
+def test_the_least_recently_used_block_makes_room():
+    tier = HostTier(2)
+    keep(tier, 1, 2)
+    tier.touch(hash_of(1))
+    begun = tier.begin(hash_of(3))
+    assert begun is not None
+    assert begun.evicted == hash_of(2)
+    assert tier.lookup([hash_of(1)])
+
+
+def test_a_slot_that_a_restore_reads_is_not_evicted():
+    tier = HostTier(1)
+    slots = keep(tier, 1)
+    tier.pin(slots)
+    tier.pin(slots)
+    assert tier.begin(hash_of(2)) is None
+    tier.unpin(slots)
+    assert tier.begin(hash_of(2)) is None
+    tier.unpin(slots)
+    assert tier.begin(hash_of(2)) is not None
+
+
+def test_a_failed_copy_leaves_an_empty_slot():
+    tier = HostTier(1)
+    begun = tier.begin(hash_of(1))
+    assert begun is not None
+    assert tier.fail(begun.slot) == hash_of(1)
+    assert hash_of(1) not in tier
+    assert tier.begin(hash_of(2)) is not None
+
+
+def test_a_voided_copy_is_never_found_and_its_slot_not_reused_before_it_ends():
+    tier = HostTier(1)
+    begun = tier.begin(hash_of(1))
+    assert begun is not None
+    assert tier.void(begun.slot) == hash_of(1)
+    assert tier.void(begun.slot) is None
+    assert tier.begin(hash_of(2)) is None
+    assert not tier.landed(begun.slot)
+    assert tier.lookup([hash_of(1)]) == []
+    assert tier.begin(hash_of(1)) is not None
+
+
+def test_a_reset_forgets_everything_but_waits_for_the_copies_under_way():
+    tier = HostTier(3)
+    kept, read = keep(tier, 1, 2)
+    tier.pin([read])
+    begun = tier.begin(hash_of(3))
+    assert begun is not None
+    tier.reset()
+    assert tier.cached_hashes() == b""
+    assert tier.take_events() == []
+    assert not any(hash_of(number) in tier for number in (1, 2, 3))
+    assert tier.begin(hash_of(4)) == (kept, None)
+    assert tier.begin(hash_of(5)) is None
+    assert not tier.landed(begun.slot)
+    tier.unpin([read])
+    assert {tier.begin(hash_of(number)).slot for number in (5, 6)} == {read, begun.slot}  # type: ignore[union-attr]
+
+
+def test_events_name_the_tier():
+    tier = HostTier(1)
+    keep(tier, 1, 2)
+    assert tier.take_events() == [
+        StoredEvent(hash_of(1), Tier.HOST),
+        RemovedEvent(hash_of(1), Tier.HOST),
+        StoredEvent(hash_of(2), Tier.HOST),
+    ]
+
+
+def test_the_audit_sees_a_pin_that_no_restore_has():
+    tier = HostTier(1)
+    tier.pin(keep(tier, 1))
+    with pytest.raises(DataLoss, match="1 host slots are pinned, the restores read 0"):
+        tier.audit([])
+
+
+# What is copied out.
+
+
+def make_pool(num_blocks: int, num_slots: int = 8, target: int = 0, room: int = 100) -> tuple[BlockPool, Offloads]:
+    offloads = Offloads(HostTier(num_slots), target)
+    offloads.room = room
+    return BlockPool(num_blocks, offloads), offloads
+
+
+def cache(pool: BlockPool, *numbers: int) -> list[BlockId]:
+    """Allocates, stores and frees one block for each hash number."""
+    block_ids = pool.allocate(len(numbers))
+    assert block_ids is not None
+    for block_id, number in zip(block_ids, numbers, strict=True):
+        pool.store(block_id, hash_of(number))
+    pool.free(block_ids)
+    return block_ids
+
+
+def test_what_is_evicted_is_copied_out_ahead_of_the_step_that_overwrites_it():
+    pool, offloads = make_pool(2)
+    block_ids = cache(pool, 1, 2)
+    assert pool.allocate(1) == block_ids[1:]
+    assert offloads.take(pool.num_empty) == [(block_ids[1], 0)]
+    assert offloads.landed(HostSlot(0))
+    assert offloads.tier.lookup([hash_of(2)]) == [0]
+    assert offloads.num_dropped == 0
+
+
+def test_the_coldest_blocks_are_copied_before_they_are_evicted():
+    pool, offloads = make_pool(4, target=2)
+    block_ids = cache(pool, 1, 2, 3, 4)
+    assert offloads.take(pool.num_empty) == [(block_ids[3], 0), (block_ids[2], 1)]
+    assert offloads.take(pool.num_empty) == []
+    assert pool.allocate(2) == [block_ids[3], block_ids[2]]
+    assert offloads.take(pool.num_empty) == [(block_ids[1], 2), (block_ids[0], 3)]
+    pool.audit()
+
+
+def test_empty_blocks_need_no_copies():
+    pool, offloads = make_pool(4, target=2)
+    cache(pool, 1, 2)
+    assert offloads.take(pool.num_empty) == []
+
+
+def test_a_block_is_copied_once():
+    pool, offloads = make_pool(2, target=2)
+    block_ids = cache(pool, 1, 2)
+    assert len(offloads.take(pool.num_empty)) == 2
+    assert pool.allocate(2) is not None
+    pool.free(block_ids)
+    cache(pool, 1, 2)
+    assert offloads.take(pool.num_empty) == []
+
+
+def test_without_room_what_is_evicted_is_lost_and_counted():
+    pool, offloads = make_pool(3, room=1)
+    cache(pool, 1, 2, 3)
+    assert pool.allocate(3) is not None
+    assert len(offloads.take(pool.num_empty)) == 1
+    assert offloads.num_dropped == 2
+
+
+def test_a_block_that_a_peer_will_write_is_not_copied():
+    pool, offloads = make_pool(1)
+    cache(pool, 1)
+    assert pool.lease(1) is not None
+    assert offloads.take(pool.num_empty) == []
+    assert offloads.num_dropped == 1
+
+
+def test_a_copy_under_way_from_a_block_that_a_peer_will_write_is_void():
+    pool, offloads = make_pool(1, target=1)
+    cache(pool, 1)
+    ((_, slot),) = offloads.take(pool.num_empty)
+    assert pool.lease(1) is not None
+    assert offloads.num_dropped == 1
+    assert not offloads.landed(slot)
+    assert offloads.tier.cached_hashes() == b""
+
+
+def test_a_copy_from_an_evicted_block_is_void_when_a_peer_gets_the_block_soon_after():
+    pool, offloads = make_pool(1)
+    cache(pool, 1)
+    block_ids = pool.allocate(1)
+    ((_, slot),) = offloads.take(pool.num_empty)
+    assert block_ids is not None
+    pool.free(block_ids)
+    assert pool.lease(1) == block_ids
+    assert not offloads.landed(slot)
+
+
+def test_a_copy_that_has_landed_outlives_its_block():
+    pool, offloads = make_pool(1, target=1)
+    cache(pool, 1)
+    ((_, slot),) = offloads.take(pool.num_empty)
+    assert offloads.landed(slot)
+    assert pool.lease(1) is not None
+    assert offloads.tier.lookup([hash_of(1)]) == [slot]
+
+
+def test_a_failed_copy_is_tried_again():
+    pool, offloads = make_pool(1, target=1)
+    cache(pool, 1)
+    ((_, slot),) = offloads.take(pool.num_empty)
+    offloads.failed(slot)
+    assert len(offloads.take(pool.num_empty)) == 1
+    pool.audit()
+
+
+def test_more_slots_than_a_small_host_memory_has_are_never_promised():
+    pool, offloads = make_pool(6, num_slots=2, target=6)
+    cache(pool, 1, 2, 3, 4, 5, 6)
+    assert len(offloads.take(pool.num_empty)) == 2
+    pool.audit()
+
+
+class OffloadMachine(RuleBasedStateMachine):
+    """Random verbs on a pool and its host memory; a naive memory says what every slot holds."""
+
+    @initialize(num_blocks=st.integers(1, 8), num_slots=st.integers(1, 8), num_ahead=st.integers(0, 6))
+    def start(self, num_blocks: int, num_slots: int, num_ahead: int) -> None:
+        self.offloads = Offloads(HostTier(num_slots), min(num_ahead, num_slots))
+        self.pool = BlockPool(num_blocks, self.offloads)
+        self.device: dict[BlockId, int] = {}  # what each block holds
+        self.slots: dict[HostSlot, int] = {}
+        self.holds: list[list[BlockId]] = []
+        self.leases: list[list[BlockId]] = []
+        self.queued: list[tuple[BlockId, HostSlot]] = []  # copies out that the device has not read yet
+        self.under_way: list[HostSlot] = []
+        self.reads: list[tuple[HostSlot, int]] = []
+        self.found: set[bytes] = set()
+
+    @rule(count=st.integers(1, 4), first=st.integers(0, 12), room=st.integers(0, 4))
+    def step(self, count: int, first: int, room: int) -> None:
+        """Schedules, starts copies, launches: the device reads, and then overwrites."""
+        self.offloads.room = room
+        block_ids = self.pool.allocate(count) or []
+        self.start_copies()
+        self.read_queued()
+        for number, block_id in enumerate(block_ids, first):
+            self.device[block_id] = number
+            self.pool.store(block_id, hash_of(number))
+        self.holds.append(block_ids)
+
+    @rule(room=st.integers(0, 4))
+    def start_copies_behind_a_step(self, room: int) -> None:
+        self.offloads.room = room
+        self.start_copies()
+
+    def start_copies(self) -> None:
+        copies = self.offloads.take(self.pool.num_empty)
+        self.queued += copies
+        self.under_way += [slot for _, slot in copies]
+
+    def read_queued(self) -> None:
+        for block_id, slot in self.queued:
+            self.slots[slot] = self.device[block_id]
+        self.queued.clear()
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self.pool.free(self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1))))
+
+    @rule(first=st.integers(0, 12), count=st.integers(1, 4))
+    def touch(self, first: int, count: int) -> None:
+        found = self.pool.lookup([hash_of(number) for number in range(first, first + count)])
+        assert [self.device[block_id] for block_id in found] == list(range(first, first + len(found)))
+        self.pool.touch(found)
+        self.holds.append(found)
+
+    @rule(count=st.integers(1, 3))
+    def lease_and_scribble(self, count: int) -> None:
+        leased = self.pool.lease(count)
+        if leased is not None:
+            self.device.update(dict.fromkeys(leased, -1))
+            self.leases.append(leased)
+
+    @precondition(lambda self: self.leases)
+    @rule()
+    def free_lease(self) -> None:
+        self.pool.free_lease(self.leases.pop())
+
+    @precondition(lambda self: self.under_way)
+    @rule(good=st.booleans())
+    def end_copy(self, good: bool) -> None:
+        self.read_queued()
+        slot = self.under_way.pop(0)
+        if good:
+            self.offloads.landed(slot)
+        else:
+            self.offloads.failed(slot)
+
+    @rule(first=st.integers(0, 12), count=st.integers(1, 4))
+    def read(self, first: int, count: int) -> None:
+        slots = self.offloads.tier.lookup([hash_of(number) for number in range(first, first + count)])
+        self.offloads.tier.pin(slots)
+        self.reads += zip(slots, range(first, first + count), strict=False)
+
+    @precondition(lambda self: self.reads)
+    @rule()
+    def end_read(self) -> None:
+        slot, number = self.reads.pop()
+        assert self.slots[slot] == number
+        self.offloads.tier.unpin([slot])
+
+    @rule()
+    def reset(self) -> None:
+        self.pool.reset()
+        self.found.clear()
+
+    @invariant()
+    def every_findable_slot_holds_its_block(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        tier = self.offloads.tier
+        self.pool.audit()
+        tier.audit([[slot] for slot, _ in self.reads])
+        cached = tier.cached_hashes()
+        hashes = [BlockHash(cached[start : start + 16]) for start in range(0, len(cached), 16)]
+        assert len(hashes) == tier.num_kept <= tier.num_slots
+        for block_hash in hashes:
+            (slot,) = tier.lookup([block_hash])
+            assert self.slots[slot] == int.from_bytes(block_hash, "little")
+        for event in tier.take_events():
+            changed = {event.block_hashes[start : start + 16] for start in range(0, len(event.block_hashes), 16)}
+            assert changed.isdisjoint(self.found) == isinstance(event, StoredEvent)
+            self.found = self.found | changed if isinstance(event, StoredEvent) else self.found - changed
+        assert self.found == set(map(bytes, hashes))
+
+
+OffloadMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHostMemoryHoldsWhatItSays = OffloadMachine.TestCase
+
+
+# What pays.
+
+
+def make_cost(min_tokens: int = 256, prefill_rate: float = 0.0, seconds_per_block: float = 0.0) -> RestoreCost:
+    rates = Rates()
+    if prefill_rate:
+        rates.observe(8192, 0, 8192 / prefill_rate)
+    cost = RestoreCost(rates, min_tokens)
+    if seconds_per_block:
+        cost.observe(1, seconds_per_block)
+    return cost
+
+
+def test_until_rates_are_known_short_hits_are_computed():
+    assert not make_cost().pays(255, 16, 0)
+    assert make_cost().pays(256, 16, 0)
+    assert make_cost(prefill_rate=1000.0).pays(256, 16, 0)
+
+
+def test_known_rates_decide():
+    assert make_cost(prefill_rate=1000.0, seconds_per_block=0.001).pays(16, 1, 0)
+    assert not make_cost(prefill_rate=1e6, seconds_per_block=0.001).pays(4096, 256, 0)
+
+
+def test_copies_ahead_count():
+    cost = make_cost(prefill_rate=16000.0, seconds_per_block=0.0005)
+    assert cost.pays(1600, 100, 0)
+    assert not cost.pays(1600, 100, 200)
+
+
+def test_a_refusal_is_not_for_ever():
+    cost = make_cost(prefill_rate=16000.0, seconds_per_block=0.002)
+    tries = next(number for number in range(1000) if cost.pays(1600, 100, 0))
+    assert tries > 1
+
+
+def test_an_operator_can_take_every_hit():
+    assert make_cost(min_tokens=0, prefill_rate=1e9, seconds_per_block=1.0).pays(1, 1, 1000)
+
+
+# Staging.
+
+
+def test_staging_places_are_taken_round_the_ring():
+    ring = StagingRing(5)
+    assert ring.take(3) == [(0, 3)]
+    ring.put_back(2)
+    assert ring.take(4) == [(3, 2), (0, 2)]
+    assert ring.room == 0
+    ring.undo(4)
+    assert ring.room == 4
+    assert ring.take(1) == [(3, 1)]
+
+
+def test_neighbouring_slots_go_together():
+    assert list(runs([HostSlot(slot) for slot in (2, 3, 4, 7, 9, 10)])) == [(0, 2, 3), (3, 7, 1), (4, 9, 2)]
+    assert list(runs([])) == []
