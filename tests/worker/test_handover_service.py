@@ -63,7 +63,7 @@ async def test_answers_equal_those_of_a_single_worker(expected: list[list[int]])
 
 
 async def test_a_mismatched_prefill_worker_costs_no_request(expected: list[list[int]]) -> None:
-    async with pair(prefill={"block_size": 32}) as (prefill, decode):
+    async with pair(prefill={"sim_eos_every": 3}) as (prefill, decode):  # another model
         slots = await decode.stream().generate(*submits(prefill))
         assert [slot.tokens for slot in slots] == expected
         assert (await decode.until_idle()).counters.num_local_fallbacks == NUM_REQUESTS

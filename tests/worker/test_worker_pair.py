@@ -139,10 +139,10 @@ async def test_a_draining_prefill_worker_is_gone_around() -> None:
         assert (await decode.until_idle()).counters.num_local_fallbacks > 0
 
 
-async def test_workers_of_different_layouts_do_not_exchange_a_byte() -> None:
+async def test_workers_of_different_models_do_not_exchange_a_byte() -> None:
     first, second = ports.free_ports(2)
     async with (
-        running_worker(first, worker_id="p", block_size=32) as prefill,
+        running_worker(first, worker_id="p", sim_eos_every=3) as prefill,
         running_worker(second, worker_id="d") as decode,
     ):
         asked = prompts(6)
