@@ -1,4 +1,4 @@
-"""The one command line: `baton gateway|router|kvstore|worker|up|bench`. Imports a command's code only when it runs."""
+"""The one command line: services, `up`, `bench` and `simulate`. Imports a command's code only when it runs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ SERVICES: Mapping[str, ServiceCommand] = {
 TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "bench": "Runs a benchmark of tests/bench.",
+    "simulate": "Runs a simulated fleet under virtual time.",
 }
 
 
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import bench
 
         return bench.main(rest)
+    if command == "simulate":
+        from baton.services.simulate import command as simulate
+
+        return simulate.main(rest, variables)
     if command in ("--version", "-V", "version"):
         print(f"baton {_version()}")
         return 0

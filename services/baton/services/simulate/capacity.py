@@ -1,0 +1,62 @@
+"""What load 1 means: the requests a second that a worker could serve for ever, every prefix reused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.rpc.block_hash import HASH_BYTES
+from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.text import Texts
+from baton.services.simulate.workloads import Arrival
+
+_ITL_SHARE = 0.8  # of the limit, that decode steps may take; the rest is for prompts between them
+
+
+def requests_per_second(
+    arrivals: Sequence[Arrival], texts: Texts, settings: ClusterSettings, itl_limit: float, since: float
+) -> float:
+    """Of one worker: every block is computed once in the whole fleet, and decodes run in the largest good batch.
+
+    Counted are arrivals from `since` on; those before fill the cache. An estimate from above: it knows no queue, no
+    imbalance and no eviction.
+    """
+    device = settings.device
+    known: set[bytes] = set()
+    prefill = output = context = 0.0
+    num_counted = 0
+    for arrival in arrivals:
+        prompt = arrival.prompt
+        num_cached = min(_num_known(prompt.block_hashes, known) * settings.block_size, prompt.num_tokens - 1)
+        known.update(_split(texts.extend(prompt, arrival.output_content, arrival.num_output_tokens).block_hashes))
+        if arrival.time < since:
+            continue
+        num_counted += 1
+        computed = prompt.num_tokens - num_cached
+        prefill += device.prefill_seconds(computed, computed * (prompt.num_tokens + num_cached) // 2)
+        output += arrival.num_output_tokens
+        context += arrival.num_output_tokens * (prompt.num_tokens + arrival.num_output_tokens / 2)
+    mean_context = context / output
+    batch = _largest_batch(mean_context, settings, itl_limit)
+    step = device.decode_seconds(batch, round(batch * mean_context))
+    return num_counted / (prefill + output * step / batch)
+
+
+def _largest_batch(mean_context: float, settings: ClusterSettings, itl_limit: float) -> int:
+    device = settings.device
+    in_memory = settings.num_blocks * settings.block_size / mean_context
+    per_request = device.per_decode_request + device.per_context_token * mean_context
+    in_time = (itl_limit * _ITL_SHARE - device.base) / per_request if per_request else float("inf")
+    return max(1, int(min(in_memory, in_time, settings.engine.max_num_requests)))
+
+
+def _num_known(block_hashes: bytes, known: set[bytes]) -> int:
+    count = 0
+    for block_hash in _split(block_hashes):
+        if block_hash not in known:
+            break
+        count += 1
+    return count
+
+
+def _split(block_hashes: bytes) -> list[bytes]:
+    return [block_hashes[i : i + HASH_BYTES] for i in range(0, len(block_hashes), HASH_BYTES)]

@@ -1,0 +1,144 @@
+"""One point of a sweep: a policy at a load. A value that another process can run."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.simulate.capacity import requests_per_second
+from baton.services.simulate.metrics import Limits, Summary, summarize
+from baton.services.simulate.policy import BatonPolicy, PolicyFactory
+from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.simulation import Simulation
+from baton.services.simulate.text import Texts
+from baton.services.simulate.traces import read_trace
+from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, generate
+
+BATON = "baton"
+_SAMPLE_SECONDS = 180.0
+_MAX_SAMPLE_RATE = 30.0
+_WARM_SHARE = 0.3  # of the time, whose arrivals are not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Everything that a run depends on."""
+
+    cluster: ClusterSettings
+    workload: str  # of WORKLOADS, or a path to a trace
+    load: float  # 1: what the fleet could serve at best. Of a trace: how many times as fast
+    seconds: float
+    seed: int = 0
+    policy: str = BATON  # or module:attribute, a PolicyFactory
+    limits: Limits = field(default_factory=Limits)
+    rate: float = 0.0  # requests a second, instead of the load
+    drain_seconds: float = 60.0
+    max_requests: int = 0  # of a trace; 0: all
+
+
+def run_cell(cell: Cell) -> Summary:
+    """Runs one cell. Raises InvalidRequest for one that cannot be."""
+    logging.getLogger("baton").setLevel(logging.CRITICAL)  # a simulated fleet would log like a real one
+    texts = Texts(cell.cluster.block_size)
+    arrivals, load = _arrivals(cell, texts)
+    simulation = Simulation(cell.cluster, policy_factory(cell.policy), texts.namespace, cell.seed)
+    cpu = time.process_time()
+    run = simulation.run(arrivals, cell.drain_seconds)
+    cpu = time.process_time() - cpu
+    last = arrivals[-1].time if arrivals else 0.0
+    end = max(min(cell.seconds, last), 1e-9) if cell.seconds else last
+    summary = summarize(
+        run.records,
+        cell.limits,
+        end * _WARM_SHARE,
+        end,
+        policy=cell.policy,
+        workload=cell.workload,
+        num_workers=len(cell.cluster.roles),
+        load=load,
+        seed=cell.seed,
+    )
+    extra = {
+        "simulated_seconds": run.simulated_seconds,
+        "cpu_seconds": cpu,
+        "wall_seconds": run.wall_seconds,
+        "num_steps": run.num_steps,
+        "num_arrivals": len(arrivals),
+    }
+    return replace(summary, extra=extra)
+
+
+def run_cells(cells: Sequence[Cell], num_processes: int, on_done: Callable[[Summary], None]) -> list[Summary]:
+    """Runs all of them, several at a time; their order is kept."""
+    if num_processes <= 1 or len(cells) == 1:
+        summaries = []
+        for cell in cells:
+            summaries.append(run_cell(cell))
+            on_done(summaries[-1])
+        return summaries
+    found: dict[int, Summary] = {}
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        pending = {pool.submit(run_cell, cell): index for index, cell in enumerate(cells)}
+        for future in as_completed(pending):
+            found[pending[future]] = summary = future.result()
+            on_done(summary)
+    return [found[index] for index in range(len(cells))]
+
+
+def policy_factory(name: str) -> PolicyFactory:
+    """The policy that a name stands for. Raises InvalidRequest."""
+    if name == BATON:
+        return BatonPolicy
+    module, _, attribute = name.partition(":")
+    try:
+        factory: PolicyFactory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidRequest(
+            f"policy {name!r} is unknown: it is {BATON}, or module:attribute of a policy ({error})", field="policy"
+        ) from error
+    return factory
+
+
+def workload_of(name: str) -> Workload | None:
+    """A synthetic workload. None: the name is a trace's path. Raises InvalidRequest where it is neither."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if Path(name).suffix in (".jsonl", ".json", ".csv"):
+        return None
+    raise InvalidRequest(
+        f"workload {name!r} is unknown; there are {', '.join(WORKLOADS)}, and traces as .jsonl or .csv",
+        field="workload",
+    )
+
+
+def _arrivals(cell: Cell, texts: Texts) -> tuple[list[Arrival], float]:
+    """The arrivals, and the load that they are."""
+    workload = workload_of(cell.workload)
+    if workload is None:
+        arrivals = read_trace(Path(cell.workload), texts, cell.load, cell.max_requests)
+        if cell.seconds:
+            arrivals = [arrival for arrival in arrivals if arrival.time < cell.seconds]
+        return arrivals, cell.load
+    if cell.rate:
+        return generate(workload, texts, cell.rate, cell.seconds, cell.seed), cell.load
+    capacity = _capacity(cell, workload)
+    return generate(workload, texts, cell.load * capacity, cell.seconds, cell.seed), cell.load
+
+
+def _capacity(cell: Cell, workload: Workload) -> float:
+    """Of the whole fleet, from a sample of the workload near that rate: how much is reused depends on it."""
+    rate = 4.0 * len(cell.cluster.roles)
+    for _ in range(2):
+        texts = Texts(cell.cluster.block_size)
+        sample = generate(workload, texts, min(rate, _MAX_SAMPLE_RATE), _SAMPLE_SECONDS, cell.seed)
+        rate = requests_per_second(sample, texts, cell.cluster, cell.limits.itl, _SAMPLE_SECONDS * 2 / 3) * len(
+            cell.cluster.roles
+        )
+    return rate

@@ -1,0 +1,99 @@
+"""`baton simulate`: settings in, runs, a table, JSON and a picture out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from baton.rpc.errors import ServiceError
+from baton.services import settings
+from baton.services.simulate.calibration import read_device
+from baton.services.simulate.cell import Cell, policy_factory, run_cells, workload_of
+from baton.services.simulate.config import SimulateConfig
+from baton.services.simulate.device import DeviceModel
+from baton.services.simulate.metrics import Limits, Summary
+from baton.services.simulate.output import plot, table, write_json
+from baton.services.simulate.settings import ClusterSettings
+from baton.worker.settings import EngineSettings
+
+_DESCRIPTION = "Runs the shipped router, index, scheduler, block pool and leases under virtual time."
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs what the flags say. Returns an exit code."""
+    try:
+        (config,) = settings.load("simulate", (SimulateConfig,), argv, environ, _DESCRIPTION)
+        cells = cells_of(config)
+    except (settings.SettingsError, ServiceError) as error:
+        print(f"baton simulate: {error}", file=sys.stderr)
+        return 2
+    try:
+        summaries = run_cells(cells, config.jobs or os.cpu_count() or 1, _say)
+        print(table(summaries))
+        _write(config, summaries)
+    except ServiceError as error:
+        print(f"baton simulate: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def cells_of(config: SimulateConfig) -> list[Cell]:
+    """What the settings ask for. Raises InvalidRequest."""
+    workload_of(config.workload)
+    for policy in config.policies:
+        policy_factory(policy)
+    cluster = cluster_of(config)
+    limits = Limits(config.ttft_limit, config.itl_limit, config.ttft_limit_per_token)
+    loads = ("1",) if config.rate else config.loads
+    return [
+        Cell(
+            cluster=cluster,
+            workload=config.workload,
+            load=float(load),
+            seconds=config.seconds,
+            seed=config.seed,
+            policy=policy,
+            limits=limits,
+            rate=config.rate,
+            max_requests=config.max_requests,
+        )
+        for policy in config.policies
+        for load in loads
+    ]
+
+
+def cluster_of(config: SimulateConfig) -> ClusterSettings:
+    """The fleet that the settings describe. Raises InvalidRequest."""
+    device = DeviceModel(
+        transfer_bytes_per_second=config.transfer_bytes_per_second, kv_bytes_per_token=config.kv_bytes_per_token
+    )
+    if config.calibration:
+        device = read_device(Path(config.calibration), config.calibration_model, device)
+    cluster = ClusterSettings(
+        roles=config.roles,
+        device=device,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        engine=EngineSettings(
+            max_num_requests=config.max_num_requests,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_queue_depth=config.max_queue,
+        ),
+        max_queue_depth=config.max_queue_depth,
+    )
+    cluster.validate()
+    return cluster
+
+
+def _say(summary: Summary) -> None:
+    print(f"{summary.policy}, load {summary.load:g}: {summary.goodput_per_second:.1f} good/s", file=sys.stderr)
+
+
+def _write(config: SimulateConfig, summaries: Sequence[Summary]) -> None:
+    if config.json:
+        write_json(Path(config.json), summaries, {"config": asdict(config)})
+    if config.plot:
+        plot(Path(config.plot), summaries, f"{config.workload}, {len(config.roles)} workers, seed {config.seed}")

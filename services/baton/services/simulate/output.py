@@ -1,0 +1,114 @@
+"""How a simulation shows what it found: a table, JSON, and curves over the load as a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.simulate.metrics import Summary
+
+_HEADER = (
+    "policy",
+    "load",
+    "offered/s",
+    "done/s",
+    "good/s",
+    "good",
+    "refused",
+    "TTFT p50",
+    "p90",
+    "p99",
+    "ITL p50",
+    "p99",
+    "hits",
+    "remote",
+    "imbalance",
+    "x real",
+)
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """One line a run; TTFT and ITL in milliseconds."""
+    rows = [list(_HEADER), *(_cells(summary) for summary in summaries)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def write_json(path: Path, summaries: Sequence[Summary], facts: Mapping[str, Any]) -> None:
+    """Everything, with what made it."""
+    document = {**facts, "runs": [summary.as_dict() for summary in summaries]}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def plot(path: Path, summaries: Sequence[Summary], title: str) -> None:
+    """Curves over the load, a line a policy. Raises InvalidRequest where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise InvalidRequest("a plot needs matplotlib: pip install 'baton-inference[bench]'", field="plot") from error
+    curves: tuple[tuple[str, Callable[[Summary], float]], ...] = (
+        ("TTFT p50, s", lambda one: one.ttft_p50),
+        ("TTFT p99, s", lambda one: one.ttft_p99),
+        ("ITL p50, s", lambda one: one.itl_p50),
+        ("ITL p99, s", lambda one: one.itl_p99),
+        ("good requests, share of the offered", lambda one: one.good_share),
+        ("goodput, requests/s", lambda one: one.goodput_per_second),
+        ("cached prompt tokens, share", lambda one: one.hit_rate),
+        ("prefilled elsewhere, share", lambda one: one.remote_share),
+    )
+    figure, axes = pyplot.subplots(2, 4, figsize=(18, 8))
+    for axis, (label, value) in zip(axes.flat, curves, strict=True):
+        for policy in dict.fromkeys(summary.policy for summary in summaries):
+            points = sorted((one.load, value(one)) for one in summaries if one.policy == policy)
+            axis.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=_short(policy))
+        axis.set_title(label, fontsize=10)
+        axis.set_xlabel("load")
+        axis.grid(alpha=0.3)
+        if "TTFT" in label:
+            axis.set_yscale("log")
+    axes.flat[0].legend(fontsize=7)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _short(policy: str) -> str:
+    return policy.rpartition(":")[2]
+
+
+def _cells(one: Summary) -> list[str]:
+    cpu = one.extra.get("cpu_seconds", 0.0)
+    return [
+        _short(one.policy),
+        f"{one.load:.2f}",
+        f"{one.offered_per_second:.1f}",
+        f"{one.completed_per_second:.1f}",
+        f"{one.goodput_per_second:.1f}",
+        f"{100 * one.good_share:.1f}%",
+        str(one.num_refused + one.num_unfinished),
+        _ms(one.ttft_p50),
+        _ms(one.ttft_p90),
+        _ms(one.ttft_p99),
+        _ms(one.itl_p50),
+        _ms(one.itl_p99),
+        f"{100 * one.hit_rate:.1f}%",
+        f"{100 * one.remote_share:.0f}%",
+        f"{one.imbalance:.2f}",
+        f"{one.extra['simulated_seconds'] / cpu:.0f}" if cpu else "-",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{1000 * seconds:.1f}"

@@ -1,0 +1,58 @@
+"""What the simulation asks of a placement policy, and Baton's own: the shipped placer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.router.fleet import Fleet
+from baton.router.placer import Placer
+from baton.router.prefix_index import PrefixIndex
+from baton.v1 import router_pb2
+
+
+class Policy(Protocol):
+    """Where requests go. The fleet and the index that it reads are kept up to date for it."""
+
+    def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        """The workers for a request. Raises a ServiceError where it is refused."""
+
+    def first_token(self, placement_id: int) -> None:
+        """The request's first token came."""
+
+    def report(self, outcome: router_pb2.PlacementOutcome) -> None:
+        """The request ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterParts:
+    """What a policy is built around."""
+
+    fleet: Fleet
+    index: PrefixIndex
+    clock: Callable[[], float]
+    seed: int
+    max_queue_depth: int
+
+
+PolicyFactory = Callable[[RouterParts], Policy]
+
+
+class BatonPolicy:
+    """The placer that `baton router` runs."""
+
+    def __init__(self, parts: RouterParts) -> None:
+        self.placer = Placer(parts.fleet, parts.index, parts.max_queue_depth, explain_capacity=256, clock=parts.clock)
+        # It starts from the wall clock, and takes turns by it.
+        self.placer._placement_ids = itertools.count(1)
+
+    def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        return self.placer.place(request)
+
+    def first_token(self, placement_id: int) -> None:
+        """The shipped router is not told."""
+
+    def report(self, outcome: router_pb2.PlacementOutcome) -> None:
+        self.placer.report(outcome)

@@ -1,0 +1,89 @@
+"""A run: a cluster, its arrivals, and the records that come of them. Equal inputs give equal records, bit by bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from baton.services.simulate.gateway import SimGateway
+from baton.services.simulate.metrics import Record
+from baton.services.simulate.network import Network
+from baton.services.simulate.policy import PolicyFactory
+from baton.services.simulate.router import SimRouter
+from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.timeline import Timeline
+from baton.services.simulate.worker import SimWorker
+from baton.services.simulate.workloads import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run brought."""
+
+    records: Sequence[Record]
+    simulated_seconds: float
+    wall_seconds: float
+    num_steps: int
+    num_events: int
+
+
+class Simulation:
+    """Workers, one router and its policy, and the gateways, on one timeline."""
+
+    def __init__(self, settings: ClusterSettings, factory: PolicyFactory, namespace: bytes, seed: int = 0) -> None:
+        settings.validate()
+        self.settings = settings
+        self.timeline = Timeline()
+        self.network = Network(self.timeline, settings.delays.peer)
+        self.router = SimRouter(factory, seed, settings.max_queue_depth)
+        self.workers: dict[str, SimWorker] = {}
+        self.gateway = SimGateway(self.timeline, settings, self.router, self.workers, namespace)
+        self._num_epochs = 0
+        self._is_coming = False
+        for number, role in enumerate(settings.roles):
+            self.start_worker(f"w{number:02d}", role)
+
+    def start_worker(self, worker_id: str, role: str) -> SimWorker:
+        """A fresh worker joins, now."""
+        self._num_epochs += 1000
+        worker = SimWorker(
+            worker_id,
+            role,
+            self.settings,
+            self.network,
+            self._num_epochs,
+            self.gateway.on_outputs,
+            self.gateway.on_refused,
+        )
+        self.workers[worker_id] = worker
+        self.router.add(worker, self.timeline.clock.now)
+        return worker
+
+    def run(self, arrivals: Iterable[Arrival], drain_seconds: float) -> Run:
+        """Goes on until every request has ended, or so long after the last arrival."""
+        began = time.perf_counter()
+        self._is_coming = True
+        self._expect(iter(arrivals))
+        self.timeline.run(float("inf"), lambda: not self._is_coming)
+        last = self.timeline.clock.now
+        self.timeline.run(last + drain_seconds, lambda: self.gateway.num_open == 0)
+        return Run(
+            self.gateway.records,
+            self.timeline.clock.now,
+            time.perf_counter() - began,
+            sum(worker.engine.counters().num_steps for worker in self.workers.values()),
+            self.timeline.num_events,
+        )
+
+    def _expect(self, coming: Iterator[Arrival]) -> None:
+        arrival = next(coming, None)
+        if arrival is None:
+            self._is_coming = False
+            return
+
+        def arrive() -> None:
+            self.gateway.arrive(arrival)
+            self._expect(coming)
+
+        self.timeline.at(arrival.time, arrive)

@@ -1,0 +1,189 @@
+"""The shipped engine, which can also take many equal decode steps at once.
+
+A coast is a run of steps in which every running request decodes one token, nobody is admitted, preempted or finished,
+and so the scheduler has nothing to decide. Blocks are allocated and stored in the order in which single steps would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import numpy as np
+
+from baton.services.simulate.device import DeviceModel
+from baton.services.simulate.executor import VirtualExecutor
+from baton.worker.block_pool import RemovedEvent, StoredEvent
+from baton.worker.core import Int32
+from baton.worker.engine import Engine
+from baton.worker.outputs import StepOutputs
+from baton.worker.settings import EngineSettings
+
+_MAX_STEPS = 512
+
+CacheEvent = StoredEvent | RemovedEvent
+
+
+class Coast:
+    """Steps that need no decision: times[i] is when step i starts, the last is when the last one ends."""
+
+    __slots__ = ("done", "num_decodes", "rows", "seconds", "times")
+
+    def __init__(self, rows: Int32, times: list[float], seconds: list[float]) -> None:
+        self.rows = rows
+        self.num_decodes = len(rows)
+        self.times = times
+        self.seconds = seconds
+        self.done = 0  # steps taken
+
+    @property
+    def now(self) -> float:
+        """When the steps taken so far have ended."""
+        return self.times[self.done]
+
+    @property
+    def end(self) -> float:
+        """When the last step ends."""
+        return self.times[-1]
+
+    def boundary(self, time: float) -> float:
+        """The first end of a step that is not before `time`; the last one's, where all are."""
+        return self.times[min(bisect_left(self.times, time), len(self.times) - 1)]
+
+    def boundary_after(self, time: float, seconds: float) -> float | None:
+        """The first end of a step that is at least so many seconds after `time`. None: there is none."""
+        times = self.times
+        index = bisect_left(times, time + seconds)
+        while index < len(times) and times[index] - time < seconds:
+            index += 1  # rounded away
+        return times[index] if index < len(times) else None
+
+
+class VirtualEngine(Engine):
+    """An Engine on a virtual executor."""
+
+    def __init__(
+        self,
+        executor: VirtualExecutor,
+        device: DeviceModel,
+        settings: EngineSettings,
+        epoch: int,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(executor, settings, epoch, clock)
+        self._device = device
+        self._block_size = executor.layout.block_size
+        self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
+        self._is_settled = False  # the last step admitted, preempted and finished nobody
+
+    def step(self, wait: bool = True) -> StepOutputs:
+        """One step, by the shipped engine."""
+        num_preemptions = self._counters.num_preemptions
+        outputs = super().step(wait)
+        self._is_settled = (
+            outputs.num_decodes > 0
+            and outputs.num_prefill_tokens == 0
+            and not outputs.finishes
+            and not outputs.failures
+            and self._counters.num_preemptions == num_preemptions
+        )
+        return outputs
+
+    def plan_coast(self, now: float) -> Coast | None:
+        """The steps from now on that need no decision, unless something reaches the engine. None: not even the next."""
+        scheduler = self._scheduler
+        batch, pool = scheduler.batch, scheduler.pool
+        if batch.prefilling or not len(batch) or self._in_flight or self._outputs or scheduler.prefill_wanted:
+            return None
+        if (len(scheduler.waiting) or len(scheduler.ready)) and not self._is_settled:
+            return None
+        rows = batch.decode_rows()
+        if len(rows) != len(batch):
+            return None
+        computed = batch.num_computed[rows]
+        num_steps = min(int((batch.limit[rows] - computed).min()) - 2, _MAX_STEPS)
+        spare = batch.capacity[rows] - computed
+        while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
+            num_steps //= 2
+        if num_steps < 1:
+            return None
+        return self._timed(rows, now, num_steps, int(computed.sum()))
+
+    def take_steps(self, coast: Coast, until: float) -> None:
+        """Takes the coast's steps that start before `until`. Tells on_events of what each did to the cache."""
+        target = min(bisect_left(coast.times, until), len(coast.seconds))
+        while coast.done < target:
+            self._take(coast, min(target - coast.done, self._block_size))
+
+    def _num_blocks_for(self, spare: Int32, num_steps: int) -> int:
+        return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
+
+    def _timed(self, rows: Int32, now: float, num_steps: int, num_context: int) -> Coast:
+        device, count = self._device, len(rows)
+        times, seconds = [now], []
+        for _ in range(num_steps):
+            step_seconds = device.decode_seconds(count, num_context)
+            now += step_seconds
+            num_context += count
+            times.append(now)
+            seconds.append(step_seconds)
+        return Coast(rows, times, seconds)
+
+    def _take(self, coast: Coast, num_steps: int) -> None:
+        """At most block_size steps: each row starts one block and fills one block at most."""
+        scheduler, counters, rates = self._scheduler, self._counters, self._rates
+        batch, rows, count = scheduler.batch, coast.rows, coast.num_decodes
+        states = batch.states_at(rows)
+        for state in states:
+            state.request.token_ids.extend([state.request.sampling.seed] * num_steps)
+        self._move_blocks(coast, num_steps)
+        batch.num_computed[rows] += num_steps
+        scheduler._step += num_steps
+        scheduler._collected_step = scheduler._step
+        batch.last_step[rows] = scheduler._step
+        for seconds in coast.seconds[coast.done : coast.done + num_steps]:
+            counters.step_seconds += seconds
+            rates.observe(0, count, seconds)
+        counters.num_steps += num_steps
+        counters.num_output_tokens += count * num_steps
+        coast.done += num_steps
+        self._last_collect = coast.now
+
+    def _move_blocks(self, coast: Coast, num_steps: int) -> None:
+        """Allocates and stores what the steps would: by step, new blocks first and by rank, then full blocks by row."""
+        scheduler, size = self._scheduler, self._block_size
+        batch, rows = scheduler.batch, coast.rows
+        computed = batch.num_computed[rows]
+        needs = batch.capacity[rows] - computed
+        fills = size - 1 - computed % size
+        states = batch.states
+        moves: list[tuple[int, int, tuple[int, float, int] | int, int]] = []
+        for index in np.flatnonzero(needs < num_steps).tolist():
+            state = states[rows[index]]
+            assert state is not None, "a decoding row holds a request"
+            moves.append((int(needs[index]), 0, state.rank, index))
+        for index in np.flatnonzero(fills < num_steps).tolist():
+            moves.append((int(fills[index]), 1, index, index))
+        moves.sort(key=lambda move: move[:3])
+        before = -1
+        for step, is_full, _, index in moves:
+            if step != before and before >= 0:
+                self._tell_events(coast.times[coast.done + before + 1])
+            before = step
+            row = int(rows[index])
+            state = states[row]
+            assert state is not None, "a decoding row holds a request"
+            if is_full:
+                scheduler._store(state, int(computed[index]) + step + 1)
+            else:
+                block_ids = scheduler.pool.allocate(1)
+                assert block_ids is not None, "a coast ends before memory does"
+                state.block_ids += block_ids
+                batch.capacity[row] += size
+        if before >= 0:
+            self._tell_events(coast.times[coast.done + before + 1])
+
+    def _tell_events(self, time: float) -> None:
+        events = self.take_events()
+        if events:
+            self.on_events(time, events)
