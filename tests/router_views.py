@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fleet_node import state
 
-from baton.router.costs import Demand, standing_of
 from baton.router.in_flight import PendingLoad
 from baton.router.rates import Rates
+from baton.router.standing import Demand, standing_of
 from baton.router.step_model import StepTimes
 from baton.router.worker_view import view_of
 from baton.v1 import types_pb2

@@ -2,11 +2,12 @@
 
 from kvstore_node import blocks
 
-from baton.router.in_flight import InFlight, Share
+from baton.router.in_flight import InFlight, Placed, Share
+from baton.router.prompt_sketch import sketch_of
 
 
 def begin(flight, placement_id, now, *shares, prompt=()):
-    flight.begin(placement_id, now, shares, blocks(*prompt))
+    flight.begin(Placed(placement_id, shares, sketch_of(blocks(*prompt))), now)
 
 
 def load(flight, worker_id):
@@ -64,8 +65,8 @@ def test_a_dead_worker_has_nothing_coming():
 def test_what_nobody_reports_on_is_forgotten():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 160, 10), prompt=[1])
-    begin(flight, 2, 100.0, Share("d", 1, 160, 10), prompt=[1])
-    flight.expire(100.0)
+    begin(flight, 2, 200.0, Share("d", 1, 160, 10), prompt=[1])
+    flight.expire(200.0)
     assert len(flight) == 1
     assert load(flight, "d")[0] == 1
 

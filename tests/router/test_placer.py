@@ -144,8 +144,8 @@ def test_reports_end_placements_and_teach_the_output_length():
         assert world.placer.report(outcome).actual_tokens == 16
         assert world.placer.report(outcome) is None
     assert len(world.placer.in_flight) == 0
-    assert world.placer._lengths.expected("m", 0) > 900
-    assert world.placer._lengths.expected("m", 50) == 50
+    assert world.placer.expected_output_tokens("m", 0) > 900
+    assert world.placer.expected_output_tokens("m", 50) == 50
     assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
 
 
@@ -235,7 +235,7 @@ def test_a_request_that_would_come_too_late_is_refused_when_that_is_measured():
     busy = state("a", num_running=1, num_pending_prefill_tokens=100_000)
     with pytest.raises(NoCapacity, match="longer than the time limit of 2000 ms") as error:
         World(busy).place(timeout_ms=2000)
-    assert error.value.retry_after_ms == 10_000
+    assert 8000 < error.value.retry_after_ms < 8500
     assert World(busy).place(timeout_ms=20_000).decode.worker_id == "a"
     unmeasured = state("a", num_pending_prefill_tokens=100_000, prefill_tokens_per_second=0, decode_step_seconds=0)
     assert World(unmeasured).place(timeout_ms=2000).decode.worker_id == "a"

@@ -5,9 +5,9 @@ from fleet_node import layout, state
 from router_views import BOTH, DECODE, PREFILL, RATES, demand, faster, standing
 
 from baton.router import costs
-from baton.router.costs import standing_of
 from baton.router.in_flight import PendingLoad
 from baton.router.policy import rank
+from baton.router.standing import standing_of
 from baton.router.worker_view import view_of
 
 

@@ -5,12 +5,9 @@ Everything is computed from the workers' states, their measured rates, and the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.router.in_flight import PendingLoad
-from baton.router.rates import Rates
-from baton.router.worker_view import WorkerView
+from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 
 # submit, started, accept, first token, complete: what a hand-over costs when nothing has to be moved.
 _HANDOVER_SECONDS = 0.002
@@ -24,6 +21,9 @@ class Costs(NamedTuple):
     transfer: float
     decode: float
     memory: float
+    restore: float = 0.0
+    adapter: float = 0.0
+    later: float = 0.0
 
     @property
     def total(self) -> float:
@@ -33,96 +33,106 @@ class Costs(NamedTuple):
     @property
     def to_first_token(self) -> float:
         """The part that passes before the first token."""
-        return self.queue + self.prefill + self.transfer
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks for."""
-
-    num_prompt_tokens: int
-    num_output_tokens: float  # expected
-
-
-class Standing(NamedTuple):
-    """One worker at the moment of one placement; `standing_of` derives once what is used many times."""
-
-    view: WorkerView
-    rates: Rates
-    num_cached_tokens: int  # of this request's prompt
-    num_requests: int  # running, waiting, and on their way
-    num_beside: int  # requests in the batch beside this one
-    num_waiting: int  # requests that find no place in the batch
-    num_coming_blocks: int  # of requests on their way
-    backlog_seconds: float  # prompts that are computed before this one
-
-    def prefill_seconds(self, demand: Demand) -> float:
-        """Computing what is not cached; a whole hit still computes one token."""
-        return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second
-
-
-def standing_of(view: WorkerView, pending: PendingLoad, rates: Rates, num_cached_tokens: int) -> Standing:
-    """A worker's standing, with what is on its way to it."""
-    num_requests = view.num_running + view.queue_depth + pending.num_requests
-    seats = view.max_num_requests
-    backlog = view.num_pending_prefill_tokens + pending.num_prefill_tokens
-    return Standing(
-        view,
-        rates,
-        num_cached_tokens,
-        num_requests,
-        min(num_requests, seats),
-        max(view.queue_depth, num_requests - seats),
-        pending.num_blocks,
-        backlog / rates.prefill_tokens_per_second,
-    )
+        return self.queue + self.prefill + self.transfer + self.restore + self.adapter
 
 
 def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Costs:
     """The cost of decoding there, whoever prefills. `floor_seconds` is the fastest step that any worker offers."""
     step = decode.rates.step
-    beside = decode.num_beside
-    own = demand.num_output_tokens * max(0.0, step.seconds(beside + 1) - floor_seconds)
+    beside, num_output_tokens = decode.num_beside, demand.num_output_tokens
+    context = demand.num_prompt_tokens + num_output_tokens / 2
+    own_step = step.base + step.slope * (beside + 1) + step.context_slope * (decode.view.num_context_tokens + context)
+    own = num_output_tokens * (own_step - floor_seconds) if own_step > floor_seconds else 0.0
     # The others are half through, on average.
-    others = beside * step.slope * demand.num_output_tokens / 2
-    return Costs(_seat_seconds(decode, demand), 0.0, 0.0, own + others, _memory_seconds(decode, demand))
+    others = beside * (step.slope + step.context_slope * context) * num_output_tokens / 2
+    return Costs(
+        _seat_seconds(decode, demand),
+        0.0,
+        0.0,
+        own + others,
+        _memory_seconds(decode, demand),
+        0.0,
+        decode.adapter_seconds(demand) if demand.adapter else 0.0,
+    )
 
 
-def local(decode: Standing, demand: Demand, alone: Costs) -> Costs:
+def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
     """The decode worker prefills: its batch stands still meanwhile."""
-    prefill = decode.prefill_seconds(demand)
-    queue = max(alone.queue, decode.backlog_seconds)
-    return Costs(queue, prefill, 0.0, alone.decode + decode.num_beside * prefill, alone.memory)
+    prefill = decode.prefill_seconds(demand) * traffic.bias
+    restore = decode.restore_seconds() if decode.num_host_tokens else 0.0
+    return Costs(
+        max(alone.queue, decode.backlog_seconds),
+        prefill,
+        0.0,
+        alone.decode + decode.num_beside * prefill,
+        alone.memory,
+        restore,
+        alone.adapter,
+        _later_seconds(decode, prefill, traffic),
+    )
 
 
-def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs) -> Costs:
+def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
     """Another worker prefills and sends the KV while it computes."""
-    seconds = prefill.prefill_seconds(demand)
+    seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
     num_bytes = max(0, demand.num_prompt_tokens - decode.num_cached_tokens) * decode.view.kv_bytes_per_token
     moving = num_bytes / decode.rates.transfer_bytes_per_second
     # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     stalled = prefill.num_beside * seconds if prefill.view.mixes_phases else 0.0
-    queue = max(alone.queue, prefill.backlog_seconds)
-    return Costs(queue, seconds, exposed + _HANDOVER_SECONDS, alone.decode + stalled, alone.memory)
+    restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
+    return Costs(
+        max(alone.queue, prefill.backlog_seconds),
+        seconds,
+        exposed + _HANDOVER_SECONDS,
+        alone.decode + stalled,
+        alone.memory,
+        restore,
+        max(alone.adapter, prefill.adapter_seconds(demand)),
+        _later_seconds(prefill, seconds, traffic),
+    )
+
+
+def least_remote(prefill: Standing, demand: Demand, traffic: Traffic = NO_TRAFFIC) -> float:
+    """What prefilling there costs at least, whoever decodes."""
+    seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
+    return prefill.backlog_seconds + seconds * (1 + prefill.num_beside if prefill.view.mixes_phases else 1)
+
+
+def least_transfer(decode: Standing, demand: Demand) -> float:
+    """What a hand-over to there costs at least, whoever prefills."""
+    return moving_seconds(decode, demand) / max(1, decode.view.num_layers) + _HANDOVER_SECONDS
+
+
+def moving_seconds(decode: Standing, demand: Demand) -> float:
+    """Sending what the decode worker does not hold, were nothing hidden."""
+    num_tokens = max(0, demand.num_prompt_tokens - decode.num_cached_tokens)
+    return num_tokens * decode.view.kv_bytes_per_token / decode.rates.transfer_bytes_per_second
 
 
 def seconds_per_seat(decode: Standing, demand: Demand) -> float:
     """How often a place in a full batch becomes free."""
     seats = max(1, decode.view.max_num_requests)
-    return demand.num_output_tokens * decode.rates.step.seconds(seats) / seats
+    step = decode.rates.step.seconds(seats, decode.view.num_context_tokens)
+    return demand.num_output_tokens * step / seats
+
+
+def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
+    """Those that this one overtakes, and those expected to come until it is computed, wait for it."""
+    coming = traffic.placements_per_second * (one.backlog_seconds + work / 2)
+    return work * (coming + one.num_behind)
 
 
 def _seat_seconds(decode: Standing, demand: Demand) -> float:
-    excess = decode.num_requests + 1 - decode.view.max_num_requests
+    excess = decode.num_requests + 1 - decode.num_behind - decode.view.max_num_requests
     return excess * seconds_per_seat(decode, demand) if excess > 0 else 0.0
 
 
 def _memory_seconds(decode: Standing, demand: Demand) -> float:
     """What is missing when everything beside has grown must be preempted, and computed again."""
     view = decode.view
-    block_size = max(1, view.block_size)
+    block_size = view.block_size or 1
     own = demand.num_prompt_tokens - decode.num_cached_tokens + demand.num_output_tokens
     growth = decode.num_beside * demand.num_output_tokens / 2
     missing = (own + growth) / block_size + decode.num_coming_blocks - view.num_free_blocks
-    return max(0.0, missing) * block_size / decode.rates.prefill_tokens_per_second
+    return missing * block_size / decode.rates.prefill_tokens_per_second if missing > 0 else 0.0

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from baton.router.answer import evidence_of, response_of
+from baton.router.policy import Option
+from baton.router.standing import Standing
 from baton.rpc.errors import NotFound
 from baton.v1 import router_pb2
 
 _MAX_BYTES = 32 << 20
+_BYTES_PER_STANDING = 600  # with its option
 
 
 @dataclass(slots=True)
 class Decision:
-    """One placement: what was asked, answered, and reported."""
+    """One placement: what was asked, answered, and reported, and what it was decided upon."""
 
     request: router_pb2.PlaceRequest
     response: router_pb2.PlaceResponse
     placed: float  # monotonic seconds
-    num_bytes: int
+    options: Sequence[Option] = ()
+    standings: Sequence[Standing] = ()
+    refused: dict[str, str] = field(default_factory=dict)  # worker id -> why
+    num_output_tokens: float = 0.0  # expected
+    num_bytes: int = 0
     outcome: router_pb2.PlacementOutcome | None = None
 
 
@@ -35,12 +44,13 @@ class Decisions:
     def __len__(self) -> int:
         return len(self._by_placement)
 
-    def add(self, request: router_pb2.PlaceRequest, response: router_pb2.PlaceResponse, now: float) -> None:
+    def add(self, decision: Decision) -> None:
         """Remembers a placement."""
-        num_bytes = request.ByteSize() + response.ByteSize()
-        self._by_placement[response.placement_id] = Decision(request, response, now, num_bytes)
-        self._by_request[request.request_id] = response.placement_id
-        self._num_bytes += num_bytes
+        request, placement_id = decision.request, decision.response.placement_id
+        decision.num_bytes = len(request.block_hashes) + 1000 + _BYTES_PER_STANDING * len(decision.standings)
+        self._by_placement[placement_id] = decision
+        self._by_request[request.request_id] = placement_id
+        self._num_bytes += decision.num_bytes
         while len(self._by_placement) > self._capacity or self._num_bytes > self._max_bytes:
             placement_id, oldest = self._by_placement.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
@@ -65,5 +75,9 @@ class Decisions:
         if decision is None:
             raise NotFound(f"{wanted} is unknown, or too old: the last {len(self)} placements are kept")
         return router_pb2.ExplainResponse(
-            request=decision.request, response=decision.response, outcome=decision.outcome
+            request=decision.request,
+            response=response_of(decision.response.placement_id, decision.options, len(decision.options)),
+            outcome=decision.outcome,
+            evidence=evidence_of(decision.standings, decision.refused, decision.placed),
+            expected_output_tokens=decision.num_output_tokens,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from baton.router.costs import Demand, Standing
+from baton.router.standing import Demand, Standing
 from baton.router.served_models import serves
 from baton.router.worker_view import WorkerView
 from baton.v1 import types_pb2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton.router.rates import RateModel
 from baton.router.served_models import Models, find_mismatches, served_models
-from baton.router.step_model import StepModel
 from baton.router.worker_view import WorkerView, view_of
 from baton.rpc.errors import NotFound
 from baton.v1 import types_pb2, worker_pb2
@@ -29,7 +29,7 @@ class Worker:
     problem: str = "no state was received yet"
     alive_since: float = 0.0  # monotonic seconds
     removed_at: float | None = None  # discovery no longer names it
-    steps: StepModel = field(default_factory=StepModel)
+    rates: RateModel = field(default_factory=RateModel)
 
     @property
     def alive(self) -> bool:
@@ -114,9 +114,9 @@ class Fleet:
             worker.alive_since = now
             _log.info("worker %s at %s is alive, epoch %d", state.worker_id, address, state.epoch)
         worker.state = state
-        worker.steps.observe(state.load.num_running, state.load.decode_step_seconds)
+        worker.rates.observe(state.load)
         cordoned = state.worker_id in self._cordoned
-        worker.view = view = view_of(state, address, cordoned, now, worker.steps.times)
+        worker.view = view = worker.rates.smooth(view_of(state, address, cordoned, now, None))
         if before is None:
             worker.problem = ""
         if before is None or _identity(before) != _identity(view) or _is_new_model(worker, self.models):
@@ -134,7 +134,7 @@ class Fleet:
             _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
         worker.view = None
         worker.problem = problem
-        worker.steps = StepModel()
+        worker.rates = RateModel()
         if was_alive:
             self._refresh_models()
             for listener in self._listeners:
@@ -150,9 +150,8 @@ class Fleet:
             self._cordoned.add(worker_id)
         else:
             self._cordoned.discard(worker_id)
-        if worker.view is not None and worker.state is not None:
-            view = worker.view
-            worker.view = view_of(worker.state, worker.address, cordoned, view.received, view.step)
+        if worker.view is not None:
+            worker.view = replace(worker.view, cordoned=cordoned)
 
     def is_cordoned(self, worker_id: str) -> bool:
         """Whether an operator took it out of placement."""

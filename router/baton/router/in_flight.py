@@ -1,23 +1,25 @@
 """Placements that the workers' own states do not show yet, and the prefixes they are about to cache.
 
 A burst is placed faster than workers report. So each placement counts as load from the moment it is made until its
-workers' states can be expected to show it, and its prompt counts as cached where it is about to be computed.
+workers' states can be expected to show it, and its prompt counts as cached where it is about to be computed. Until it
+is reported on it counts for its tenant. Placements of other routers count like own ones.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from baton.router.prompt_sketch import Sketch
 from baton.rpc.block_hash import HASH_BYTES
 
 # A state received this long after a placement shows it: submit, one engine step, and the worker's report interval.
 _SETTLE_SECONDS = 0.25
 # A placement nobody reports on is forgotten, and so is the prefix that it was to leave.
-_FORGET_SECONDS = 30.0
+_FORGET_SECONDS = 120.0
 _PREFIXES_PER_WORKER = 4
+OWN = 0  # the origin of this router's placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,20 @@ class Share:
     num_requests: int  # that will decode there: 1 or 0
     num_prefill_tokens: int
     num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement as routers know it of each other."""
+
+    placement_id: int
+    shares: tuple[Share, ...]
+    sketch: Sketch
+    tenant: str = ""
+    weight: float = 1.0  # the tenant's
+    num_tokens: int = 0  # prompt tokens to compute and output tokens expected
+    priority: int = 0
+    origin: int = OWN  # the router that made it
 
 
 @dataclass(slots=True)
@@ -44,88 +60,133 @@ NO_LOAD = PendingLoad()
 
 
 @dataclass(slots=True)
+class TenantLoad:
+    """What one tenant has in the fleet."""
+
+    weight: float
+    num_tokens: int = 0
+    num_placements: int = 0
+
+
+@dataclass(slots=True)
 class _Placement:
-    placement_id: int
-    placed: float
-    shares: dict[str, Share]  # by worker; what its state does not show yet
-    first_block: bytes
-    worker_ids: tuple[str, ...]
+    placed: Placed
+    at: float
+    unsettled: dict[str, Share]  # by worker; what its state does not show yet
 
 
 @dataclass(slots=True)
 class _WorkerPending:
     load: PendingLoad = field(default_factory=PendingLoad)
     placements: OrderedDict[int, _Placement] = field(default_factory=OrderedDict)  # unsettled, oldest first
+    priorities: dict[int, int] = field(default_factory=dict)  # of placements not reported on: how many of each
 
 
 class InFlight:
     """Counts placements in and out."""
 
     def __init__(self) -> None:
+        self.tenants: dict[str, TenantLoad] = {}
         self._placements: OrderedDict[int, _Placement] = OrderedDict()  # oldest first
         self._workers: dict[str, _WorkerPending] = {}
-        # First block -> worker -> the last prompts placed there.
-        self._prefixes: dict[bytes, dict[str, OrderedDict[bytes, int]]] = {}
+        # First block -> worker -> last block -> the last prompts placed there.
+        self._prefixes: dict[bytes, dict[str, OrderedDict[bytes, tuple[int, Sketch]]]] = {}
 
     def __len__(self) -> int:
         """Placements that nobody has reported on yet."""
         return len(self._placements)
 
-    def begin(self, placement_id: int, now: float, shares: tuple[Share, ...], block_hashes: bytes) -> None:
-        """Counts a placement."""
-        placement = _Placement(
-            placement_id,
-            now,
-            {share.worker_id: share for share in shares},
-            block_hashes[:HASH_BYTES],
-            tuple(share.worker_id for share in shares),
-        )
-        self._placements[placement_id] = placement
-        for share in shares:
-            pending = self._workers.setdefault(share.worker_id, _WorkerPending())
-            pending.placements[placement_id] = placement
-            _add(pending.load, share, 1)
-            if block_hashes:
-                self._remember_prefix(placement, share.worker_id, block_hashes)
+    def all(self) -> Iterator[tuple[Placed, float]]:
+        """Every placement, and when it was made."""
+        return ((one.placed, one.at) for one in self._placements.values())
 
-    def end(self, placement_id: int) -> bool:
-        """The request ended, or never began. False: not known, or forgotten."""
+    def begin(self, placed: Placed, at: float) -> None:
+        """Counts a placement that was made then. One that is known already is ignored."""
+        if placed.placement_id in self._placements:
+            return
+        placement = _Placement(placed, at, {share.worker_id: share for share in placed.shares})
+        self._placements[placed.placement_id] = placement
+        for share in placed.shares:
+            pending = self._workers.get(share.worker_id)
+            if pending is None:
+                pending = self._workers[share.worker_id] = _WorkerPending()
+            pending.placements[placed.placement_id] = placement
+            pending.priorities[placed.priority] = pending.priorities.get(placed.priority, 0) + 1
+            _add(pending.load, share, 1)
+            if placed.sketch.hashes:
+                self._remember_prefix(placed, share.worker_id)
+        tenant = self.tenants.get(placed.tenant)
+        if tenant is None:
+            tenant = self.tenants[placed.tenant] = TenantLoad(placed.weight)
+        tenant.weight = placed.weight
+        tenant.num_tokens += placed.num_tokens
+        tenant.num_placements += 1
+
+    def end(self, placement_id: int) -> Placed | None:
+        """The request ended, or never began. None: not known, or forgotten."""
         placement = self._placements.pop(placement_id, None)
         if placement is None:
-            return False
-        for worker_id in placement.worker_ids:
-            self._settle(worker_id, placement)
-            self._forget_prefix(placement, worker_id)
-        return True
+            return None
+        placed = placement.placed
+        for share in placed.shares:
+            self._settle(share.worker_id, placement)
+            self._uncount(share.worker_id, placed.priority)
+            self._forget_prefix(placed, share.worker_id)
+        tenant = self.tenants[placed.tenant]
+        tenant.num_tokens -= placed.num_tokens
+        tenant.num_placements -= 1
+        if not tenant.num_placements:
+            del self.tenants[placed.tenant]
+        return placed
+
+    def end_all_of(self, origin: int) -> int:
+        """A router is gone, and nobody will say how its placements end. Returns how many there were."""
+        gone = [one.placed.placement_id for one in self._placements.values() if one.placed.origin == origin]
+        for placement_id in gone:
+            self.end(placement_id)
+        return len(gone)
 
     def hear(self, worker_id: str, received: float) -> None:
         """A worker's state was received: it shows every placement that is old enough."""
         pending = self._workers.get(worker_id)
-        if pending is None:
-            return
         limit = received - _SETTLE_SECONDS
-        for placement in list(itertools.takewhile(lambda p: p.placed <= limit, pending.placements.values())):
-            self._settle(worker_id, placement)
+        while pending is not None and pending.placements:
+            oldest = next(iter(pending.placements.values()))
+            if oldest.at > limit:
+                break
+            self._settle(worker_id, oldest)
 
     def lose(self, worker_id: str) -> None:
         """A worker died: nothing is on its way to it any more."""
         pending = self._workers.pop(worker_id, None)
         if pending is not None:
             for placement in pending.placements.values():
-                placement.shares.pop(worker_id, None)
+                placement.unsettled.pop(worker_id, None)
         for workers in self._prefixes.values():
             workers.pop(worker_id, None)
 
     def expire(self, now: float) -> None:
         """Forgets placements that nobody reported on."""
         limit = now - _FORGET_SECONDS
-        for placement in list(itertools.takewhile(lambda p: p.placed <= limit, self._placements.values())):
-            self.end(placement.placement_id)
+        while self._placements:
+            placement_id, oldest = next(iter(self._placements.items()))
+            if oldest.at > limit:
+                break
+            self.end(placement_id)
 
     def load(self, worker_id: str) -> PendingLoad:
         """What a worker has coming."""
         pending = self._workers.get(worker_id)
         return pending.load if pending is not None else NO_LOAD
+
+    def part_ahead(self, worker_id: str, priority: int) -> float:
+        """The part of a worker's requests, in [0, 1], that a new one of this priority does not overtake."""
+        pending = self._workers.get(worker_id)
+        if pending is None or not pending.priorities:
+            return 1.0
+        counts = pending.priorities
+        overtaken = sum([count for other, count in counts.items() if other > priority])
+        return 1.0 - overtaken / sum(counts.values()) if overtaken else 1.0
 
     def expected_prefixes(self, block_hashes: bytes) -> Mapping[str, int]:
         """How many of a prompt's first blocks each worker is about to hold."""
@@ -133,38 +194,50 @@ class InFlight:
         if not workers:
             return {}
         return {
-            worker_id: max(_common_blocks(block_hashes, prompt) for prompt in prompts)
+            worker_id: max([sketch.common_blocks(block_hashes) for _, sketch in prompts.values()])
             for worker_id, prompts in workers.items()
             if prompts
         }
 
     def _settle(self, worker_id: str, placement: _Placement) -> None:
         pending = self._workers.get(worker_id)
-        share = placement.shares.pop(worker_id, None)
-        if pending is None or share is None:
-            return
-        pending.placements.pop(placement.placement_id, None)
-        _add(pending.load, share, -1)
-        if not pending.placements:
-            del self._workers[worker_id]
+        share = placement.unsettled.pop(worker_id, None)
+        if pending is not None and share is not None:
+            pending.placements.pop(placement.placed.placement_id, None)
+            _add(pending.load, share, -1)
 
-    def _remember_prefix(self, placement: _Placement, worker_id: str, block_hashes: bytes) -> None:
-        prompts = self._prefixes.setdefault(placement.first_block, {}).setdefault(worker_id, OrderedDict())
-        prompts[block_hashes] = placement.placement_id
-        prompts.move_to_end(block_hashes)
+    def _uncount(self, worker_id: str, priority: int) -> None:
+        pending = self._workers.get(worker_id)
+        if pending is None or priority not in pending.priorities:
+            return
+        pending.priorities[priority] -= 1
+        if not pending.priorities[priority]:
+            del pending.priorities[priority]
+            if not pending.priorities and not pending.placements:
+                del self._workers[worker_id]
+
+    def _remember_prefix(self, placed: Placed, worker_id: str) -> None:
+        prompts = self._prefixes.setdefault(placed.sketch.first_block, {}).setdefault(worker_id, OrderedDict())
+        last = placed.sketch.last_block
+        prompts[last] = (placed.placement_id, placed.sketch)
+        prompts.move_to_end(last)
         if len(prompts) > _PREFIXES_PER_WORKER:
             prompts.popitem(last=False)
 
-    def _forget_prefix(self, placement: _Placement, worker_id: str) -> None:
-        workers = self._prefixes.get(placement.first_block, {})
-        prompts = workers.get(worker_id, OrderedDict())
-        for block_hashes, placement_id in list(prompts.items()):
-            if placement_id == placement.placement_id:
-                del prompts[block_hashes]
-        if not prompts:
-            workers.pop(worker_id, None)
+    def _forget_prefix(self, placed: Placed, worker_id: str) -> None:
+        first, last = placed.sketch.first_block, placed.sketch.last_block
+        workers = self._prefixes.get(first)
+        if workers is None:
+            return
+        prompts = workers.get(worker_id)
+        if prompts is not None:
+            known = prompts.get(last)
+            if known is not None and known[0] == placed.placement_id:
+                del prompts[last]
+            if not prompts:
+                del workers[worker_id]
         if not workers:
-            self._prefixes.pop(placement.first_block, None)
+            del self._prefixes[first]
 
 
 def _add(load: PendingLoad, share: Share, sign: int) -> None:
@@ -172,16 +245,3 @@ def _add(load: PendingLoad, share: Share, sign: int) -> None:
     load.num_prefill_tokens += sign * share.num_prefill_tokens
     load.num_blocks += sign * share.num_blocks
     load.num_placements += sign
-
-
-def _common_blocks(one: bytes, other: bytes) -> int:
-    """Blocks that two prompts begin with. Hashes are chained: once they differ, they differ to the end."""
-    low, high = 0, min(len(one), len(other)) // HASH_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        end = middle * HASH_BYTES
-        if one[end - HASH_BYTES : end] == other[end - HASH_BYTES : end]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton.router import filter as filters
-from baton.router.costs import Demand, Standing, seconds_per_seat, standing_of
-from baton.router.explain import Decisions
+from baton.router.answer import response_of
+from baton.router.explain import Decision, Decisions
 from baton.router.fleet import Fleet
-from baton.router.in_flight import InFlight, Share
-from baton.router.output_lengths import OutputLengths
-from baton.router.policy import Option, rank
-from baton.router.prefix_index import PrefixIndex
-from baton.router.rates import Rates, fleet_rates, rates_of
+from baton.router.in_flight import InFlight, Placed, Share
+from baton.router.learnt import Learnt
+from baton.router.placed_adapters import PlacedAdapters
+from baton.router.placement import Asked, decide
+from baton.router.policy import Option
+from baton.router.prefix_index import HeldPrefix, PrefixIndex
+from baton.router.prompt_sketch import sketch_of
+from baton.router.rates import Rates
+from baton.router.sessions import LastPlace, Sessions
+from baton.router.standing import Demand, Standing, standing_of
 from baton.router.worker_view import WorkerView
 from baton.rpc.block_hash import HASH_BYTES
-from baton.rpc.errors import InvalidRequest, NoCapacity, NotFound, Unavailable
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.v1 import router_pb2, types_pb2
 
-_MAX_CANDIDATES = 5  # told in an answer
-_FALLBACK_SECONDS = 1.0  # for which the fleet's medians are kept
-_RETRY_SECONDS = (0.1, 10.0)
 _NO_WORKER_RETRY_MS = 1000
-
-_KINDS = (
-    router_pb2.COST_KIND_QUEUE,
-    router_pb2.COST_KIND_PREFILL,
-    router_pb2.COST_KIND_TRANSFER,
-    router_pb2.COST_KIND_DECODE,
-    router_pb2.COST_KIND_MEMORY,
-)
+_NOTHING_HELD = HeldPrefix(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +38,16 @@ class Outcome:
     predicted_tokens: int
     actual_tokens: int
     worker_failed: bool
+
+
+class PlacerListener(Protocol):
+    """Hears what becomes of this router's placements."""
+
+    def on_placed(self, placed: Placed) -> None:
+        """A request was placed."""
+
+    def on_ended(self, placement_id: int) -> None:
+        """A placement, or one of another router, was reported on."""
 
 
 class Placer:
@@ -54,18 +60,20 @@ class Placer:
         max_queue_depth: int,
         explain_capacity: int,
         clock: Callable[[], float] = time.monotonic,
+        first_placement_id: int | None = None,
     ) -> None:
         self.in_flight = InFlight()
         self.decisions = Decisions(explain_capacity)
+        self.listener: PlacerListener | None = None
         self._fleet = fleet
         self._index = index
         self._max_queue_depth = max_queue_depth
         self._clock = clock
-        self._lengths = OutputLengths()
+        self._learnt = Learnt()
+        self._sessions = Sessions()
+        self._adapters = PlacedAdapters()
         # A restarted router must not take reports for placements of its former life.
-        self._placement_ids = itertools.count(time.time_ns())
-        self._known_rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
-        self._fallbacks: dict[bytes, tuple[float, Rates]] = {}
+        self._placement_ids = itertools.count(time.time_ns() if first_placement_id is None else first_placement_id)
         fleet.listen(self)
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
@@ -74,29 +82,31 @@ class Placer:
         self.in_flight.expire(now)
         model = self._model(request.model)
         _check(request, model)
-        demand = Demand(request.num_prompt_tokens, self._lengths.expected(request.model, request.max_tokens))
-        standings = self._standings(request, model, now)
-        decodes = self._with_room([one for one in standings if one.view.can_decode], demand, model)
-        prefills = [one for one in standings if one.view.can_prefill_for_others and self._has_room(one, demand)]
+        asked = self._asked(request, model)
+        standings, refused = self._standings(request, model, now)
         placement_id = next(self._placement_ids)
-        options = rank(decodes, prefills, demand, placement_id)
-        best = options[0]
-        _check_deadline(request, best)
-        response = _response(placement_id, options)
-        self.in_flight.begin(placement_id, now, _shares(best, demand), request.block_hashes)
-        self.decisions.add(request, response, now)
+        traffic = self._learnt.traffic(model.digest, sum([one.view.can_decode for one in standings]), now)
+        options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
+        response = response_of(placement_id, options)
+        self._begin(placement_id, request, asked, options[0], now)
+        self.decisions.add(
+            Decision(request, response, now, options, standings, refused, asked.demand.num_output_tokens)
+        )
         return response
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> Outcome | None:
-        """Ends a placement. None: it is not known, or was reported before."""
-        if not self.in_flight.end(outcome.placement_id):
+        """Ends a placement. None: it is not known here, was reported before, or was another router's."""
+        placed = self.in_flight.end(outcome.placement_id)
+        if placed is None:
             return None
+        if self.listener is not None:
+            self.listener.on_ended(outcome.placement_id)
         decision = self.decisions.get(outcome.placement_id)
         if decision is None:
             return None
         decision.outcome = outcome
         if not outcome.worker_failed:
-            self._lengths.observe(decision.request.model, outcome.num_output_tokens)
+            self._learnt.learn(decision, outcome, self._clock())
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
 
@@ -109,11 +119,50 @@ class Placer:
     def on_lost(self, worker_id: str) -> None:
         """Nothing is on its way to a dead worker."""
         self.in_flight.lose(worker_id)
-        self._known_rates.pop(worker_id, None)
+        self._learnt.lose(worker_id)
+        self._adapters.lose(worker_id)
 
     def on_models(self) -> None:
         """Rates are kept by model."""
-        self._fallbacks.clear()
+        self._learnt.forget_fleet()
+
+    def expected_output_tokens(self, model: str, max_tokens: int) -> float:
+        """How long an answer is taken to be. max_tokens 0: no limit."""
+        return self._learnt.lengths.expected(model, max_tokens)
+
+    def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Asked:
+        num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)
+        return Asked(
+            model,
+            Demand(request.num_prompt_tokens, num_output_tokens, request.adapter),
+            request.tenant,
+            request.tenant_weight or 1.0,
+            request.priority,
+            request.timeout_ms / 1000,
+        )
+
+    def _begin(
+        self, placement_id: int, request: router_pb2.PlaceRequest, asked: Asked, best: Option, now: float
+    ) -> None:
+        sketch = sketch_of(request.block_hashes)
+        placed = Placed(
+            placement_id,
+            _shares(best, asked.demand),
+            sketch,
+            asked.tenant,
+            asked.tenant_weight,
+            asked.num_tokens,
+            asked.priority,
+        )
+        self.in_flight.begin(placed, now)
+        self._learnt.arrivals.observe(now)
+        if request.session_id:
+            view = best.decode.view
+            self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)
+        if request.adapter:
+            self._adapters.remember(request.adapter, [share.worker_id for share in placed.shares], now)
+        if self.listener is not None:
+            self.listener.on_placed(placed)
 
     def _model(self, name: str) -> types_pb2.ModelInfo:
         model = self._fleet.models.get(name)
@@ -128,7 +177,10 @@ class Placer:
             )
         raise NotFound(f"no model {name!r}; served are: {', '.join(sorted(self._fleet.models))}", field="model")
 
-    def _standings(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, now: float) -> list[Standing]:
+    def _standings(
+        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, now: float
+    ) -> tuple[list[Standing], dict[str, str]]:
+        """The usable workers, and why the others are not. Unavailable: none can decode."""
         excluded = self._still_excluded(request)
         views, refused = filters.usable(self._fleet.alive(), model, excluded)
         if not any(view.can_decode for view in views):
@@ -138,29 +190,60 @@ class Placer:
                 phase=types_pb2.PHASE_PLACEMENT,
                 retry_after_ms=_NO_WORKER_RETRY_MS,
             )
-        held = self._index.lookup(request.block_hashes)
+        held = self._index.find(request.block_hashes) if request.block_hashes else {}
         coming = self.in_flight.expected_prefixes(request.block_hashes)
-        fallback = self._fallback(model, views, now)
+        session = self._sessions.find(request.session_id, now)
+        fallback = self._learnt.fleet_rates(model.digest, views, now)
         most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
-        return [self._standing(view, held, coming, most, fallback) for view in views]
+        return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views], refused
 
     def _standing(
-        self, view: WorkerView, held: Mapping[str, int], coming: Mapping[str, int], most: int, fallback: Rates
+        self,
+        view: WorkerView,
+        request: router_pb2.PlaceRequest,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        most: int,
+        fallback: Rates,
+        now: float,
     ) -> Standing:
         worker_id = view.worker_id
-        num_blocks = held.get(worker_id, 0) if self._index.epoch(worker_id) == view.epoch else 0
-        num_blocks = min(most, max(num_blocks, coming.get(worker_id, 0)))
-        rates = self._rates(view, fallback)
-        return standing_of(view, self.in_flight.load(worker_id), rates, num_blocks * view.block_size)
+        is_preferred = session is not None and session.worker_id == worker_id
+        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, request.block_hashes)
+        num_blocks = min(most, num_blocks)
+        return standing_of(
+            view,
+            self.in_flight.load(worker_id),
+            self._learnt.rates(view, fallback),
+            num_blocks * view.block_size,
+            min(num_host_blocks, num_blocks) * view.block_size if num_host_blocks else 0,
+            self.in_flight.part_ahead(worker_id, request.priority),
+            is_preferred,
+            bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now),
+        )
 
-    def _rates(self, view: WorkerView, fallback: Rates) -> Rates:
-        """A worker's rates, made once for each state and fallback."""
-        known = self._known_rates.get(view.worker_id)
-        if known is not None and known[0] is view and known[1] is fallback:
-            return known[2]
-        rates = rates_of(view, fallback)
-        self._known_rates[view.worker_id] = (view, fallback, rates)
-        return rates
+    def _held_blocks(
+        self,
+        view: WorkerView,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        block_hashes: bytes,
+    ) -> tuple[int, int]:
+        """How many of the prompt's first blocks a worker holds or is about to, and how many in host memory only."""
+        worker_id = view.worker_id
+        epoch = self._index.epoch(worker_id)
+        found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
+        soon = coming.get(worker_id, 0)
+        if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
+            # Nobody tells what the worker holds: the session's last prompt is taken to be there.
+            soon = max(soon, session.sketch.common_blocks(block_hashes))
+        num_blocks = found.device + found.host
+        if soon <= found.device:
+            return num_blocks, found.host
+        # What others bring to the device before this one must not be brought twice.
+        return max(num_blocks, soon), max(0, num_blocks - soon)
 
     def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
         """Without those that started anew after they were given the request."""
@@ -175,35 +258,6 @@ class Placer:
             if worker is not None and worker.alive and worker.alive_since > last.placed:
                 excluded.discard(worker_id)
         return excluded
-
-    def _with_room(self, decodes: Sequence[Standing], demand: Demand, model: types_pb2.ModelInfo) -> Sequence[Standing]:
-        """The decode workers that can take one more. NoCapacity: none."""
-        able = [one for one in decodes if filters.can_ever_hold(one, demand)]
-        if not able:
-            largest = max(one.view.num_blocks for one in decodes) * model.block_size
-            raise InvalidRequest(
-                f"the prompt has {demand.num_prompt_tokens} tokens; the largest worker's KV pool holds {largest}",
-                field="num_prompt_tokens",
-            )
-        free = [one for one in able if filters.has_room(one, self._max_queue_depth)]
-        if not free:
-            seconds = min(seconds_per_seat(one, demand) for one in able)
-            raise NoCapacity(
-                f"each of {len(able)} workers for model {model.name!r} has {self._max_queue_depth} requests waiting",
-                phase=types_pb2.PHASE_PLACEMENT,
-                retry_after_ms=_retry_ms(seconds),
-            )
-        return free
-
-    def _has_room(self, prefill: Standing, demand: Demand) -> bool:
-        return filters.can_ever_hold(prefill, demand) and filters.has_room(prefill, self._max_queue_depth)
-
-    def _fallback(self, model: types_pb2.ModelInfo, views: Sequence[WorkerView], now: float) -> Rates:
-        made, rates = self._fallbacks.get(model.digest, (float("-inf"), None))
-        if rates is None or now - made > _FALLBACK_SECONDS:
-            rates = fleet_rates(views)
-            self._fallbacks[model.digest] = (now, rates)
-        return rates
 
 
 def _check(request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> None:
@@ -220,23 +274,8 @@ def _check(request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> None
             f"{request.num_prompt_tokens // model.block_size} full blocks of {model.block_size} tokens",
             field="block_hashes",
         )
-
-
-def _check_deadline(request: router_pb2.PlaceRequest, best: Option) -> None:
-    """Refuses what would come too late, where that is known and not guessed."""
-    wait = best.costs.to_first_token
-    measured = (best.prefill or best.decode).rates.is_measured
-    if request.timeout_ms and measured and wait > request.timeout_ms / 1000:
-        raise NoCapacity(
-            f"the first token would take {wait:.2f} s, longer than the time limit of {request.timeout_ms} ms",
-            phase=types_pb2.PHASE_PLACEMENT,
-            retry_after_ms=_retry_ms(best.costs.queue),
-        )
-
-
-def _retry_ms(seconds: float) -> int:
-    shortest, longest = _RETRY_SECONDS
-    return round(1000 * min(max(seconds, shortest), longest))
+    if not 0 <= request.tenant_weight < float("inf"):
+        raise InvalidRequest(f"tenant_weight is {request.tenant_weight}; it must be above 0", field="tenant_weight")
 
 
 def _shares(best: Option, demand: Demand) -> tuple[Share, ...]:
@@ -249,35 +288,4 @@ def _shares(best: Option, demand: Demand) -> tuple[Share, ...]:
     return (
         Share(decode.view.worker_id, 1, 0, num_blocks),
         Share(prefill.view.worker_id, 0, uncached_there, -(-uncached_there // max(1, prefill.view.block_size))),
-    )
-
-
-def _response(placement_id: int, options: Sequence[Option]) -> router_pb2.PlaceResponse:
-    best = options[0]
-    response = router_pb2.PlaceResponse(
-        placement_id=placement_id,
-        decode=_endpoint(best.decode.view),
-        decode_cached_tokens=best.decode.num_cached_tokens,
-        candidates=[_candidate(option) for option in options[:_MAX_CANDIDATES]],
-    )
-    if best.prefill is not None:
-        response.prefill.CopyFrom(_endpoint(best.prefill.view))
-        response.prefill_cached_tokens = best.prefill.num_cached_tokens
-    return response
-
-
-def _endpoint(view: WorkerView) -> types_pb2.Endpoint:
-    return types_pb2.Endpoint(worker_id=view.worker_id, epoch=view.epoch, address=view.address)
-
-
-def _candidate(option: Option) -> router_pb2.Candidate:
-    return router_pb2.Candidate(
-        decode_worker_id=option.decode.view.worker_id,
-        prefill_worker_id=option.prefill.view.worker_id if option.prefill is not None else "",
-        total_seconds=option.total,
-        costs=[
-            router_pb2.Cost(kind=kind, seconds=seconds)
-            for kind, seconds in zip(_KINDS, option.costs, strict=True)
-            if seconds
-        ],
     )

@@ -1,18 +1,24 @@
-"""Rates for workers that have not measured theirs: the fleet's, then a guess. Pure."""
+"""How fast workers are: by their own measurements made robust, or like the fleet, or by a guess. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from baton.router.step_model import StepTimes
+from baton.router.step_model import StepModel, StepTimes
 from baton.router.worker_view import WorkerView
+from baton.v1 import worker_pb2
 
 # For a fleet that has not worked yet. Equal for all workers, they matter against each other only.
 _PREFILL_TOKENS_PER_SECOND = 10_000.0
 _TRANSFER_BYTES_PER_SECOND = 1e9
+_RESTORE_BYTES_PER_SECOND = 1e10
+_ADAPTER_LOAD_SECONDS = 0.5
 _STEP = StepTimes(base=0.02, slope=0.0002)
+_MEMORY = 5  # different values of a rate, of which the middle one is believed
+_MAX_TRUST = 1000.0  # a rate so many times beyond the fleet's is a fault of its clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +29,60 @@ class Rates:
     transfer_bytes_per_second: float
     step: StepTimes
     is_measured: bool  # prefill and step are the worker's own
+    restore_bytes_per_second: float = _RESTORE_BYTES_PER_SECOND
+    adapter_load_seconds: float = _ADAPTER_LOAD_SECONDS
+
+
+GUESS = Rates(_PREFILL_TOKENS_PER_SECOND, _TRANSFER_BYTES_PER_SECOND, _STEP, False)
+
+
+class RateModel:
+    """One worker's rates over its last states: a single wild value moves nothing."""
+
+    def __init__(self) -> None:
+        self._steps = StepModel()
+        self._values: dict[str, deque[float]] = {}
+
+    def observe(self, load: worker_pb2.WorkerLoad) -> None:
+        """A state of the worker."""
+        self._steps.observe(load.num_running, load.decode_step_seconds, load.num_context_tokens)
+        self._keep("prefill", load.prefill_tokens_per_second)
+        self._keep("transfer", load.transfer_bytes_per_second)
+        self._keep("restore", load.restore_bytes_per_second)
+
+    def smooth(self, view: WorkerView) -> WorkerView:
+        """The view with what is believed in place of what was told last."""
+        return replace(
+            view,
+            prefill_tokens_per_second=self._middle("prefill"),
+            transfer_bytes_per_second=self._middle("transfer"),
+            restore_bytes_per_second=self._middle("restore"),
+            step=self._steps.times,
+        )
+
+    def _keep(self, name: str, value: float) -> None:
+        if not 0 < value < float("inf"):
+            return
+        values = self._values.setdefault(name, deque(maxlen=_MEMORY))
+        if not values or values[-1] != value:
+            values.append(value)
+
+    def _middle(self, name: str) -> float:
+        values = self._values.get(name)
+        if not values:
+            return 0.0
+        return values[-1] if len(values) < 3 else median(values)
 
 
 def rates_of(view: WorkerView, fallback: Rates) -> Rates:
-    """A worker's own rates, where it knows them."""
+    """A worker's own rates, where it knows them and they can be."""
     return Rates(
-        view.prefill_tokens_per_second or fallback.prefill_tokens_per_second,
-        view.transfer_bytes_per_second or fallback.transfer_bytes_per_second,
+        _trusted(view.prefill_tokens_per_second, fallback.prefill_tokens_per_second),
+        _trusted(view.transfer_bytes_per_second, fallback.transfer_bytes_per_second),
         view.step or fallback.step,
         bool(view.prefill_tokens_per_second and view.step),
+        _trusted(view.restore_bytes_per_second, fallback.restore_bytes_per_second),
+        view.adapter_load_seconds or fallback.adapter_load_seconds,
     )
 
 
@@ -44,10 +95,22 @@ def fleet_rates(views: Iterable[WorkerView]) -> Rates:
         return median(values) if values else default
 
     steps = [view.step for view in known if view.step is not None]
-    step = StepTimes(median(s.base for s in steps), median(s.slope for s in steps)) if steps else _STEP
+    step = _STEP
+    if steps:
+        step = StepTimes(
+            median(s.base for s in steps), median(s.slope for s in steps), median(s.context_slope for s in steps)
+        )
     return Rates(
         middle(lambda view: view.prefill_tokens_per_second, _PREFILL_TOKENS_PER_SECOND),
         middle(lambda view: view.transfer_bytes_per_second, _TRANSFER_BYTES_PER_SECOND),
         step,
         False,
+        middle(lambda view: view.restore_bytes_per_second, _RESTORE_BYTES_PER_SECOND),
+        middle(lambda view: view.adapter_load_seconds, _ADAPTER_LOAD_SECONDS),
     )
+
+
+def _trusted(own: float, fleet: float) -> float:
+    if own <= 0:
+        return fleet
+    return min(max(own, fleet / _MAX_TRUST), fleet * _MAX_TRUST)

@@ -40,6 +40,10 @@ class WorkerView:
     transfer_bytes_per_second: float
     kv_bytes_per_token: int
     step: StepTimes | None  # None: not known yet
+    num_context_tokens: int = 0  # of all running requests
+    restore_bytes_per_second: float = 0.0
+    adapter_load_seconds: float = 0.0
+    adapters: frozenset[str] = frozenset()  # on the device
 
     @property
     def can_decode(self) -> bool:
@@ -85,6 +89,10 @@ def view_of(
         transfer_bytes_per_second=load.transfer_bytes_per_second,
         kv_bytes_per_token=load.kv_bytes_per_token,
         step=step,
+        num_context_tokens=load.num_context_tokens,
+        restore_bytes_per_second=load.restore_bytes_per_second,
+        adapter_load_seconds=load.adapter_load_seconds,
+        adapters=frozenset(state.adapters),
     )
 
 

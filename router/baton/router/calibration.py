@@ -1,0 +1,57 @@
+"""What the estimates missed, learnt from how placements went; and how fast requests come. Pure, owns no clock."""
+
+from __future__ import annotations
+
+import math
+
+_WEIGHT = 0.05  # of one outcome; about twenty of memory
+_LARGEST = math.log(4.0)  # no correction is larger, and no outcome counts as further off
+_FORGET_SECONDS = 60.0  # half of a correction is gone when nothing was heard for so long
+_LEAST_SECONDS = 0.005  # below it the clocks of the network are measured, not the workers
+
+
+class Bias:
+    """How many times longer the first token takes than was estimated, for one kind of placement."""
+
+    def __init__(self) -> None:
+        self._log = 0.0
+        self._heard = 0.0
+
+    def observe(self, estimated: float, actual: float, now: float) -> None:
+        """A first token came after so many seconds; the estimate had the factor of then in it."""
+        if actual <= 0 or estimated < 0:
+            return
+        ratio = math.log(max(actual, _LEAST_SECONDS) / max(estimated, _LEAST_SECONDS))
+        ratio = min(max(ratio, -_LARGEST), _LARGEST)
+        self._log = min(max(self._faded(now) + _WEIGHT * ratio, -_LARGEST), _LARGEST)
+        self._heard = now
+
+    def factor(self, now: float) -> float:
+        """What an estimate is to be multiplied with; 1 where nothing was learnt."""
+        faded = self._faded(now)
+        return math.exp(faded) if faded else 1.0
+
+    def _faded(self, now: float) -> float:
+        """A way that looks bad is not taken, and so not measured: it is tried again after a while."""
+        return self._log * 0.5 ** ((now - self._heard) / _FORGET_SECONDS) if self._log else 0.0
+
+
+class Arrivals:
+    """Placements a second, over the last ones."""
+
+    def __init__(self, memory_seconds: float = 2.0) -> None:
+        self._memory = memory_seconds
+        self._count = 0.0
+        self._at = 0.0
+
+    def observe(self, now: float) -> None:
+        """One more."""
+        self._count = self._decayed(now) + 1.0
+        self._at = now
+
+    def per_second(self, now: float) -> float:
+        """The rate of late."""
+        return self._decayed(now) / self._memory
+
+    def _decayed(self, now: float) -> float:
+        return self._count * math.exp((self._at - now) / self._memory) if self._count else 0.0

@@ -1,0 +1,44 @@
+"""Which tenant is refused first when the fleet is full. Pure.
+
+A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are: alone, or while
+there is room, everything; in full queues its share and no more. Workers serve their queues in order, so that tokens
+are served in the proportion in which they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baton.router.in_flight import TenantLoad
+from baton.router.standing import Standing
+
+# Shares are exact at this fullness: what is above it is left for tenants that come now.
+_FULL = 0.8
+# Less urgent requests leave so much of each queue to the others.
+_BACKGROUND_PART = 0.5
+
+
+def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
+    """How full the fleet's queues are, in [0, 1]. No worker: full."""
+    if not standings:
+        return 1.0
+    waiting = sum([min(one.num_waiting, max_queue_depth) for one in standings])
+    return waiting / (max_queue_depth * len(standings))
+
+
+def exceeds_share(
+    tenants: Mapping[str, TenantLoad], tenant: str, weight: float, num_tokens: int, how_full: float
+) -> bool:
+    """Whether so many more tokens are more than the tenant's share of a fleet that is so full."""
+    own = tenants.get(tenant)
+    if how_full <= 0 or own is None or len(tenants) == 1:
+        return False
+    total = sum([one.num_tokens for one in tenants.values()]) + num_tokens
+    weights = sum([one.weight for one in tenants.values()]) - own.weight + weight
+    share = (own.num_tokens + num_tokens) / total if total else 0.0
+    return share * how_full / _FULL > weight / weights
+
+
+def queue_bound(max_queue_depth: int, priority: int) -> int:
+    """How many requests may wait at a worker before one of this priority is refused there."""
+    return max(1, int(max_queue_depth * _BACKGROUND_PART)) if priority > 0 else max_queue_depth

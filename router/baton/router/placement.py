@@ -1,0 +1,113 @@
+"""One decision: who may take the request, what each way costs, which is best, or why none is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.router import filter as filters
+from baton.router.costs import seconds_per_seat
+from baton.router.fair_share import exceeds_share, fullness, queue_bound
+from baton.router.in_flight import TenantLoad
+from baton.router.policy import Option, rank
+from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
+from baton.rpc.errors import InvalidRequest, NoCapacity
+from baton.v1 import types_pb2
+
+_RETRY_SECONDS = (0.1, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, as far as its place depends on it."""
+
+    model: types_pb2.ModelInfo
+    demand: Demand
+    tenant: str = ""
+    tenant_weight: float = 1.0
+    priority: int = 0
+    timeout_seconds: float = 0.0  # 0: none
+
+    @property
+    def num_tokens(self) -> int:
+        """What it counts for its tenant: prompt and expected output."""
+        return self.demand.num_prompt_tokens + int(self.demand.num_output_tokens)
+
+
+def decide(
+    asked: Asked,
+    standings: Sequence[Standing],
+    tenants: Mapping[str, TenantLoad],
+    max_queue_depth: int,
+    rotation: int = 0,
+    traffic: Traffic = NO_TRAFFIC,
+) -> list[Option]:
+    """The options, the chosen one first. `standings`: usable workers, one that decodes at least.
+
+    InvalidRequest: no pool can ever hold the prompt. NoCapacity: queues are full, the tenant has more than its share
+    of full queues, or no option meets the time limit.
+    """
+    demand = asked.demand
+    bound = queue_bound(max_queue_depth, asked.priority)
+    decodes = _with_room([one for one in standings if one.view.can_decode], asked, bound)
+    _check_share(asked, decodes, tenants, max_queue_depth)
+    prefills = [
+        one
+        for one in standings
+        if one.view.can_prefill_for_others and filters.can_ever_hold(one, demand) and filters.has_room(one, bound)
+    ]
+    options = rank(decodes, prefills, demand, rotation, traffic)
+    return _in_time(options, asked) if asked.timeout_seconds else options
+
+
+def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[Standing]:
+    """The decode workers that can take one more. NoCapacity: none."""
+    able = [one for one in decodes if filters.can_ever_hold(one, asked.demand)]
+    if not able:
+        largest = max(one.view.num_blocks for one in decodes) * asked.model.block_size
+        raise InvalidRequest(
+            f"the prompt has {asked.demand.num_prompt_tokens} tokens; the largest worker's KV pool holds {largest}",
+            field="num_prompt_tokens",
+        )
+    free = [one for one in able if filters.has_room(one, bound)]
+    if not free:
+        raise NoCapacity(
+            f"each of {len(able)} workers for model {asked.model.name!r} has {bound} requests waiting",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=_retry_ms(min(seconds_per_seat(one, asked.demand) for one in able)),
+        )
+    return free
+
+
+def _check_share(
+    asked: Asked, decodes: Sequence[Standing], tenants: Mapping[str, TenantLoad], max_queue_depth: int
+) -> None:
+    how_full = fullness(decodes, max_queue_depth)
+    if exceeds_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens, how_full):
+        own = tenants[asked.tenant]
+        raise NoCapacity(
+            f"tenant {asked.tenant!r} has {own.num_tokens} tokens in {own.num_placements} requests, its share of a "
+            f"fleet whose queues are {how_full:.0%} full",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=_retry_ms(min(seconds_per_seat(one, asked.demand) for one in decodes)),
+        )
+
+
+def _in_time(options: list[Option], asked: Asked) -> list[Option]:
+    """The best option that meets the time limit first. NoCapacity: none does, where that is measured, not guessed."""
+    limit = asked.timeout_seconds
+    for place, option in enumerate(options):
+        measured = (option.prefill or option.decode).rates.is_measured
+        if not measured or option.costs.to_first_token <= limit:
+            return [option, *options[:place], *options[place + 1 :]] if place else options
+    soonest = min(option.costs.to_first_token for option in options)
+    raise NoCapacity(
+        f"the first token would take {soonest:.2f} s, longer than the time limit of {round(limit * 1000)} ms",
+        phase=types_pb2.PHASE_PLACEMENT,
+        retry_after_ms=_retry_ms(soonest - limit),
+    )
+
+
+def _retry_ms(seconds: float) -> int:
+    shortest, longest = _RETRY_SECONDS
+    return round(1000 * min(max(seconds, shortest), longest))

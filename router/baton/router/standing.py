@@ -1,0 +1,94 @@
+"""One worker at the moment of one placement: what is used many times, derived once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.router.in_flight import PendingLoad
+from baton.router.rates import Rates
+from baton.router.worker_view import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for."""
+
+    num_prompt_tokens: int
+    num_output_tokens: float  # expected
+    adapter: str = ""  # empty: the model itself
+
+
+class Traffic(NamedTuple):
+    """What comes to each worker, on average."""
+
+    placements_per_second: float = 0.0
+    bias: float = 1.0  # local prefills take so many times what is estimated
+    remote_bias: float = 1.0  # and remote ones
+
+
+NO_TRAFFIC = Traffic()
+
+
+class Standing(NamedTuple):
+    """One worker at the moment of one placement."""
+
+    view: WorkerView
+    rates: Rates
+    num_cached_tokens: int  # of this request's prompt, those in host memory included
+    num_requests: int  # running, waiting, and on their way
+    num_beside: int  # requests in the batch beside this one
+    num_waiting: int  # requests that find no place in the batch
+    num_coming_blocks: int  # of requests on their way
+    backlog_seconds: float  # prompts that are computed before this one
+    num_host_tokens: int = 0  # cached tokens that must be brought back from host memory
+    num_behind: float = 0.0  # waiting requests that this one overtakes
+    is_preferred: bool = False  # the request's session was here
+    has_adapter: bool = False  # the request's adapter is being loaded here
+
+    def prefill_seconds(self, demand: Demand) -> float:
+        """Computing what is not cached; a whole hit still computes one token."""
+        return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second
+
+    def restore_seconds(self) -> float:
+        """Bringing back what host memory holds."""
+        if not self.num_host_tokens:
+            return 0.0
+        return self.num_host_tokens * self.view.kv_bytes_per_token / self.rates.restore_bytes_per_second
+
+    def adapter_seconds(self, demand: Demand) -> float:
+        """Loading the adapter, where it is not loaded."""
+        if not demand.adapter or self.has_adapter or demand.adapter in self.view.adapters:
+            return 0.0
+        return self.rates.adapter_load_seconds
+
+
+def standing_of(
+    view: WorkerView,
+    pending: PendingLoad,
+    rates: Rates,
+    num_cached_tokens: int,
+    num_host_tokens: int = 0,
+    ahead: float = 1.0,
+    is_preferred: bool = False,
+    has_adapter: bool = False,
+) -> Standing:
+    """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken."""
+    num_requests = view.num_running + view.queue_depth + pending.num_requests
+    seats = view.max_num_requests
+    backlog = (view.num_pending_prefill_tokens + pending.num_prefill_tokens) * ahead
+    num_waiting = max(view.queue_depth, num_requests - seats)
+    return Standing(
+        view,
+        rates,
+        num_cached_tokens,
+        num_requests,
+        num_requests if num_requests < seats else seats,
+        num_waiting,
+        pending.num_blocks,
+        backlog / rates.prefill_tokens_per_second,
+        num_host_tokens,
+        num_waiting * (1.0 - ahead),
+        is_preferred,
+        has_adapter,
+    )
