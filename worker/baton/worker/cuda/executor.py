@@ -150,10 +150,14 @@ class CudaExecutor:
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
         """Copies one layer of these blocks to the host, on a stream of its own."""
+        num_bytes = len(block_ids) * self.layout.bytes_per_block_layer
+        host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._copies), torch.inference_mode():
-            index = torch.tensor(block_ids, dtype=torch.int64).to(self._device)
-            blocks = self._words(layer).index_select(0, index).cpu()
-        return memoryview(cast(bytearray, blocks.view(torch.uint8).numpy())).cast("B")
+            staged = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self.kv.gather(range(layer, layer + 1), block_ids, staged)
+            host.copy_(staged, non_blocking=True)
+            self._copies.record_event().synchronize()  # type: ignore[no-untyped-call]
+        return memoryview(cast(bytearray, host.numpy()))
 
     def write_blocks(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
@@ -166,12 +170,11 @@ class CudaExecutor:
             raise InvalidRequest(
                 f"{data.nbytes} bytes for {len(block_ids)} blocks; it must be {expected}", field="data"
             )
+        host = torch.empty(expected, dtype=torch.uint8, pin_memory=True)
+        host.numpy()[:] = np.frombuffer(data, np.uint8)
         with torch.cuda.stream(self._copies), torch.inference_mode():
-            target = self._words(layer)
-            values = torch.frombuffer(bytearray(data), dtype=target.dtype).view(len(block_ids), *target.shape[1:])
-            index = torch.tensor(block_ids, dtype=torch.int64).to(self._device)
-            target.index_copy_(0, index, values.to(self._device))
-            self._copies.synchronize()
+            self.kv.scatter(range(layer, layer + 1), block_ids, host.to(self._device, non_blocking=True))
+            self._copies.record_event().synchronize()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Waits for what runs; the process's end frees the rest."""
@@ -224,10 +227,6 @@ class CudaExecutor:
 
     def _record(self, numbers: Tensor, size: int) -> Tensor:
         return self._stepper.decode(numbers, size, self._logits[:size])
-
-    def _words(self, layer: int) -> Tensor:
-        """One layer's blocks as plain integers, whatever the pool's type."""
-        return self._decoder.cache[layer].view(torch.int32)
 
     # Start.
 
