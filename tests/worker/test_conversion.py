@@ -14,7 +14,7 @@ from baton.kernels.reference.quantization import quantize_kv
 from baton.rpc.errors import Mismatch
 from baton.worker.executor.base import KvLayout
 from baton.worker.transfer.base import Piece
-from baton.worker.transfer.conversion import conversion_to
+from baton.worker.transfer.conversion import conversion_to, worker_conversion
 from baton.worker.transfer.conversion_heads import heads_of, ranks_of, shared_heads, targets_of
 
 DTYPES = {
@@ -314,3 +314,18 @@ def test_a_layout_whose_bytes_are_not_its_own_is_refused():
     wrong = dataclasses.replace(layout(block_size=32), bytes_per_block_layer=7)
     with pytest.raises(Mismatch, match="bytes_per_block_layer=7"):
         conversion_to(wrong, layout())
+
+
+@pytest.mark.parametrize(("num_senders", "num_receivers"), [(2, 1), (1, 2), (4, 4)])
+def test_workers_of_several_ranks_are_refused_by_name(num_senders, num_receivers):
+    sender, receiver = layout(tp=(num_senders, 0), heads=4), layout(tp=(num_receivers, 0), heads=4)
+    with pytest.raises(Mismatch, match=f"has tp_size={num_senders}, .* has tp_size={num_receivers}") as caught:
+        worker_conversion(sender, receiver)
+    assert caught.value.field == "layout.tp_size"
+
+
+def test_workers_of_one_rank_convert_as_ranks_do():
+    assert worker_conversion(layout(), layout()) is None
+    assert worker_conversion(layout(), layout(block_size=32)) is not None
+    with pytest.raises(Mismatch, match="head_dim"):
+        worker_conversion(layout(), layout(head_dim=8))

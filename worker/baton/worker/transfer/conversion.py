@@ -47,6 +47,22 @@ def conversion_to(sender: KvLayout, receiver: KvLayout) -> KvConversion | None:
     return BlockConversion(sender, receiver, heads)
 
 
+def worker_conversion(sender: KvLayout, receiver: KvLayout) -> KvConversion | None:
+    """conversion_to between two workers of one rank each, as both ends of a hand-over ask for it.
+
+    Raises Mismatch for workers of several ranks too: an engine pushes to one receiver.
+    """
+    check_convertible(sender, receiver)
+    if sender.tp_size > 1 or receiver.tp_size > 1:
+        raise Mismatch(
+            f"KV cannot be handed over: the prefill worker has tp_size={sender.tp_size}, the decode worker has "
+            f"tp_size={receiver.tp_size}; it must be 1 at both",
+            field="layout.tp_size",
+            phase=types_pb2.PHASE_TRANSFER,
+        )
+    return conversion_to(sender, receiver)
+
+
 class BlockConversion:
     """A KvConversion. Thread-safe."""
 
