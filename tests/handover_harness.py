@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine_harness import BLOCK_SIZE, Collected, make_executor
+from engine_harness import BLOCK_SIZE, Collected, expected_for, make_executor
 
-from baton.v1 import types_pb2
+from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine import Engine, EngineSettings, StepOutputs
 from baton.worker.executor.sim import SimExecutor
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link import Kind
-from baton.worker.transfer.tcp import TcpTransport
+from baton.worker.transfer.transports import Transports
 
 _EPOCHS = itertools.count(1000)
 
@@ -123,7 +123,7 @@ class Node:
     name: str
     executor: SimExecutor
     engine: Engine
-    transport: TcpTransport
+    transport: Transports
     inbox: deque[Frame] = field(default_factory=deque)
     seen: Collected = field(default_factory=Collected)
     alive: bool = True
@@ -181,7 +181,7 @@ def make_node(
     executor = executor or make_executor()
     defaults: dict[str, object] = {"max_num_requests": 32, "max_num_batched_tokens": 64, "min_remote_prefill_tokens": 4}
     engine = Engine(executor, EngineSettings(**{**defaults, **values}), next(_EPOCHS))  # type: ignore[arg-type]
-    transport = TcpTransport(executor, "127.0.0.1", port, "127.0.0.1", lambda: None)
+    transport = Transports(executor, "127.0.0.1", port, "127.0.0.1", lambda: None)
     if transfer_address is not None:
         transport = _Redirected(executor, transport, transfer_address)
     node = Node(network, name, executor, engine, transport)
@@ -198,10 +198,10 @@ def make_node(
     return node
 
 
-class _Redirected(TcpTransport):
+class _Redirected(Transports):
     """Advertises another address than its listener's."""
 
-    def __init__(self, executor: SimExecutor, inner: TcpTransport, redirect: Callable[[int], str]) -> None:
+    def __init__(self, executor: SimExecutor, inner: Transports, redirect: Callable[[int], str]) -> None:
         self.__dict__.update(inner.__dict__)
         self._redirect = redirect(int(inner.addresses[0].address.rpartition(":")[2]))
 
@@ -238,4 +238,45 @@ def idle(*nodes: Node) -> Callable[[], bool]:
     )
 
 
-__all__ = ["BLOCK_SIZE", "Network", "Node", "Stream", "finished", "idle", "make_node", "turn_until"]
+def falls_back(pair: Sequence[Node], request: Request, seconds: float = 10.0) -> None:
+    """The request is answered right, whoever prefills in the end, and nothing stays behind."""
+    decode = pair[-1]
+    turn_until(pair, finished(decode, request), seconds)
+    assert decode.seen.tokens[request.request_id] == expected_for(request)
+    finish = decode.seen.finishes[request.request_id]
+    assert finish.queue_seconds >= 0
+    assert finish.prefill_seconds >= 0
+    turn_until(pair, idle(*pair))
+    for node in pair:
+        if node.alive:
+            node.assert_nothing_held()
+
+
+def at_message(network: Network, name: str, act: list[str], before: bool = True) -> None:
+    """Adds to `act` when the first message of that name passes; before: the message is lost."""
+    seen = threading.Event()
+
+    def tap(node, kind, payload):
+        message = (worker_pb2.PrefillStreamRequest if kind == Kind.PEER else worker_pb2.PrefillStreamResponse)()
+        message.ParseFromString(payload)
+        if message.WhichOneof("message") == name and not seen.is_set():
+            seen.set()
+            act.append(name)
+            return None if before else payload
+        return payload
+
+    network.tap = tap
+
+
+__all__ = [
+    "BLOCK_SIZE",
+    "Network",
+    "Node",
+    "Stream",
+    "at_message",
+    "falls_back",
+    "finished",
+    "idle",
+    "make_node",
+    "turn_until",
+]

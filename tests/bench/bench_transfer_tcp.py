@@ -17,7 +17,7 @@ import numpy as np
 from baton.worker.core import BlockId
 from baton.worker.executor.base import KvLayout
 from baton.worker.transfer.base import Inbound, Landed, Outbound, Piece
-from baton.worker.transfer.tcp import TcpTransport
+from baton.worker.transfer.transports import Transports
 
 NUM_LAYERS = 32
 BYTES_PER_BLOCK_LAYER = 64 << 10  # an 8B model's: 8 heads of 128, 16 tokens, bf16
@@ -69,7 +69,7 @@ def raw_copy(num_bytes: int) -> float:
     return seconds
 
 
-def push(sender: TcpTransport, receiver: TcpTransport, landed: threading.Event, number: int, options: tuple[int, bool]):
+def push(sender: Transports, receiver: Transports, landed: threading.Event, number: int, options: tuple[int, bool]):
     """Seconds from the first push to the last byte in its block."""
     num_blocks, checksum = options
     block_ids = [BlockId(i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
@@ -98,8 +98,8 @@ def main() -> None:
     most_blocks = (max(SIZES_MIB) << 20) // (NUM_LAYERS * BYTES_PER_BLOCK_LAYER)
     landed = threading.Event()
     source, target = HostKv(most_blocks), HostKv(most_blocks)
-    sender = TcpTransport(source, "127.0.0.1", 0, "127.0.0.1", lambda: None)  # type: ignore[arg-type]
-    receiver = TcpTransport(target, "127.0.0.1", 0, "127.0.0.1", landed.set)  # type: ignore[arg-type]
+    sender = Transports(source, "127.0.0.1", 0, "127.0.0.1", lambda: None)  # type: ignore[arg-type]
+    receiver = Transports(target, "127.0.0.1", 0, "127.0.0.1", landed.set)  # type: ignore[arg-type]
     number = 0
     print(f"{'MiB':>6} {'raw GB/s':>9} {'tcp GB/s':>9} {'of raw':>7} {'checked GB/s':>13} {'of raw':>7}")
     for size in SIZES_MIB:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -25,9 +24,20 @@ from baton.worker.transfer.base import (
     PushFailed,
     PushFenced,
 )
+from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.coverage import Coverage
-from baton.worker.transfer.tcp import TcpTransport
-from baton.worker.transfer.tcp_frames import HEADER_BYTES, PieceHeader, decode_header, encode_header
+from baton.worker.transfer.frames import (
+    GREETING_BYTES,
+    PIECE_BYTES,
+    Open,
+    PieceHeader,
+    decode_piece,
+    encode_open,
+    encode_piece,
+    encode_welcome,
+)
+from baton.worker.transfer.transports import Transports
 
 NUM_LAYERS = 2
 BYTES_PER_BLOCK_LAYER = 32
@@ -50,7 +60,7 @@ class End:
     def __init__(self, executor):
         self.executor = executor
         self.woken = threading.Event()
-        self.transport = TcpTransport(executor, "127.0.0.1", 0, "127.0.0.1", self.woken.set)
+        self.transport = Transports(executor, "127.0.0.1", 0, "127.0.0.1", self.woken.set)
         self.events = []
 
     def wait_for(self, kind, seconds=5.0):
@@ -266,7 +276,7 @@ def test_a_piece_of_the_wrong_size_fails_the_transfer(ends):
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + bytes(100), bytes(HEADER_BYTES), b"\xff" * 4096],
+    [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + bytes(100), bytes(PIECE_BYTES), b"\xff" * 4096],
     ids=["http", "zeros", "ones"],
 )
 def test_a_connection_that_speaks_something_else_is_dropped(ends, garbage):
@@ -279,9 +289,9 @@ def test_a_connection_that_speaks_something_else_is_dropped(ends, garbage):
 
 def test_a_header_that_lies_about_its_length_is_dropped(ends):
     _, receiver = ends
-    header = PieceHeader(1, GENERATION, EPOCH, 0, 0, 1, (64 << 20) + 1, None)
+    header = PieceHeader(1, GENERATION, EPOCH, 0, 0, 1, (256 << 20) + 1, None)
     with connected(receiver) as sock:
-        sock.sendall(encode_header(header))
+        sock.sendall(encode_piece(header))
         assert ended(sock)
 
 
@@ -300,6 +310,7 @@ def test_a_peer_that_takes_no_bytes_never_holds_up_the_engine_thread(make_end):
     sender = make_end(executor)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        threading.Thread(target=welcome_and_read_nothing, args=(deaf,)).start()
         began = time.monotonic()
         sender.transport.connect(Outbound(1, tcp_address(address), 1, EPOCH, GENERATION, False))
         for _ in range(8):
@@ -362,7 +373,7 @@ def test_a_receiver_that_was_restarted_at_its_address_is_dialled_anew(make_end):
     port = int(receiver.transport.addresses[0].address.rpartition(":")[2])
     receiver.transport.close()
     executor = make_executor(num_blocks=64)
-    again = TcpTransport(executor, "127.0.0.1", port, "127.0.0.1", lambda: None)
+    again = Transports(executor, "127.0.0.1", port, "127.0.0.1", lambda: None)
     try:
         again.open(inbound(TARGET, transfer_id=5))
         sender.transport.connect(outbound(receiver, push_id=2, transfer_id=5))
@@ -383,40 +394,57 @@ def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=f"transfer_listen=127.0.0.1:{port}"):
-            TcpTransport(make_executor(), "127.0.0.1", port, "127.0.0.1", lambda: None)
+            Transports(make_executor(), "127.0.0.1", port, "127.0.0.1", lambda: None)
 
 
 def test_a_header_survives_the_wire_and_no_bit_of_it_can_change():
-    header = PieceHeader(2**64 - 1, 2**63, EPOCH, 31, 4095, 512, 4 << 20, 0xDEADBEEF)
-    encoded = encode_header(header)
-    assert len(encoded) == HEADER_BYTES
-    assert decode_header(encoded) == header
+    header = PieceHeader(2**64 - 1, 2**63, EPOCH, 31, 4095, 512, 4 << 20, 0xDEADBEEF, 3, (1, 2), 5, 9)
+    encoded = encode_piece(header)
+    assert len(encoded) == PIECE_BYTES
+    assert decode_piece(encoded) == header
     for bit in range(len(encoded) * 8):
         damaged = bytearray(encoded)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DataLoss):
-            decode_header(damaged)
+            decode_piece(damaged)
 
 
 def test_coverage_is_complete_when_every_cell_has_landed():
-    coverage = Coverage(2, 3)
-    for layer, first, count in ((0, 0, 3), (1, 2, 1), (1, 0, 2)):
+    coverage = Coverage(2, 3, 2)
+    for layer, num_layers, first, count, heads in (
+        (0, 1, 0, 3, None),
+        (1, 1, 2, 1, (1, 1)),
+        (1, 1, 2, 1, (0, 1)),
+        (1, 1, 0, 2, None),
+    ):
         assert not coverage.complete
-        coverage.claim(layer, first, count)
-        coverage.land(count)
+        part = coverage.part(layer, num_layers, first, count, heads)
+        coverage.claim(part)
+        coverage.land(part)
     assert coverage.complete
-    assert coverage.num_pieces == 3
+    assert coverage.num_pieces == 4
 
 
-def connected(receiver):
+def connected(receiver, greet=True):
     port = int(receiver.transport.addresses[0].address.rpartition(":")[2])
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    if greet:
+        sock.sendall(encode_open(Open(kv_pb2.TRANSPORT_KIND_TCP, 0, 3, b"")))
+        sock.recv(GREETING_BYTES + 12, socket.MSG_WAITALL)
+    return sock
 
 
 def piece(layer=0, first_index=0, num_blocks=1, body=None, checksum=True):
     body = bytes(num_blocks * BYTES_PER_BLOCK_LAYER) if body is None else body
-    crc = zlib.crc32(body) if checksum else None
-    return encode_header(PieceHeader(1, GENERATION, EPOCH, layer, first_index, num_blocks, len(body), crc)) + body
+    crc = checksum_of(body) if checksum else None
+    return encode_piece(PieceHeader(1, GENERATION, EPOCH, layer, first_index, num_blocks, len(body), crc)) + body
+
+
+def welcome_and_read_nothing(listener):
+    sock, _ = listener.accept()
+    sock.sendall(encode_welcome(Slots(0, 0, b"")))
+    with sock:
+        time.sleep(1)
 
 
 def wait_until(done, seconds=5.0):

@@ -32,7 +32,7 @@ from baton.worker.settings import EngineSettings
 from baton.worker.state import model_message
 from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.layout import layout_message
-from baton.worker.transfer.tcp import TcpTransport
+from baton.worker.transfer.transports import Transports
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _make_handover(
 ) -> Handover:
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
-    transport = TcpTransport(executor, host.strip("[]"), port, start["advertised_host"], link.wake)
+    transport = Transports(executor, host.strip("[]"), port, start["advertised_host"], link.wake)
     settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
     return Handover(engine, executor, transport, link, start["worker_id"], settings)
 

@@ -12,7 +12,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.tcp_frames import checksum_of
+from baton.worker.transfer.checksum import checksum_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ class DeviceSlots:
         """Copies the slot's bytes to the host."""
         with torch.cuda.stream(self._stream):
             values = cast("NDArray[np.uint8]", self._bytes(slot, num_bytes).cpu().numpy())
-        return checksum_of(memoryview(values))
+        return checksum_of(values.data)
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
         """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""

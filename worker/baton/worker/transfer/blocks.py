@@ -1,0 +1,50 @@
+"""A piece's bytes, out of an executor's blocks and into them: [blocks, layers, bytes]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.worker.core import BlockId
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.base import KvConversion, Piece
+
+
+def block_views(kv_bytes: NDArray[np.uint8], layers: range, block_ids: Sequence[BlockId]) -> list[memoryview]:
+    """The blocks as they lie in host memory: one buffer for each block and layer, in a piece's order."""
+    rows = [kv_bytes[layer] for layer in layers]
+    return [row[block_id].data for block_id in block_ids for row in rows]
+
+
+def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None) -> list[memoryview]:
+    """The piece's bytes, in the receiver's layout: where they lie, or in a copy."""
+    layers = range(piece.layer, piece.layer + piece.num_layers)
+    if conversion is None and executor.kv_bytes is not None:
+        return block_views(executor.kv_bytes, layers, piece.block_ids)
+    parts = [memoryview(executor.read_blocks(layer, piece.block_ids)) for layer in layers]
+    data = parts[0] if len(parts) == 1 else _interleaved(parts, len(piece.block_ids))
+    return [data if conversion is None else conversion.on_host(data, piece)]
+
+
+def write_piece(
+    executor: Executor,
+    data: memoryview,
+    layers: range,
+    block_ids: Sequence[BlockId],
+    heads: tuple[int, int] | None,
+) -> None:
+    """Copies the piece's bytes into these blocks."""
+    blocks = np.frombuffer(data, np.uint8).reshape(len(block_ids), len(layers), -1)
+    for index, layer in enumerate(layers):
+        part = data if len(layers) == 1 else np.ascontiguousarray(blocks[:, index]).data.cast("B")
+        if heads is None:
+            executor.write_blocks(layer, block_ids, part)
+        else:
+            executor.write_blocks(layer, block_ids, part, heads)
+
+
+def _interleaved(parts: Sequence[memoryview], num_blocks: int) -> memoryview:
+    layers = [np.frombuffer(part, np.uint8).reshape(num_blocks, -1) for part in parts]
+    return np.stack(layers, axis=1).data.cast("B")

@@ -1,0 +1,134 @@
+"""Finds the way to a receiver: the best kind of transport that can be set up, the next where one cannot."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from baton.rpc.errors import DataLoss, Mismatch, ServiceError, Unavailable
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.bulk import BulkPath, Slots
+from baton.worker.transfer.frames import (
+    GREETING_BYTES,
+    Greeting,
+    Open,
+    check_greeting_body,
+    decode_greeting,
+    decode_refused,
+    decode_welcome,
+    encode_open,
+)
+from baton.worker.transfer.kinds import NAMES, Route
+from baton.worker.transfer.outgoing import SEND_SECONDS, InlineOutgoing, Outgoing, SlotOutgoing
+from baton.worker.transfer.sockets import dial, receive_exactly
+from baton.worker.transfer.totals import Totals
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 2.0
+_AVOID_SECONDS = 60.0  # a kind that could not be set up with a peer
+
+
+class Dialler:
+    """Sets connections up. Thread-safe. `paths`: by name, None for tcp."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        paths: Mapping[str, BulkPath | None],
+        epoch: int,
+        max_piece_bytes: int,
+        totals: Totals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._paths = paths
+        self._epoch = epoch
+        self._max_piece_bytes = max_piece_bytes
+        self._totals = totals
+        self._clock = clock
+        self._avoided: dict[Route, float] = {}  # until when
+
+    def open(
+        self, routes: Sequence[Route], changed: threading.Condition, dialled: Callable[[socket.socket], None]
+    ) -> Outgoing:
+        """A connection over the first route that works; each is tried once. `dialled` hears of every socket.
+
+        Raises OSError where nobody is there, a ServiceError where the last kind was refused or cannot be used.
+        """
+        now = self._clock()
+        usable = [route for route in routes[:-1] if self._avoided.get(route, 0.0) <= now] + [routes[-1]]
+        for route, after in itertools.pairwise(usable):
+            sock = self._dial(route, dialled)
+            try:
+                return self._open(route, sock, changed)
+            except (ServiceError, ConnectionError, TimeoutError) as error:
+                reason = error.message if isinstance(error, ServiceError) else str(error)
+                self._avoided[route] = now + _AVOID_SECONDS
+                self._totals.of(route.name).fell_back()
+                _log.warning(
+                    "KV goes to %s:%d over %s: %s failed: %s", route.host, route.port, after.name, route.name, reason
+                )
+        return self._open(usable[-1], self._dial(usable[-1], dialled), changed)
+
+    def _dial(self, route: Route, dialled: Callable[[socket.socket], None]) -> socket.socket:
+        sock = dial(route.host, route.port, _CONNECT_SECONDS, SEND_SECONDS)
+        try:
+            dialled(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _open(self, route: Route, sock: socket.socket, changed: threading.Condition) -> Outgoing:
+        path = self._paths[route.name]
+        try:
+            offer = b"" if path is None else _translated(path.offer, route.name)
+            opened = Open(NAMES[route.name], self._executor.layout.tp_rank, self._epoch, offer)
+            sock.sendall(encode_open(opened))
+            slots = _receive_welcome(sock)
+            totals = self._totals.of(route.name)
+            if path is None:
+                return InlineOutgoing(sock, self._executor, totals)
+            self._check(slots)
+            sender = _translated(lambda: path.connect(slots), route.name)
+            return SlotOutgoing(sock, sender, slots, self._executor, totals, changed)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _check(self, slots: Slots) -> None:
+        if not slots.num_slots or slots.slot_bytes < self._max_piece_bytes:
+            raise Mismatch(
+                f"the receiver has {slots.num_slots} slots of {slots.slot_bytes} bytes; "
+                f"a piece has up to {self._max_piece_bytes}"
+            )
+
+
+def _receive_welcome(sock: socket.socket) -> Slots:
+    what, num_bytes, crc = decode_greeting(receive_exactly(sock, GREETING_BYTES))
+    body = bytes(receive_exactly(sock, num_bytes))
+    check_greeting_body(body, crc)
+    if what is Greeting.REFUSED:
+        raise decode_refused(body)
+    if what is not Greeting.WELCOME:
+        raise DataLoss(f"the receiver answered {what.name}, expected WELCOME or REFUSED")
+    return decode_welcome(body)
+
+
+def _translated(call: Callable[[], T], name: str) -> T:
+    """What a transport's library raises, as an error of ours."""
+    try:
+        return call()
+    except ServiceError:
+        raise
+    except Exception as error:
+        _log.exception("%s cannot be used", name)
+        raise Unavailable(f"{name} cannot be used: {type(error).__name__}: {error}") from error

@@ -1,0 +1,221 @@
+"""What two workers say on a KV connection: who they are, where pieces are, which slots are free. Knows no sockets.
+
+    sender                          receiver
+    OPEN (kind, rank, epoch, offer) ->
+                                    <- WELCOME (slots) or REFUSED (a google.rpc.Status)
+    PIECE (+ bytes, where inline)   ->
+                                    <- CREDIT (a slot), once for each piece in a slot
+
+Every frame protects itself: nothing that follows a damaged one on the connection can be trusted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import struct
+import zlib
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from baton.rpc.errors import DataLoss, ServiceError, error_from_detail, status_of
+from baton.v1 import types_pb2
+from baton.worker.transfer.bulk import Slots
+
+_MAGIC = b"BtKV"
+_VERSION = 2
+_HAS_CHECKSUM = 1
+_NO_SLOT = 0xFFFFFFFF
+_CRC = struct.Struct("<I")
+# magic, version, what, bytes of the body, their CRC-32
+_GREETING = struct.Struct("<4sHHII")
+# kind, tp rank, worker epoch; the offer follows
+_OPEN = struct.Struct("<HHQ")
+# slots, bytes of each; the blob follows
+_WELCOME = struct.Struct("<IQ")
+# magic, version, flags, transfer id, generation, receiver epoch, layer, layers, first index, blocks, first head, heads,
+# slot, microseconds of the copy, bytes, checksum
+_PIECE = struct.Struct("<4sHHQQQHHIIHHIIIQ")
+_CREDIT = struct.Struct("<II")  # a slot, and its complement
+
+GREETING_BYTES = _GREETING.size + _CRC.size
+PIECE_BYTES = _PIECE.size + _CRC.size
+CREDIT_BYTES = _CREDIT.size
+MAX_GREETING_BODY_BYTES = 4 << 20  # descriptions of RDMA memory are long
+MAX_PIECE_BYTES = 256 << 20  # a header that says more is no header
+
+
+class Greeting(enum.IntEnum):
+    """The frames that begin a connection."""
+
+    OPEN = 1
+    WELCOME = 2
+    REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What a sender says first."""
+
+    kind: int  # a kv_pb2.TransportKind
+    tp_rank: int
+    epoch: int  # of the sender
+    offer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PieceHeader:
+    """Some layers of some neighbouring blocks of one transfer. Its bytes are [num_blocks, num_layers, bytes]."""
+
+    transfer_id: int
+    generation: int
+    receiver_epoch: int
+    layer: int
+    first_index: int  # into the descriptor's block list
+    num_blocks: int
+    num_bytes: int
+    checksum: int | None = None  # XXH3-64 of the bytes
+    num_layers: int = 1
+    heads: tuple[int, int] | None = None  # first and number, of the receiver rank's; None: all
+    slot: int | None = None  # None: the bytes follow
+    copy_micros: int = 0  # that the copy into the slot took, as the sender saw it
+
+    def copied_in(self, seconds: float) -> PieceHeader:
+        """The same, with the time of the copy."""
+        return dataclasses.replace(self, copy_micros=round(seconds * 1e6))
+
+
+def encode_greeting(what: Greeting, body: bytes) -> bytes:
+    """A frame that begins a connection."""
+    fields = _GREETING.pack(_MAGIC, _VERSION, what, len(body), zlib.crc32(body))
+    return fields + _CRC.pack(zlib.crc32(fields)) + body
+
+
+def decode_greeting(data: bytes | bytearray | memoryview) -> tuple[Greeting, int, int]:
+    """What the first GREETING_BYTES say: which frame, the length of its body, the body's CRC. Raises DataLoss."""
+    magic, version, what, num_bytes, crc = _GREETING.unpack_from(data)
+    _check_magic(magic, version, "a connection")
+    if _CRC.unpack_from(data, _GREETING.size)[0] != zlib.crc32(memoryview(data)[: _GREETING.size]):
+        raise DataLoss("a connection's first frame is damaged")
+    if what not in tuple(Greeting) or num_bytes > MAX_GREETING_BODY_BYTES:
+        raise DataLoss(f"a connection begins with frame {what} of {num_bytes} bytes, which is none")
+    return Greeting(what), num_bytes, crc
+
+
+def check_greeting_body(body: bytes, crc: int) -> None:
+    """Raises DataLoss where the body is not what was sent."""
+    if zlib.crc32(body) != crc:
+        raise DataLoss("a connection's first frame is damaged")
+
+
+def encode_open(opened: Open) -> bytes:
+    """The sender's greeting."""
+    return encode_greeting(Greeting.OPEN, _OPEN.pack(opened.kind, opened.tp_rank, opened.epoch) + opened.offer)
+
+
+def decode_open(body: bytes) -> Open:
+    """Raises DataLoss."""
+    if len(body) < _OPEN.size:
+        raise DataLoss(f"an OPEN of {len(body)} bytes came; it has {_OPEN.size} at least")
+    kind, tp_rank, epoch = _OPEN.unpack_from(body)
+    return Open(kind, tp_rank, epoch, body[_OPEN.size :])
+
+
+def encode_welcome(slots: Slots) -> bytes:
+    """The receiver's greeting."""
+    return encode_greeting(Greeting.WELCOME, _WELCOME.pack(slots.num_slots, slots.slot_bytes) + slots.blob)
+
+
+def decode_welcome(body: bytes) -> Slots:
+    """Raises DataLoss."""
+    if len(body) < _WELCOME.size:
+        raise DataLoss(f"a WELCOME of {len(body)} bytes came; it has {_WELCOME.size} at least")
+    num_slots, slot_bytes = _WELCOME.unpack_from(body)
+    return Slots(num_slots, slot_bytes, body[_WELCOME.size :])
+
+
+def encode_refused(error: ServiceError) -> bytes:
+    """The receiver's no."""
+    return encode_greeting(Greeting.REFUSED, status_of(error).SerializeToString()[:MAX_GREETING_BODY_BYTES])
+
+
+def decode_refused(body: bytes) -> ServiceError:
+    """The error that the receiver had. Raises DataLoss."""
+    detail = types_pb2.ErrorDetail()
+    try:
+        status = status_pb2.Status.FromString(body)
+        for packed in status.details:
+            packed.Unpack(detail)
+    except DecodeError as error:
+        raise DataLoss("a REFUSED came that is no google.rpc.Status") from error
+    return error_from_detail(status.code, status.message, detail)
+
+
+def encode_piece(header: PieceHeader) -> bytes:
+    """PIECE_BYTES bytes."""
+    first_head, num_heads = header.heads or (0, 0)
+    fields = _PIECE.pack(
+        _MAGIC,
+        _VERSION,
+        0 if header.checksum is None else _HAS_CHECKSUM,
+        header.transfer_id,
+        header.generation,
+        header.receiver_epoch,
+        header.layer,
+        header.num_layers,
+        header.first_index,
+        header.num_blocks,
+        first_head,
+        num_heads,
+        _NO_SLOT if header.slot is None else header.slot,
+        min(header.copy_micros, 0xFFFFFFFF),
+        header.num_bytes,
+        header.checksum or 0,
+    )
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def decode_piece(data: bytes | bytearray | memoryview) -> PieceHeader:
+    """Raises DataLoss for bytes that are no header."""
+    magic, version, flags, *identity = _PIECE.unpack_from(data)
+    _check_magic(magic, version, "a piece")
+    if _CRC.unpack_from(data, _PIECE.size)[0] != zlib.crc32(memoryview(data)[: _PIECE.size]):
+        raise DataLoss("a piece's header is damaged")
+    transfer_id, generation, receiver_epoch, layer, num_layers, first_index, num_blocks = identity[:7]
+    first_head, num_heads, slot, micros, num_bytes, checksum = identity[7:]
+    if num_bytes > MAX_PIECE_BYTES:
+        raise DataLoss(f"a piece has {num_bytes} bytes; at most {MAX_PIECE_BYTES} are taken")
+    return PieceHeader(
+        transfer_id=transfer_id,
+        generation=generation,
+        receiver_epoch=receiver_epoch,
+        layer=layer,
+        first_index=first_index,
+        num_blocks=num_blocks,
+        num_bytes=num_bytes,
+        checksum=checksum if flags & _HAS_CHECKSUM else None,
+        num_layers=num_layers,
+        heads=(first_head, num_heads) if num_heads else None,
+        slot=None if slot == _NO_SLOT else slot,
+        copy_micros=micros,
+    )
+
+
+def encode_credit(slot: int) -> bytes:
+    """CREDIT_BYTES bytes."""
+    return _CREDIT.pack(slot, slot ^ 0xFFFFFFFF)
+
+
+def decode_credit(data: bytes | bytearray | memoryview) -> int:
+    """The slot that is free again. Raises DataLoss."""
+    slot, complement = _CREDIT.unpack_from(data)
+    if slot != complement ^ 0xFFFFFFFF:
+        raise DataLoss("a credit is damaged")
+    return int(slot)
+
+
+def _check_magic(magic: bytes, version: int, what: str) -> None:
+    if magic != _MAGIC or version != _VERSION:
+        raise DataLoss(f"{what} begins with {magic!r} version {version}, expected {_MAGIC!r} version {_VERSION}")

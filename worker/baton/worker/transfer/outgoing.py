@@ -1,0 +1,262 @@
+"""How one connection's pieces leave: their bytes after the header, or through slots of the receiver."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.rpc.errors import DataLoss
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.ahead import Ahead, Result
+from baton.worker.transfer.base import Outbound, Piece
+from baton.worker.transfer.blocks import read_piece
+from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
+from baton.worker.transfer.checksum import checksum_of
+from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
+from baton.worker.transfer.sockets import readable, receive_exactly, send_all, shut_down
+from baton.worker.transfer.totals import KindTotals
+
+SEND_SECONDS = 5.0  # for one piece, or for a slot to become free
+_NUM_READ_AHEAD = 2
+_WAIT_SECONDS = 0.25
+_JOIN_SECONDS = 2.0
+
+
+class Shipment(Protocol):
+    """A piece that was started."""
+
+    num_bytes: int
+
+
+class Outgoing(Protocol):
+    """An established connection, as its link's thread sees it. `cut` and `ended` are for any thread."""
+
+    def room(self) -> bool:
+        """Whether a piece can be started."""
+
+    def wait_for_room(self) -> None:
+        """Raises TimeoutError where the receiver makes none."""
+
+    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+        """Begins to read the piece's blocks, and perhaps to move them."""
+
+    def finish(self, shipment: Shipment) -> None:
+        """Returns when the oldest piece is on its way and its blocks are not read any more. Raises OSError."""
+
+    def settle(self, shipment: Shipment) -> None:
+        """After a cut: returns when the piece's blocks are not read any more."""
+
+    def ended(self) -> bool:
+        """Whether the receiver closed its end."""
+
+    def cut(self) -> None:
+        """Makes everything end soon."""
+
+    def close(self) -> None:
+        """After the last piece is finished or settled."""
+
+
+@dataclass(slots=True)
+class _Inline:
+    header: Callable[[int, int | None], PieceHeader]
+    data: Result[tuple[list[memoryview], int | None]]
+    num_bytes: int = 0
+
+
+class InlineOutgoing:
+    """The bytes follow the header. Blocks that must be copied out first are, while the piece before is sent."""
+
+    def __init__(self, sock: socket.socket, executor: Executor, totals: KindTotals) -> None:
+        self._sock = sock
+        self._executor = executor
+        self._totals = totals
+        self._ahead = Ahead("kv-read")
+        self._num_started = 0
+
+    def room(self) -> bool:
+        return self._num_started < _NUM_READ_AHEAD
+
+    def wait_for_room(self) -> None:
+        raise AssertionError("there is room when nothing is on its way")
+
+    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+        def read() -> tuple[list[memoryview], int | None]:
+            data = read_piece(self._executor, piece, outbound.conversion)
+            return data, checksum_of(*data) if outbound.checksum else None
+
+        in_place = outbound.conversion is None and self._executor.kv_bytes is not None
+        data = Result.of(read) if in_place else self._ahead.run(read)
+        self._num_started += 1
+        return _Inline(
+            lambda num_bytes, checksum: header_of(outbound, piece, num_bytes, checksum, None),
+            data,
+        )
+
+    def finish(self, shipment: Shipment) -> None:
+        assert isinstance(shipment, _Inline)
+        data, checksum = shipment.data.get()
+        shipment.num_bytes = sum(part.nbytes for part in data)
+        began = time.monotonic()
+        header = encode_piece(shipment.header(shipment.num_bytes, checksum))
+        send_all(self._sock, [memoryview(header), *data], SEND_SECONDS)
+        self._num_started -= 1
+        self._totals.sent(shipment.num_bytes, time.monotonic() - began)
+
+    def settle(self, shipment: Shipment) -> None:
+        assert isinstance(shipment, _Inline)
+        shipment.data.wait()
+
+    def ended(self) -> bool:
+        return readable(self._sock, 0)
+
+    def cut(self) -> None:
+        shut_down(self._sock)
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._sock.close()
+
+
+@dataclass(slots=True)
+class _InSlot:
+    header: PieceHeader
+    ticket: Ticket
+    started: float
+    num_bytes: int
+
+
+class SlotOutgoing:
+    """Pieces go into slots; the header says which. A thread of its own hears of slots that are free again."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        sender: BulkSender,
+        slots: Slots,
+        executor: Executor,
+        totals: KindTotals,
+        changed: threading.Condition,
+    ) -> None:
+        self._sock = sock
+        self._sender = sender
+        self._executor = executor
+        self._totals = totals
+        self._changed = changed  # notified of credits, and of the end
+        self._free = deque(range(slots.num_slots))
+        self._num_slots = slots.num_slots
+        self._ended = ""
+        self._moved_at = 0.0  # when the piece before was done
+        sock.settimeout(None)
+        self._credits = threading.Thread(target=self._take_credits, name="kv-credits", daemon=True)
+        self._credits.start()
+
+    def room(self) -> bool:
+        return bool(self._free)
+
+    def wait_for_room(self) -> None:
+        deadline = time.monotonic() + SEND_SECONDS
+        with self._changed:
+            while not self._free:
+                self._check()
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and not self._free:
+                    raise TimeoutError(f"the receiver gave none of {self._num_slots} slots back in {SEND_SECONDS:g} s")
+
+    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+        self._check()
+        conversion = outbound.conversion
+        block_bytes = self._executor.layout.bytes_per_block_layer
+        if conversion is not None:
+            block_bytes = conversion.bytes_per_block_layer
+        slot = self._free.popleft()
+        started = time.monotonic()
+        ticket = self._sender.put(piece, slot, conversion)
+        # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
+        checksum = checksum_of(*read_piece(self._executor, piece, conversion)) if outbound.checksum else None
+        num_bytes = piece.num_blocks * piece.num_layers * block_bytes
+        shipment = _InSlot(header_of(outbound, piece, num_bytes, checksum, slot), ticket, started, num_bytes)
+        if self._sender.announces_first:
+            self._sock.sendall(encode_piece(shipment.header))
+        return shipment
+
+    def finish(self, shipment: Shipment) -> None:
+        assert isinstance(shipment, _InSlot)
+        deadline = shipment.started + SEND_SECONDS
+        while not shipment.ticket.wait(_WAIT_SECONDS):
+            self._check()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
+        now = time.monotonic()
+        seconds = now - max(shipment.started, self._moved_at)
+        self._moved_at = now
+        if not self._sender.announces_first:
+            header = encode_piece(shipment.header.copied_in(seconds))
+            self._sock.sendall(header)
+        self._totals.sent(shipment.num_bytes, seconds)
+
+    def settle(self, shipment: Shipment) -> None:
+        """However long it takes: while the copy may go on, the connection stays, and with it the slots."""
+        assert isinstance(shipment, _InSlot)
+        try:
+            while not shipment.ticket.wait(_WAIT_SECONDS):
+                pass
+        except Exception:  # it ended badly: it ended
+            return
+
+    def ended(self) -> bool:
+        return bool(self._ended)
+
+    def cut(self) -> None:
+        self._sender.abort()
+        # Not the other direction: the receiver takes its end for the end of every copy.
+        shut_down(self._sock, socket.SHUT_RD)
+        with self._changed:
+            self._ended = self._ended or "the connection is cut"
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._sender.close()
+        shut_down(self._sock)
+        self._credits.join(_JOIN_SECONDS)
+        self._sock.close()
+
+    def _check(self) -> None:
+        if self._ended:
+            raise ConnectionError(self._ended)
+
+    def _take_credits(self) -> None:
+        try:
+            while True:
+                slot = decode_credit(receive_exactly(self._sock, CREDIT_BYTES))
+                if slot >= self._num_slots or slot in self._free:
+                    raise DataLoss(f"a credit for slot {slot} came, which is not in use")
+                with self._changed:
+                    self._free.append(slot)
+                    self._changed.notify_all()
+        except (OSError, DataLoss) as error:
+            reason = str(error)
+        with self._changed:
+            self._ended = self._ended or reason
+            self._changed.notify_all()
+        self._sender.abort()
+
+
+def header_of(outbound: Outbound, piece: Piece, num_bytes: int, checksum: int | None, slot: int | None) -> PieceHeader:
+    """What is said of a piece."""
+    return PieceHeader(
+        transfer_id=outbound.transfer_id,
+        generation=outbound.generation,
+        receiver_epoch=outbound.receiver_epoch,
+        layer=piece.layer,
+        first_index=piece.first_index,
+        num_blocks=piece.num_blocks,
+        num_bytes=num_bytes,
+        checksum=checksum,
+        num_layers=piece.num_layers,
+        heads=None if outbound.conversion is None else outbound.conversion.heads,
+        slot=slot,
+    )

@@ -1,0 +1,333 @@
+"""One sender's connection at the receiver: greets it, and writes the pieces that it announces into their blocks.
+
+Bytes of a transfer that is not open, or that do not carry its generation and epoch, are drained and never written.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from baton.rpc.errors import DataLoss, InternalError, ServiceError, Unsupported
+from baton.worker.core import BlockId
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.blocks import block_views, write_piece
+from baton.worker.transfer.bulk import BulkPath, BulkReceiver, Slots
+from baton.worker.transfer.checksum import checksum_of
+from baton.worker.transfer.coverage import Part
+from baton.worker.transfer.frames import (
+    GREETING_BYTES,
+    PIECE_BYTES,
+    Greeting,
+    Open,
+    PieceHeader,
+    check_greeting_body,
+    decode_greeting,
+    decode_open,
+    decode_piece,
+    encode_credit,
+    encode_refused,
+    encode_welcome,
+)
+from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
+from baton.worker.transfer.kinds import name_of
+from baton.worker.transfer.scatter import receive_into
+from baton.worker.transfer.sockets import keep_alive, limit_receives, receive_exactly, shut_down
+from baton.worker.transfer.totals import Totals
+
+_log = logging.getLogger(__name__)
+
+_GREETING_SECONDS = 5.0
+_BODY_SECONDS = 30.0  # without a byte of a piece that has begun
+_IDLE_PERIODS = 20  # of _BODY_SECONDS without a piece, until a connection is closed
+_SCRATCH_BYTES = 1 << 20
+
+
+class Receiving:
+    """A sender's connection. `run` belongs to its thread, `cut` to any."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        executor: Executor,
+        transfers: InboundTransfers,
+        paths: Mapping[str, BulkPath | None],
+        totals: Totals,
+    ) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._executor = executor
+        self._transfers = transfers
+        self._paths = paths
+        self._all_totals = totals
+        self._totals = totals.of("tcp")  # until the sender said what it is
+        self._bulk: BulkReceiver | None = None
+        self._slots = Slots(0, 0, b"")
+        self._transfer_ids: set[int] = set()  # of transfers that had a piece on it
+        self._staging = bytearray()
+        self._sender_closed = False
+        self._cut = False
+
+    def cut(self) -> None:
+        """Wakes its thread, for the last time."""
+        self._cut = True
+        if self._bulk is not None:
+            self._bulk.abort()
+        shut_down(self._sock)
+
+    def run(self) -> None:
+        """Until the sender's end is closed, or it is cut."""
+        reason = "the connection ended"
+        try:
+            keep_alive(self._sock)
+            limit_receives(self._sock, _GREETING_SECONDS)
+            if self._greet():
+                limit_receives(self._sock, _BODY_SECONDS)
+                while (header := self._receive_header()) is not None:
+                    self._receive_piece(header)
+        except DataLoss as error:
+            reason = error.message
+            self._totals.bad_connection()
+            _log.warning("KV connection of %s dropped: %s", self._peer, reason)
+        except OSError as error:
+            reason = f"the connection broke: {error}"
+        except Exception as error:  # of the executor: the thread must not die in silence
+            reason = f"pieces could not be written: {error}"
+            _log.exception("KV connection of %s failed", self._peer)
+        finally:
+            for transfer_id in self._transfer_ids:
+                self._transfers.fail(transfer_id, f"{self._peer}: {reason}")
+            self._end()
+
+    # Greeting.
+
+    def _greet(self) -> bool:
+        """Whether the sender is served. Raises DataLoss for one that speaks something else."""
+        opened = self._receive_open()
+        name = name_of(opened.kind)
+        try:
+            if name not in self._paths:
+                raise Unsupported(f"this worker takes no KV over {name}; it takes {', '.join(self._paths)}")
+            self._totals = self._all_totals.of(name)
+            self._accept(name, opened)
+        except ServiceError as error:
+            self._totals.refused()
+            _log.warning("KV connection of %s over %s refused: %s", self._peer, name, error.message)
+            self._sock.sendall(encode_refused(error))
+            return False
+        self._sock.sendall(encode_welcome(self._slots))
+        return True
+
+    def _accept(self, name: str, opened: Open) -> None:
+        path = self._paths[name]
+        if path is None:
+            return
+        try:
+            self._bulk = path.accept(opened.offer)
+        except ServiceError:
+            raise
+        except Exception as error:  # of a library: the sender must hear of it
+            _log.exception("slots for %s could not be made", self._peer)
+            raise InternalError(f"slots for {name} could not be made: {error}") from error
+        self._slots = self._bulk.slots
+
+    def _receive_open(self) -> Open:
+        try:
+            what, num_bytes, crc = decode_greeting(receive_exactly(self._sock, GREETING_BYTES))
+            if what is not Greeting.OPEN:
+                raise DataLoss(f"the connection begins with {what.name}, expected OPEN")
+            body = bytes(receive_exactly(self._sock, num_bytes))
+        except BlockingIOError:
+            raise DataLoss(f"the connection did not say what it is in {_GREETING_SECONDS:g} s") from None
+        check_greeting_body(body, crc)
+        return decode_open(body)
+
+    # Pieces.
+
+    def _receive_header(self) -> PieceHeader | None:
+        """None: the peer ended the connection between two pieces, or was idle for long."""
+        data = bytearray(PIECE_BYTES)
+        view = memoryview(data)
+        num_idle = 0
+        while view:
+            try:
+                count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                num_idle += 1
+                if len(view) < PIECE_BYTES:
+                    raise DataLoss("a piece's header did not come to its end") from None
+                if num_idle >= _IDLE_PERIODS:
+                    return None
+                continue
+            if count == 0:
+                self._sender_closed = True
+                if len(view) < PIECE_BYTES:
+                    raise ConnectionError("it ended within a header")
+                return None
+            view = view[count:]
+        return decode_piece(data)
+
+    def _receive_piece(self, header: PieceHeader) -> None:
+        if self._bulk is not None:
+            self._take_slot(self._bulk, header)
+            return
+        if header.slot is not None:
+            raise DataLoss(f"a piece in slot {header.slot} came; a connection without slots has none")
+        transfer = self._transfers.find(header)
+        direct = header.checksum is None and header.heads is None and self._executor.kv_bytes is not None
+        if transfer is not None and direct:
+            self._receive_direct(transfer, header)
+        else:
+            self._receive_staged(header)
+
+    def _receive_direct(self, transfer: OpenTransfer, header: PieceHeader) -> None:
+        """From the socket into the blocks."""
+        part = self._claim(transfer, header)
+        began = time.monotonic()
+        left = header.num_bytes
+        if part is not None:
+            kv_bytes = self._executor.kv_bytes
+            assert kv_bytes is not None, "asked before"
+            views = block_views(kv_bytes, part.layers, _ids(transfer, part))
+            left -= receive_into(
+                self._sock,
+                views,
+                self._transfers,
+                transfer,
+                part,
+                lambda: self._totals.received(header.num_bytes, time.monotonic() - began),
+                _BODY_SECONDS,
+            )
+        if left:
+            self._drain(left)
+            if part is not None:
+                self._totals.stray()
+
+    def _receive_staged(self, header: PieceHeader) -> None:
+        """From the socket into memory of our own, to be looked at first."""
+        began = time.monotonic()
+        if len(self._staging) < header.num_bytes:
+            self._staging = bytearray(header.num_bytes)
+        body = memoryview(self._staging)[: header.num_bytes]
+        self._fill(body)
+        seconds = time.monotonic() - began
+        executor = self._executor
+        self._store(
+            header,
+            lambda: checksum_of(body),
+            lambda transfer, part: write_piece(executor, body, part.layers, _ids(transfer, part), header.heads),
+            lambda: seconds,
+        )
+
+    def _take_slot(self, bulk: BulkReceiver, header: PieceHeader) -> None:
+        """From the slot into the blocks; then the slot is the sender's again."""
+        slot = header.slot
+        if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
+            raise DataLoss(
+                f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
+                f"slots of {self._slots.slot_bytes} bytes"
+            )
+        began = time.monotonic()
+        bulk.take(slot, header.num_bytes)
+        self._store(
+            header,
+            lambda: bulk.checksum(slot, header.num_bytes),
+            lambda transfer, part: bulk.write(slot, part.layers, _ids(transfer, part), header.heads),
+            lambda: max(time.monotonic() - began, header.copy_micros / 1e6),
+        )
+        self._sock.sendall(encode_credit(slot))
+
+    def _store(
+        self,
+        header: PieceHeader,
+        checksum: Callable[[], int],
+        write: Callable[[OpenTransfer, Part], None],
+        seconds: Callable[[], float],
+    ) -> None:
+        """Looks at a piece that is here, and writes it where it is allowed to."""
+        transfer = self._transfers.find(header)
+        if transfer is None:
+            self._totals.stray()
+            return
+        if header.checksum is not None and header.checksum != checksum():
+            self._transfer_ids.add(header.transfer_id)
+            self._totals.corrupt()
+            problem = f"checksum of layer {header.layer}, block {header.first_index} does not match"
+            self._transfers.fail(header.transfer_id, f"{self._peer}: {problem}", corrupt=True)
+            return
+        part = self._claim(transfer, header)
+        if part is None:
+            return
+        if not self._transfers.enter(transfer):
+            self._totals.stray()
+            return
+        try:
+            write(transfer, part)
+        except Exception as error:
+            self._transfers.leave(transfer, 0, None)
+            self._transfers.fail(header.transfer_id, f"a piece could not be written: {error}")
+            _log.exception("a piece of KV could not be written")
+            return
+        self._totals.received(header.num_bytes, seconds())
+        self._transfers.leave(transfer, header.num_bytes, part)
+
+    def _claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part | None:
+        """None: the piece is wrong, and its transfer has failed."""
+        self._transfer_ids.add(header.transfer_id)
+        problem = self._transfers.problem(transfer, header)
+        if not problem:
+            try:
+                return self._transfers.claim(transfer, header)
+            except DataLoss as error:
+                problem = error.message
+        self._transfers.fail(header.transfer_id, f"{self._peer}: {problem}")
+        return None
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+            if count == 0:
+                self._sender_closed = True
+                raise ConnectionError("it ended within a piece")
+            view = view[count:]
+
+    def _drain(self, num_bytes: int) -> None:
+        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+        while num_bytes:
+            part = scratch[: min(num_bytes, len(scratch))]
+            self._fill(part)
+            num_bytes -= len(part)
+
+    # The end.
+
+    def _end(self) -> None:
+        """Slots go to nobody else while their sender may still write them, and only its closed end says that."""
+        if self._bulk is not None:
+            self._bulk.abort()
+            gone = self._sender_closed or self._wait_for_sender()
+            self._bulk.close(sender_gone=gone and not self._cut)
+        self._sock.close()
+
+    def _wait_for_sender(self) -> bool:
+        """Tells the sender that it is over, and waits until it has closed its end, if it takes for ever."""
+        shut_down(self._sock, socket.SHUT_WR)
+        scratch = bytearray(_SCRATCH_BYTES)
+        while not self._cut:
+            try:
+                if not self._sock.recv_into(scratch):
+                    return True
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                return True
+            except OSError as error:  # its host is gone, and what it does cannot be known
+                _log.warning("slots of %s are not used again: %s", self._peer, error)
+                return False
+        return False
+
+
+def _ids(transfer: OpenTransfer, part: Part) -> tuple[BlockId, ...]:
+    return transfer.inbound.block_ids[part.blocks.start : part.blocks.stop]

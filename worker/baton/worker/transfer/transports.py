@@ -1,0 +1,149 @@
+"""All transports of a worker as one: one listener, and for each receiver the best kind that both ends have.
+
+Knows nothing of leases. The pool is written by threads of our own, whatever moves the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton.v1 import kv_pb2
+from baton.worker.executor.base import Executor
+from baton.worker.transfer.base import Inbound, Outbound, Piece, PushFenced, TransportEvent, TransportTotals
+from baton.worker.transfer.bulk import BulkPath
+from baton.worker.transfer.dialling import Dialler
+from baton.worker.transfer.event_queue import EventQueue
+from baton.worker.transfer.host_identity import host_identity
+from baton.worker.transfer.inbound import InboundTransfers
+from baton.worker.transfer.kinds import Route, address_of, routes_to
+from baton.worker.transfer.receiver import Receiver
+from baton.worker.transfer.sender_link import Push, SenderLink
+from baton.worker.transfer.totals import Totals
+
+
+class Transports:
+    """A Transport. `paths`: the kinds that this worker has, best first; None is tcp's, whose bytes need no path.
+
+    `wake` is called from any thread when `poll` has something; `advertised_host` is what peers dial. Owns the paths.
+    Raises Unavailable where it cannot listen.
+    """
+
+    fences_locally = True
+
+    def __init__(
+        self,
+        executor: Executor,
+        host: str,
+        port: int,
+        advertised_host: str,
+        wake: Callable[[], None],
+        paths: Mapping[str, BulkPath | None] | None = None,
+        epoch: int = 0,
+        max_piece_bytes: int = 0,
+        identity: str | None = None,
+    ) -> None:
+        self._paths = {"tcp": None} if paths is None else dict(paths)
+        self._identity = host_identity() if identity is None else identity
+        self._advertised_host = advertised_host
+        self._tp_rank = executor.layout.tp_rank
+        self._events = EventQueue(wake)
+        self._totals = Totals(self._paths)
+        self._transfers = InboundTransfers(executor.layout, self._events)
+        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals)
+        self._links: dict[tuple[Route, ...], SenderLink] = {}
+        self._pushes: dict[int, tuple[Push, SenderLink]] = {}
+        self._receiver = Receiver(host, port, executor, self._transfers, self._paths, self._totals)
+
+    @property
+    def addresses(self) -> list[kv_pb2.TransportAddress]:
+        """Where this worker takes KV."""
+        host, port = self._advertised_host, self._receiver.port
+        return [address_of(name, self._tp_rank, host, port, self._identity) for name in self._paths]
+
+    @property
+    def num_connections(self) -> int:
+        """Of senders, those included whose slots wait for their end."""
+        return self._receiver.num_connections
+
+    def poll(self) -> list[TransportEvent]:
+        """What happened since the last call."""
+        return self._events.take()
+
+    def totals(self) -> TransportTotals:
+        """As of now, all kinds together."""
+        return self._totals.all()
+
+    def totals_by_kind(self) -> dict[str, TransportTotals]:
+        """As of now."""
+        return self._totals.by_kind()
+
+    def close(self) -> None:
+        """Ends every connection and thread. Idempotent."""
+        links = list(self._links.values())
+        for link in links:
+            link.close()
+        self._receiver.close()
+        for link in links:
+            link.join()
+        for path in self._paths.values():
+            if path is not None:
+                path.close()
+
+    def open(self, inbound: Inbound) -> None:
+        """Writes this transfer's pieces from now on."""
+        self._transfers.open(inbound)
+
+    def num_landed_bytes(self, transfer_id: int) -> int:
+        """How much of an open transfer has arrived."""
+        return self._transfers.num_landed_bytes(transfer_id)
+
+    def fence_inbound(self, transfer_id: int) -> None:
+        """Stops writes; waits for none."""
+        self._transfers.fence(transfer_id)
+
+    def cut_inbound(self, transfer_id: int) -> None:
+        """Nothing to do: a write that was begun is a copy between memories of ours, and ends by itself."""
+
+    def connect(self, outbound: Outbound) -> None:
+        """Begins a push."""
+        routes = routes_to(outbound.addresses, self._paths, self._identity)
+        push = Push(outbound)
+        link = self._links.get(routes)
+        if link is None or not link.begin(push):
+            self._links = {known: other for known, other in self._links.items() if not other.ended}
+            link = self._links[routes] = self._new_link(routes)
+            link.begin(push)
+        self._pushes[outbound.push_id] = push, link
+
+    def push(self, push_id: int, piece: Piece) -> None:
+        """Queues one piece."""
+        if entry := self._pushes.get(push_id):
+            push, link = entry
+            link.send(push, piece)
+
+    def finish(self, push_id: int) -> None:
+        """That was the last piece."""
+        if entry := self._pushes.get(push_id):
+            push, link = entry
+            link.end(push)
+
+    def fence_outbound(self, push_id: int) -> None:
+        """Drops what waits, and lets pieces that were started go out."""
+        if entry := self._pushes.get(push_id):
+            push, link = entry
+            link.fence(push)
+        else:
+            self._events.post(PushFenced(push_id))
+
+    def cut_outbound(self, push_id: int) -> None:
+        """Cuts the connection that the push uses."""
+        if entry := self._pushes.get(push_id):
+            entry[1].cut()
+
+    def forget(self, push_id: int) -> None:
+        """The owner is done with this push."""
+        self._pushes.pop(push_id, None)
+
+    def _new_link(self, routes: tuple[Route, ...]) -> SenderLink:
+        name = f"{routes[0].host}:{routes[0].port}"
+        return SenderLink(name, lambda changed, dialled: self._dialler.open(routes, changed, dialled), self._events)
