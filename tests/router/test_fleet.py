@@ -147,6 +147,18 @@ def test_a_prefill_worker_with_another_layout_is_named(fleet):
     assert entry(fleet, "two:2").problem == ""
 
 
+def test_only_who_decodes_must_have_the_block_size_that_prompts_are_hashed_in(fleet):
+    for name in ("a", "c", "d"):
+        fleet.hear(f"{name}:1", state(name, DECODE))
+    for name, role in (("p", PREFILL), ("e", DECODE), ("b", BOTH)):
+        told = state(name, role)
+        told.model.block_size = told.layout.block_size = 4 * told.layout.block_size
+        fleet.hear(f"{name}:1", told)
+    assert entry(fleet, "p:1").problem == ""
+    assert "blocks of" in entry(fleet, "e:1").problem
+    assert "blocks of" in entry(fleet, "b:1").problem
+
+
 def test_a_cordon_outlives_the_worker(fleet):
     fleet.hear("one:1", state("a"))
     fleet.cordon("a", True)

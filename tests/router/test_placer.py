@@ -166,6 +166,14 @@ def test_a_mismatched_pair_is_never_made(role):
         assert placed.decode.worker_id == "d"
 
 
+def test_a_prefill_worker_with_other_blocks_and_dtype_is_paired():
+    told = state("p", PREFILL)
+    told.model.block_size = told.layout.block_size = 4 * told.layout.block_size
+    told.layout.dtype = kv_pb2.KV_DTYPE_FLOAT32
+    placed = World(state("d", DECODE, num_running=60), told).place(num_prompt_tokens=8000)
+    assert (placed.decode.worker_id, placed.prefill.worker_id) == ("d", "p")
+
+
 def test_draining_cordoned_and_excluded_workers_are_left_out():
     world = World(state("a", draining=True), state("b"), state("c"), state("d"))
     world.fleet.cordon("b", True)

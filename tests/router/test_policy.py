@@ -9,6 +9,7 @@ from baton.router.in_flight import PendingLoad
 from baton.router.policy import rank
 from baton.router.standing import standing_of
 from baton.router.worker_view import view_of
+from baton.v1 import kv_pb2
 
 
 def choose(decodes, prefills=(), **asked):
@@ -72,14 +73,23 @@ def test_a_worker_never_prefills_for_itself():
 
 @pytest.mark.parametrize(
     "other",
-    [{"dtype": 1}, {"num_layers": 31}, {"num_kv_heads": 4}, {"head_dim": 64}, {"block_size": 32}, {"tp_size": 2}],
+    [{"dtype": kv_pb2.KV_DTYPE_SIMULATED}, {"num_layers": 31}, {"num_kv_heads": 4}, {"head_dim": 64}, {"tp_size": 2}],
 )
-def test_workers_with_different_layouts_are_never_paired(other):
+def test_workers_whose_layouts_cannot_be_converted_are_never_paired(other):
     told = state("p", PREFILL)
     told.layout.CopyFrom(layout(**other))
     prefill = standing_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
     options = rank([standing("d", DECODE, num_running=60)], [prefill], demand())
     assert [option.prefill for option in options] == [None]
+
+
+@pytest.mark.parametrize("other", [{"dtype": kv_pb2.KV_DTYPE_FLOAT8_E4M3}, {"block_size": 32}, {"tp_size": 0}])
+def test_workers_whose_layouts_can_be_converted_are_paired(other):
+    told = state("p", PREFILL)
+    told.layout.CopyFrom(layout(**other))
+    prefill = standing_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
+    options = rank([standing("d", DECODE, num_running=60)], [prefill], demand())
+    assert {option.prefill for option in options} == {None, prefill}
 
 
 def test_between_equals_everyone_has_a_turn():

@@ -30,8 +30,8 @@ def served_models(
 
 
 def serves(view: WorkerView, model: types_pb2.ModelInfo) -> bool:
-    """Whether a worker has this very model, cut into blocks of the same size."""
-    return (view.model_digest, view.block_size) == (model.digest, model.block_size)
+    """Whether a worker has this very model and, where it decodes, blocks of the size that prompts are hashed in."""
+    return view.model_digest == model.digest and (view.block_size == model.block_size or not view.can_decode)
 
 
 def find_mismatches(live: Sequence[WorkerView], models: Models) -> dict[str, str]:
@@ -64,5 +64,5 @@ def _digest(digest: bytes) -> str:
 
 
 def _words(view: WorkerView) -> str:
-    _, dtype, layers, heads, head_dim, block_size, tp_size = view.layout
-    return f"dtype {dtype}, {layers} layers, {heads} heads of {head_dim}, block size {block_size}, tp {tp_size}"
+    _, simulated, layers, heads, head_dim, tp_size = view.layout
+    return f"{layers} {'simulated ' if simulated else ''}layers, {heads} heads of {head_dim}, tp {tp_size}"

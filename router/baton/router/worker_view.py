@@ -10,8 +10,8 @@ from baton.v1 import kv_pb2, types_pb2, worker_pb2
 _PREFILLS = (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
 _DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
 
-# What must be equal for KV to pass from one worker to another.
-LayoutKey = tuple[bytes, int, int, int, int, int, int]
+# What must be equal for KV to pass from one worker to another. Senders convert block sizes and dtypes.
+LayoutKey = tuple[bytes, bool, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,9 @@ def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:
     """Equal keys: KV can pass between the two."""
     return (
         layout.model_digest,
-        layout.dtype,
+        layout.dtype == kv_pb2.KV_DTYPE_SIMULATED,
         layout.num_layers,
         layout.num_kv_heads,
         layout.head_dim,
-        layout.block_size,
         layout.tp_size or 1,
     )
