@@ -156,7 +156,7 @@ class CudaExecutor:
             staged = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             self.kv.gather(range(layer, layer + 1), block_ids, staged)
             host.copy_(staged, non_blocking=True)
-            self._copies.record_event().synchronize()  # type: ignore[no-untyped-call]
+            self._copies.record_event().synchronize()
         return memoryview(cast(bytearray, host.numpy()))
 
     def write_blocks(
@@ -174,7 +174,7 @@ class CudaExecutor:
         host.numpy()[:] = np.frombuffer(data, np.uint8)
         with torch.cuda.stream(self._copies), torch.inference_mode():
             self.kv.scatter(range(layer, layer + 1), block_ids, host.to(self._device, non_blocking=True))
-            self._copies.record_event().synchronize()  # type: ignore[no-untyped-call]
+            self._copies.record_event().synchronize()
 
     def close(self) -> None:
         """Waits for what runs; the process's end frees the rest."""
