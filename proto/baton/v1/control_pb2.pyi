@@ -3,9 +3,12 @@
 isort:skip_file
 """
 
+import baton.v1.kv_pb2
 import baton.v1.worker_pb2
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
@@ -119,6 +122,7 @@ class WorkerCounters(google.protobuf.message.Message):
     NUM_EVICTED_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_FAILED_STEPS_FIELD_NUMBER: builtins.int
     NUM_DISCARDED_TOKENS_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -139,6 +143,8 @@ class WorkerCounters(google.protobuf.message.Message):
     """Steps that the device could not compute; their requests failed."""
     num_discarded_tokens: builtins.int
     """Tokens computed for requests that had ended: the price of asynchronous steps."""
+    @property
+    def transfers(self) -> global___TransferCounters: ...
     def __init__(
         self,
         *,
@@ -160,10 +166,154 @@ class WorkerCounters(google.protobuf.message.Message):
         num_evicted_blocks: builtins.int = ...,
         num_failed_steps: builtins.int = ...,
         num_discarded_tokens: builtins.int = ...,
+        transfers: global___TransferCounters | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class TransferCounters(google.protobuf.message.Message):
+    """A worker's hand-overs of KV: totals since its start, but where a field says that it is of now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_TRANSFERS_FIELD_NUMBER: builtins.int
+    NUM_TRANSFER_BYTES_FIELD_NUMBER: builtins.int
+    NUM_FAILED_TRANSFERS_FIELD_NUMBER: builtins.int
+    NUM_RETRIES_FIELD_NUMBER: builtins.int
+    NUM_REFUSED_PREFILLS_FIELD_NUMBER: builtins.int
+    NUM_CHECKSUM_ERRORS_FIELD_NUMBER: builtins.int
+    TRANSFER_SECONDS_FIELD_NUMBER: builtins.int
+    EXPOSED_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_SENT_TRANSFERS_FIELD_NUMBER: builtins.int
+    NUM_SENT_BYTES_FIELD_NUMBER: builtins.int
+    NUM_FAILED_PUSHES_FIELD_NUMBER: builtins.int
+    NUM_FAILED_PREFILLS_FIELD_NUMBER: builtins.int
+    TAIL_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_EXPIRED_LEASES_FIELD_NUMBER: builtins.int
+    NUM_MISMATCHES_FIELD_NUMBER: builtins.int
+    NUM_STRAY_PIECES_FIELD_NUMBER: builtins.int
+    NUM_STRANDED_BLOCKS_FIELD_NUMBER: builtins.int
+    RATES_FIELD_NUMBER: builtins.int
+    num_transfers: builtins.int
+    """As the receiver (a decode worker): leases that ended with every block here and verified, and their bytes."""
+    num_transfer_bytes: builtins.int
+    num_failed_transfers: builtins.int
+    """Leases that ended without their blocks, whatever the cause. Each is a retry or a prefill here."""
+    num_retries: builtins.int
+    """Failed ones that were asked of the same peer once more."""
+    num_refused_prefills: builtins.int
+    """Prefills that a peer said it would not do."""
+    num_checksum_errors: builtins.int
+    """Transfers that failed because a piece did not match its checksum."""
+    num_sent_transfers: builtins.int
+    """As the sender (a prefill worker): leases that ended with TransferComplete, and their bytes."""
+    num_sent_bytes: builtins.int
+    num_failed_pushes: builtins.int
+    """Leases that ended without TransferComplete."""
+    num_failed_prefills: builtins.int
+    """Prefills that this worker said it would not do."""
+    num_expired_leases: builtins.int
+    """As either. Leases that ended by silence, at this end."""
+    num_mismatches: builtins.int
+    """Peers whose layout cannot be served."""
+    num_stray_pieces: builtins.int
+    """Pieces that came for no open lease and were discarded."""
+    num_stranded_blocks: builtins.int
+    """Now: blocks of leases that were broken more than 2 s ago and are not free. Always 0."""
+    @property
+    def transfer_seconds(self) -> global___Histogram:
+        """Of completed ones: from the lease to the last block, and how long the first token waited for that."""
+
+    @property
+    def exposed_seconds(self) -> global___Histogram: ...
+    @property
+    def tail_seconds(self) -> global___Histogram:
+        """Of completed ones: from the prompt's last layer to the receiver's TransferComplete."""
+
+    @property
+    def rates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransportRate]:
+        """Now, one for each transport that moved bytes."""
+
+    def __init__(
+        self,
+        *,
+        num_transfers: builtins.int = ...,
+        num_transfer_bytes: builtins.int = ...,
+        num_failed_transfers: builtins.int = ...,
+        num_retries: builtins.int = ...,
+        num_refused_prefills: builtins.int = ...,
+        num_checksum_errors: builtins.int = ...,
+        transfer_seconds: global___Histogram | None = ...,
+        exposed_seconds: global___Histogram | None = ...,
+        num_sent_transfers: builtins.int = ...,
+        num_sent_bytes: builtins.int = ...,
+        num_failed_pushes: builtins.int = ...,
+        num_failed_prefills: builtins.int = ...,
+        tail_seconds: global___Histogram | None = ...,
+        num_expired_leases: builtins.int = ...,
+        num_mismatches: builtins.int = ...,
+        num_stray_pieces: builtins.int = ...,
+        num_stranded_blocks: builtins.int = ...,
+        rates: collections.abc.Iterable[global___TransportRate] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "num_checksum_errors", b"num_checksum_errors", "num_expired_leases", b"num_expired_leases", "num_failed_prefills", b"num_failed_prefills", "num_failed_pushes", b"num_failed_pushes", "num_failed_transfers", b"num_failed_transfers", "num_mismatches", b"num_mismatches", "num_refused_prefills", b"num_refused_prefills", "num_retries", b"num_retries", "num_sent_bytes", b"num_sent_bytes", "num_sent_transfers", b"num_sent_transfers", "num_stranded_blocks", b"num_stranded_blocks", "num_stray_pieces", b"num_stray_pieces", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "rates", b"rates", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> None: ...
+
+global___TransferCounters = TransferCounters
+
+@typing.final
+class TransportRate(google.protobuf.message.Message):
+    """How fast one transport moves KV, measured lately while bytes moved. 0: not known yet."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SENT_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    kind: baton.v1.kv_pb2.TransportKind.ValueType
+    sent_bytes_per_second: builtins.float
+    received_bytes_per_second: builtins.float
+    def __init__(
+        self,
+        *,
+        kind: baton.v1.kv_pb2.TransportKind.ValueType = ...,
+        sent_bytes_per_second: builtins.float = ...,
+        received_bytes_per_second: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "received_bytes_per_second", b"received_bytes_per_second", "sent_bytes_per_second", b"sent_bytes_per_second"]) -> None: ...
+
+global___TransportRate = TransportRate
+
+@typing.final
+class Histogram(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BOUNDS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    SUM_FIELD_NUMBER: builtins.int
+    sum: builtins.float
+    """Of all values."""
+    @property
+    def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Upper bounds of the buckets, inclusive and growing; the last bucket has none."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """One more than bounds; not cumulative."""
+
+    def __init__(
+        self,
+        *,
+        bounds: collections.abc.Iterable[builtins.float] | None = ...,
+        counts: collections.abc.Iterable[builtins.int] | None = ...,
+        sum: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bounds", b"bounds", "counts", b"counts", "sum", b"sum"]) -> None: ...
+
+global___Histogram = Histogram
 
 @typing.final
 class ResetPrefixCacheRequest(google.protobuf.message.Message):

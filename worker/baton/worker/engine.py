@@ -183,6 +183,10 @@ class Engine:
         self._scheduler.check_integrity(list(self._states.values()))
         return self._scheduler.pool.audit()
 
+    def count_blocks(self) -> PoolAudit:
+        """What the pool believes of its blocks, unchecked. O(1)."""
+        return self._scheduler.pool.count()
+
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         """What changed in the cache since the last call, in order within each tier."""
         return [*self._scheduler.pool.take_events(), *self._scheduler.offloads.tier.take_events()]

@@ -110,11 +110,16 @@ class EngineLoop:
             num_evicted_blocks=totals.num_evicted_blocks,
             num_failed_steps=totals.num_failed_steps,
             num_discarded_tokens=totals.num_discarded_tokens,
+            transfers=self._handover.counters_message(),
         )
 
     def audit(self) -> PoolAudit:
         """Walks the pool. Raises DataLoss."""
         return self._engine.audit()
+
+    def count_blocks(self) -> PoolAudit:
+        """The pool's own counts. Cheap."""
+        return self._engine.count_blocks()
 
     def reset_prefix_cache(self) -> int:
         """The new epoch."""

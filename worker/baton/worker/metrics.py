@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.v1 import control_pb2
+from baton.worker.transfer_metrics import transfer_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,7 @@ _COUNTERS = (
     ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
     ("num_preemptions", "baton_worker_preemptions", "Requests put back for want of KV blocks."),
     ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
-    ("num_transfers", "baton_worker_transfers", "KV transfers completed."),
-    ("num_transfer_bytes", "baton_worker_transfer_bytes", "KV bytes transferred."),
-    ("num_failed_transfers", "baton_worker_failed_transfers", "KV transfers that did not complete."),
-    ("num_expired_leases", "baton_worker_expired_leases", "Transfer leases that ran out."),
     ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
-    ("num_checksum_errors", "baton_worker_checksum_errors", "Pieces of KV that arrived damaged."),
 )
 _ENDINGS = (("num_finished", "finished"), ("num_aborted", "aborted"), ("num_failed", "failed"))
 
@@ -97,6 +93,7 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     for field, ending in _ENDINGS:
         endings.add_metric((model_name, ending), getattr(stats.counters, field))
     yield endings
+    yield from transfer_metrics(stats.counters.transfers, model_name)
     for field, name, text in _LOAD_GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         gauge.add_metric((model_name,), getattr(stats.state.load, field))

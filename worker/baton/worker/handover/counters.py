@@ -1,27 +1,59 @@
-"""Totals of a worker's hand-overs, for its metrics."""
+"""Totals of a worker's hand-overs, and their form in the contract."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from baton.v1 import control_pb2
+from baton.worker.handover.histogram import Histogram
 
 
 @dataclass(slots=True)
 class HandoverCounters:
-    """Since the start. Local fallbacks are the engine's to count."""
+    """Since the start. Local fallbacks are the engine's to count. Every field is one of TransferCounters."""
 
     # As the receiver (a decode worker).
     num_transfers: int = 0  # completed
     num_transfer_bytes: int = 0  # of completed ones
     num_failed_transfers: int = 0  # leases that ended without their blocks, whatever the cause
+    num_retries: int = 0  # failed ones that were asked of the same peer again
     num_refused_prefills: int = 0  # that a peer said it would not do
     num_checksum_errors: int = 0
-    exposed_seconds: float = 0.0  # from the first token to the transfer's end, of completed ones
+    transfer_seconds: Histogram = field(default_factory=Histogram)  # from the lease to the last block
+    exposed_seconds: Histogram = field(default_factory=Histogram)  # from the first token to the last block
     # As the sender (a prefill worker).
     num_sent_transfers: int = 0  # completed
     num_sent_bytes: int = 0  # of completed ones
     num_failed_pushes: int = 0  # leases that ended without TransferComplete
     num_failed_prefills: int = 0  # that this worker said it would not do
+    tail_seconds: Histogram = field(default_factory=Histogram)  # from the last layer to TransferComplete
     # As either.
     num_expired_leases: int = 0  # ended by silence, at this end
     num_mismatches: int = 0  # peers whose layout does not fit
     num_stray_pieces: int = 0  # arrived for no open lease, and were discarded
+
+    def copy(self) -> HandoverCounters:
+        """As of now."""
+        return dataclasses.replace(
+            self,
+            transfer_seconds=self.transfer_seconds.copy(),
+            exposed_seconds=self.exposed_seconds.copy(),
+            tail_seconds=self.tail_seconds.copy(),
+        )
+
+
+def counters_message(
+    counters: HandoverCounters, num_stranded_blocks: int, rates: Iterable[control_pb2.TransportRate]
+) -> control_pb2.TransferCounters:
+    """The totals, and what is of now, as the contract has them."""
+    message = control_pb2.TransferCounters(num_stranded_blocks=num_stranded_blocks, rates=rates)
+    for one in dataclasses.fields(counters):
+        value = getattr(counters, one.name)
+        if isinstance(value, Histogram):
+            histogram = control_pb2.Histogram(bounds=value.bounds, counts=value.counts, sum=value.sum)
+            getattr(message, one.name).CopyFrom(histogram)
+        else:
+            setattr(message, one.name, value)
+    return message

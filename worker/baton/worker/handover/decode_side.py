@@ -24,6 +24,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.handover.backoff import PeerBackoff
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
+from baton.worker.handover.records import TransferRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import PrefillWanted
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
@@ -33,6 +34,9 @@ from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
 _log = logging.getLogger(__name__)
 
 Message = worker_pb2.PrefillStreamRequest
+
+_MAX_RETRIES = 1  # of one request, where its transfer broke midway
+_RETRY_SECONDS = 1.0  # that a request must have left for that
 
 
 class _Stage(enum.Enum):
@@ -66,14 +70,19 @@ class _Exchange:
     prefill_id: int
     request: Request
     num_cached_tokens: int
+    num_tokens: int  # that the peer computes, cached ones included
     deadline: float  # of the stage
+    num_retries: int = 0
     stage: _Stage = _Stage.ASKED
     lease: ReceiverLease | None = None
     transfer_id: int = 0
     block_ids: tuple[BlockId, ...] = ()
+    leased_at: float = 0.0
     num_landed_bytes: int = 0
+    broken: bool = False  # what arrived was wrong or ended early, and may be sent again
     first_token_at: float | None = None
-    wanted: bool = True  # False: its request ended
+    wanted: bool = True  # False: its request was aborted
+    ended: bool = False  # its first token was its last
 
 
 class DecodeSide:
@@ -175,15 +184,19 @@ class DecodeSide:
         if peer is None:
             self._engine.prefill_locally(request.request_id)
             return
+        self._ask(peer, request, wanted.num_cached_tokens, len(request.token_ids))
+
+    def _ask(self, peer: _Peer, request: Request, num_cached_tokens: int, num_tokens: int) -> _Exchange:
         now = self._clock()
         if not peer.exchanges:
             peer.heard_at = max(peer.heard_at, now)
         exchange = _Exchange(
-            peer, next(self._prefill_ids), request, wanted.num_cached_tokens, now + self._settings.start_seconds
+            peer, next(self._prefill_ids), request, num_cached_tokens, num_tokens, now + self._settings.start_seconds
         )
         peer.exchanges[exchange.prefill_id] = self._exchanges[request] = exchange
-        submit = prefill_submit(request, exchange.prefill_id, wanted.num_cached_tokens, now)
+        submit = prefill_submit(request, exchange.prefill_id, num_cached_tokens, num_tokens, now)
         self._send_to(peer, Message(submit=submit))
+        return exchange
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
         self._expected.pop(request, None)
@@ -193,7 +206,7 @@ class DecodeSide:
         if exchange.lease is None or aborted:
             exchange.wanted = False
             self._give_up(exchange, "the request ended")
-        # Otherwise its first token was its last: the rest of the KV is still good for the cache.
+        exchange.ended = True  # its first token was its last: the rest of the KV is still good for the cache
 
     # Peers.
 
@@ -299,6 +312,7 @@ class DecodeSide:
         exchange = peer.exchanges.get(message.failed.prefill_id)
         if exchange is not None:
             self._counters.num_refused_prefills += 1
+            exchange.num_retries = _MAX_RETRIES
             self._give_up(exchange, f"the prefill worker refused: {message.failed.message}", tell=False)
 
     def _on_sent(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
@@ -313,6 +327,7 @@ class DecodeSide:
             aborted = kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)
             self._send_to(peer, Message(aborted=aborted))
         else:
+            exchange.broken |= self._transport.num_landed_bytes(exchange.transfer_id) > 0
             self._apply(exchange, exchange.lease.peer_aborts(self._clock(), message.abort.reason))
 
     def _on_aborted(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
@@ -339,10 +354,11 @@ class DecodeSide:
     def _accept(self, exchange: _Exchange, block_ids: list[BlockId]) -> None:
         settings, block_size = self._settings, self._executor.layout.block_size
         exchange.stage = _Stage.LEASED
+        exchange.leased_at = self._clock()
         exchange.block_ids = tuple(block_ids)
         exchange.transfer_id = next(self._transfer_ids)
         exchange.lease = ReceiverLease(
-            self._clock(), settings.lease_seconds, settings.stall_seconds, self._transport.fences_locally
+            exchange.leased_at, settings.lease_seconds, settings.stall_seconds, self._transport.fences_locally
         )
         self._transfers[exchange.transfer_id] = exchange
         generation = secrets.randbits(64)
@@ -374,6 +390,7 @@ class DecodeSide:
         self._counters.num_checksum_errors += event.corrupt
         exchange = self._transfers.get(event.transfer_id)
         if exchange is not None and exchange.lease is not None:
+            exchange.broken = True
             self._apply(exchange, exchange.lease.cancel(self._clock(), event.reason))
 
     def on_inbound_fenced(self, event: InboundFenced) -> None:
@@ -447,8 +464,10 @@ class DecodeSide:
         counters = self._counters
         counters.num_transfers += 1
         counters.num_transfer_bytes += exchange.num_landed_bytes
-        if exchange.first_token_at is not None:
-            counters.exposed_seconds += self._clock() - exchange.first_token_at
+        record = self._record_of(exchange)
+        counters.transfer_seconds.observe(record.seconds)
+        counters.exposed_seconds.observe(record.exposed_seconds)
+        log_record(record)
         self._backoff.succeeded(exchange.peer.endpoint.address)
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)
@@ -462,7 +481,45 @@ class DecodeSide:
         if exchange.wanted and exchange.peer.open:
             endpoint = exchange.peer.endpoint
             self._backoff.stumbled(endpoint.address, endpoint.epoch, self._clock())
-        self._fall_back(exchange, lease.reason)
+        if self._worth_a_retry(exchange):
+            self._retry(exchange, lease.reason)
+        else:
+            self._fall_back(exchange, lease.reason)
+
+    def _worth_a_retry(self, exchange: _Exchange) -> bool:
+        request, endpoint, now = exchange.request, exchange.peer.endpoint, self._clock()
+        return (
+            exchange.broken
+            and exchange.wanted
+            and not exchange.ended
+            and exchange.num_retries < _MAX_RETRIES
+            and exchange.peer.open
+            and self._backoff.allows(endpoint.address, endpoint.epoch, now)
+            and (request.deadline is None or now + _RETRY_SECONDS < request.deadline)
+        )
+
+    def _retry(self, exchange: _Exchange, reason: str) -> None:
+        """Asks the same peer again, which has the prompt cached. The blocks stay leased; nobody writes them now."""
+        request = exchange.request
+        _log.warning("KV transfer is tried again: %s", reason, extra={"request_id": public_id(request)})
+        self._counters.num_retries += 1
+        self._forget(exchange)
+        again = self._ask(exchange.peer, request, exchange.num_cached_tokens, exchange.num_tokens)
+        again.num_retries = exchange.num_retries + 1
+        again.first_token_at = exchange.first_token_at
+
+    def _record_of(self, exchange: _Exchange) -> TransferRecord:
+        kinds = self._transport.totals_by_kind().items()
+        return TransferRecord(
+            request_id=public_id(exchange.request),
+            traceparent="",
+            transport=",".join(name for name, totals in kinds if totals.num_received_bytes),
+            num_bytes=exchange.num_landed_bytes,
+            num_retries=exchange.num_retries,
+            started_at=exchange.leased_at,
+            first_token_at=exchange.first_token_at,
+            landed_at=self._clock(),
+        )
 
     def _forget(self, exchange: _Exchange) -> None:
         del self._exchanges[exchange.request]

@@ -6,18 +6,18 @@ once a turn, after the turn's frames.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from baton.rpc.errors import ServiceError, status_of
-from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine import Engine, StepOutputs
 from baton.worker.executor.base import Executor
-from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.bandwidth import Bandwidth
+from baton.worker.handover.counters import HandoverCounters, counters_message
 from baton.worker.handover.decode_side import DecodeSide
 from baton.worker.handover.heartbeat import Beat, Heartbeat
 from baton.worker.handover.prefill_side import PrefillSide
@@ -31,7 +31,6 @@ from baton.worker.transfer.base import (
     PushFailed,
     PushFenced,
     Transport,
-    TransportTotals,
 )
 from baton.worker.transfer.layout import layout_message
 
@@ -40,7 +39,6 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 1.0  # while streams are open and nothing is
 _STRANDED_SECONDS = 2.0  # the bound of every lease's end
-_NEW_RATE = 0.2  # weight of the last transfers in the measured bandwidth
 
 
 class Wire(Protocol):
@@ -81,8 +79,8 @@ class Handover:
         self._counters = HandoverCounters()
         self._heartbeat = Heartbeat(settings.hang_seconds, clock)
         self._ticked_at = self._checked_at = clock()
-        self._rate = 0.0
-        self._rated = TransportTotals()
+        self._bandwidth = Bandwidth()
+        self._bandwidth_of: dict[str, Bandwidth] = {}  # by transport
         renewal = kv_pb2.LeaseRenewal(epoch=engine.epoch)
         self._to_decode = worker_pb2.PrefillStreamResponse(renewal=renewal).SerializeToString()
         self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=renewal).SerializeToString()
@@ -138,7 +136,7 @@ class Handover:
     @property
     def transfer_bytes_per_second(self) -> float:
         """Measured while bytes came in. 0: not known yet."""
-        return self._rate
+        return self._bandwidth.received
 
     def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
         """A request that was just submitted may be prefilled by this worker."""
@@ -158,7 +156,15 @@ class Handover:
 
     def counters(self) -> HandoverCounters:
         """A copy of the totals."""
-        return dataclasses.replace(self._counters, num_stray_pieces=self._transport.totals().num_stray_pieces)
+        counters = self._counters.copy()
+        counters.num_stray_pieces = self._transport.totals().num_stray_pieces
+        return counters
+
+    def counters_message(self) -> control_pb2.TransferCounters:
+        """The totals as the contract has them, with what is of now."""
+        self._measure()
+        rates = [bandwidth.message(name) for name, bandwidth in self._bandwidth_of.items() if bandwidth.known]
+        return counters_message(self.counters(), self.num_stranded_blocks(), rates)
 
     def num_stranded_blocks(self) -> int:
         """Blocks of broken leases that are not free though they should be. Always 0."""
@@ -222,12 +228,9 @@ class Handover:
         return lambda: self._wire.post(kind, channel, payload)
 
     def _measure(self) -> None:
-        totals, before = self._transport.totals(), self._rated
-        seconds = totals.receive_seconds - before.receive_seconds
-        if totals.num_received_bytes > before.num_received_bytes and seconds > 0:
-            rate = (totals.num_received_bytes - before.num_received_bytes) / seconds
-            self._rate = rate if self._rate == 0 else (1 - _NEW_RATE) * self._rate + _NEW_RATE * rate
-            self._rated = totals
+        self._bandwidth.observe(self._transport.totals())
+        for name, totals in self._transport.totals_by_kind().items():
+            self._bandwidth_of.setdefault(name, Bandwidth()).observe(totals)
 
     def _close_prefill_stream(self, channel: int, error: ServiceError) -> None:
         self._wire.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())

@@ -7,19 +7,21 @@ from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
 
 
-def prefill_submit(request: Request, prefill_id: int, num_cached_tokens: int, now: float) -> worker_pb2.PrefillSubmit:
-    """Asks for the KV of everything that the request knows so far, and the token after it."""
+def prefill_submit(
+    request: Request, prefill_id: int, num_cached_tokens: int, num_tokens: int, now: float
+) -> worker_pb2.PrefillSubmit:
+    """Asks for the KV of the request's first num_tokens tokens, and the token after them."""
     return worker_pb2.PrefillSubmit(
         prefill_id=prefill_id,
         request_id=public_id(request),
-        prompt_token_ids=request.token_ids,
+        prompt_token_ids=request.token_ids[:num_tokens],
         sampling=_sampling_message(request.sampling),
         stop=_stop_message(request.stop),
         cache_namespace=request.cache_namespace,
         num_cached_tokens=num_cached_tokens,
         priority=request.priority,
         timeout_ms=0 if request.deadline is None else max(1, round((request.deadline - now) * 1000)),
-        num_output_tokens=len(request.token_ids) - request.num_prompt_tokens,
+        num_output_tokens=num_tokens - request.num_prompt_tokens,
     )
 
 

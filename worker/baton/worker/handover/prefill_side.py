@@ -25,6 +25,7 @@ from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.push_progress import PushProgress, PushTarget
+from baton.worker.handover.records import PushRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted
 from baton.worker.submit import prefill_of
@@ -64,6 +65,9 @@ class _Job:
     progress: PushProgress | None = None  # once it is being computed
     lease: SenderLease | None = None  # once the peer said where to
     transfer_id: int = 0
+    started_at: float = 0.0
+    num_cached_tokens: int = 0
+    computed_at: float = 0.0
     computed: bool = False
     hold_until: float = math.inf  # a computed prompt without a lease
     num_pieces: int = 0
@@ -313,6 +317,7 @@ class PrefillSide:
         if job is None:
             return
         layout = self._executor.layout
+        job.started_at, job.num_cached_tokens = self._clock(), started.num_cached_tokens
         job.progress = PushProgress(
             layout.num_layers,
             layout.block_size,
@@ -358,7 +363,7 @@ class PrefillSide:
         job = self._jobs.get(first.request)
         if job is None:
             return
-        job.computed = True
+        job.computed, job.computed_at = True, now
         job.hold_until = now + self._settings.accept_seconds
         self._forget_rows(job)
         message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
@@ -445,11 +450,28 @@ class PrefillSide:
         if lease.state is State.COMPLETE:
             self._counters.num_sent_transfers += 1
             self._counters.num_sent_bytes += job.num_bytes
+            self._record(job)
         else:
             self._counters.num_failed_pushes += 1
             self._counters.num_expired_leases += lease.expired
             _log.info("KV push ended: %s", lease.reason, extra={"request_id": public_id(job.request)})
         self._end(job)
+
+    def _record(self, job: _Job) -> None:
+        now = self._clock()
+        computed_at = job.computed_at if job.computed else now
+        self._counters.tail_seconds.observe(now - computed_at)
+        record = PushRecord(
+            request_id=public_id(job.request),
+            traceparent="",
+            num_tokens=len(job.request.token_ids),
+            num_cached_tokens=job.num_cached_tokens,
+            num_bytes=job.num_bytes,
+            started_at=job.started_at,
+            computed_at=computed_at,
+            completed_at=now,
+        )
+        log_record(record)
 
     def _end(self, job: _Job) -> None:
         """Frees the job's blocks, wherever it stands."""

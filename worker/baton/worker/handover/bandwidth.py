@@ -1,0 +1,55 @@
+"""How fast a transport moves bytes, learnt from its totals. Owns no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.v1 import control_pb2, kv_pb2
+from baton.worker.transfer.base import TransportTotals
+
+_NEW_WEIGHT = 0.2  # of the bytes since the last look
+
+
+@dataclass(slots=True)
+class _Direction:
+    rate: float = 0.0  # bytes a second while bytes moved; 0: not known yet
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        if num_bytes <= self.num_bytes or seconds <= self.seconds:
+            return
+        rate = (num_bytes - self.num_bytes) / (seconds - self.seconds)
+        self.rate = rate if self.rate == 0 else (1 - _NEW_WEIGHT) * self.rate + _NEW_WEIGHT * rate
+        self.num_bytes, self.seconds = num_bytes, seconds
+
+
+class Bandwidth:
+    """Of one transport, in both directions."""
+
+    def __init__(self) -> None:
+        self._sent = _Direction()
+        self._received = _Direction()
+
+    @property
+    def received(self) -> float:
+        """Bytes a second, measured while bytes came in. 0: not known yet."""
+        return self._received.rate
+
+    @property
+    def known(self) -> bool:
+        """Whether bytes moved in either direction."""
+        return self._sent.rate > 0 or self._received.rate > 0
+
+    def observe(self, totals: TransportTotals) -> None:
+        """Learns from the totals as of now."""
+        self._sent.observe(totals.num_sent_bytes, totals.send_seconds)
+        self._received.observe(totals.num_received_bytes, totals.receive_seconds)
+
+    def message(self, name: str) -> control_pb2.TransportRate:
+        """As the contract has it; `name` is the transport's."""
+        return control_pb2.TransportRate(
+            kind=kv_pb2.TransportKind.Value(f"TRANSPORT_KIND_{name.upper()}"),
+            sent_bytes_per_second=self._sent.rate,
+            received_bytes_per_second=self._received.rate,
+        )

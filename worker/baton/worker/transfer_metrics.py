@@ -1,0 +1,91 @@
+"""The Prometheus metrics of KV hand-overs. Knows names and help texts, counts nothing.
+
+| metric | labels | |
+| --- | --- | --- |
+| baton_kv_transfers_total | direction | completed: every block arrived and was verified |
+| baton_kv_transfer_bytes_total | direction | of completed ones |
+| baton_kv_transfer_failed_total | direction | leases that ended without their blocks, whatever the cause |
+| baton_kv_transfer_retries_total | | failed ones that were asked of the same peer again |
+| baton_kv_transfer_checksum_errors_total | | failed ones of which a piece did not match its checksum |
+| baton_kv_transfer_refused_total | direction | prefills that were asked for and not done |
+| baton_kv_transfer_expired_leases_total | | leases that ended by silence |
+| baton_kv_transfer_mismatches_total | | peers whose layout cannot be served |
+| baton_kv_transfer_stray_pieces_total | | pieces of no open lease, discarded |
+| baton_kv_transfer_seconds | | histogram: from the lease to the last block |
+| baton_kv_transfer_exposed_seconds | | histogram: from the first token to the last block |
+| baton_kv_transfer_tail_seconds | | histogram: from the last layer to TransferComplete, at the sender |
+| baton_kv_transfer_bytes_per_second | transport, direction | lately, while bytes moved |
+| baton_kv_stranded_blocks | | of leases broken more than 2 s ago; anything but 0 is a defect |
+
+`direction` is `received` at the decode worker and `sent` at the prefill worker. All carry `model_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from baton.v1 import control_pb2, kv_pb2
+
+_LABELS = ("model_name",)
+_DIRECTED = ("model_name", "direction")
+
+# metric, help, and the TransferCounters fields of what was received and of what was sent
+_BY_DIRECTION = (
+    ("baton_kv_transfers", "KV transfers completed.", "num_transfers", "num_sent_transfers"),
+    ("baton_kv_transfer_bytes", "KV bytes of completed transfers.", "num_transfer_bytes", "num_sent_bytes"),
+    ("baton_kv_transfer_failed", "Leases that ended without blocks.", "num_failed_transfers", "num_failed_pushes"),
+    ("baton_kv_transfer_refused", "Prefills asked for and not done.", "num_refused_prefills", "num_failed_prefills"),
+)
+_TOTALS = (
+    ("baton_kv_transfer_retries", "Failed transfers that were asked of the same peer again.", "num_retries"),
+    ("baton_kv_transfer_checksum_errors", "Transfers of which a piece arrived damaged.", "num_checksum_errors"),
+    ("baton_kv_transfer_expired_leases", "Leases that ended by silence.", "num_expired_leases"),
+    ("baton_kv_transfer_mismatches", "Peers whose layout cannot be served.", "num_mismatches"),
+    ("baton_kv_transfer_stray_pieces", "Pieces of no open lease, discarded.", "num_stray_pieces"),
+)
+_HISTOGRAMS = (
+    ("baton_kv_transfer_seconds", "From the lease to the last block.", "transfer_seconds"),
+    ("baton_kv_transfer_exposed_seconds", "From the first token to the last block.", "exposed_seconds"),
+    ("baton_kv_transfer_tail_seconds", "From the last layer to the receiver's word.", "tail_seconds"),
+)
+
+
+def transfer_metrics(counters: control_pb2.TransferCounters, model_name: str) -> Iterator[Metric]:
+    """The metrics that a worker's hand-overs stand for."""
+    for name, text, received, sent in _BY_DIRECTION:
+        metric = CounterMetricFamily(name, text, labels=_DIRECTED)
+        metric.add_metric((model_name, "received"), getattr(counters, received))
+        metric.add_metric((model_name, "sent"), getattr(counters, sent))
+        yield metric
+    for name, text, field in _TOTALS:
+        metric = CounterMetricFamily(name, text, labels=_LABELS)
+        metric.add_metric((model_name,), getattr(counters, field))
+        yield metric
+    for name, text, field in _HISTOGRAMS:
+        yield _histogram(name, text, getattr(counters, field), model_name)
+    stranded = GaugeMetricFamily("baton_kv_stranded_blocks", "Blocks of leases broken long ago.", labels=_LABELS)
+    stranded.add_metric((model_name,), counters.num_stranded_blocks)
+    yield stranded
+    yield _rates(counters, model_name)
+
+
+def _histogram(name: str, text: str, histogram: control_pb2.Histogram, model_name: str) -> Metric:
+    buckets, total = [], 0
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    metric = HistogramMetricFamily(name, text, labels=_LABELS)
+    metric.add_metric((model_name,), buckets, histogram.sum)
+    return metric
+
+
+def _rates(counters: control_pb2.TransferCounters, model_name: str) -> Metric:
+    labels = ("model_name", "transport", "direction")
+    metric = GaugeMetricFamily("baton_kv_transfer_bytes_per_second", "Lately, while bytes moved.", labels=labels)
+    for rate in counters.rates:
+        name = kv_pb2.TransportKind.Name(rate.kind).removeprefix("TRANSPORT_KIND_").lower()
+        metric.add_metric((model_name, name, "received"), rate.received_bytes_per_second)
+        metric.add_metric((model_name, name, "sent"), rate.sent_bytes_per_second)
+    return metric
