@@ -28,7 +28,8 @@ from baton.worker.handover.records import TransferRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import PrefillWanted
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
-from baton.worker.transfer.layout import check_compatible, layout_of
+from baton.worker.transfer.conversion import worker_conversion
+from baton.worker.transfer.layout import layout_of
 from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
 
 _log = logging.getLogger(__name__)
@@ -275,7 +276,7 @@ class DecodeSide:
 
     def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
         try:
-            check_compatible(self._executor.layout, layout_of(hello.layout))
+            worker_conversion(layout_of(hello.layout), self._executor.layout)  # the peer converts
         except Mismatch as error:
             self._counters.num_mismatches += 1
             self._drop_peer(peer, error.message)

@@ -6,7 +6,6 @@ none yet, when nobody wants them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -29,9 +28,9 @@ from baton.worker.handover.records import PushRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted
 from baton.worker.submit import prefill_of
-from baton.worker.transfer.base import KvConversion, Outbound, Piece, Pushed, PushFailed, PushFenced, Transport
-from baton.worker.transfer.conversion import conversion_to
-from baton.worker.transfer.layout import check_compatible, layout_of
+from baton.worker.transfer.base import KvConversion, Outbound, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.conversion import worker_conversion
+from baton.worker.transfer.layout import layout_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 
 _log = logging.getLogger(__name__)
@@ -198,8 +197,7 @@ class PrefillSide:
         peer.worker_id = hello.worker_id
         try:
             peer.layout = layout_of(hello.layout)
-            check_compatible(self._executor.layout, peer.layout)
-            peer.conversion = conversion_to(self._executor.layout, peer.layout)
+            peer.conversion = worker_conversion(self._executor.layout, peer.layout)
         except Mismatch:
             self._counters.num_mismatches += 1
             raise
@@ -275,7 +273,7 @@ class PrefillSide:
             block_size=receiver.block_size,
             first_block=transfer.first_block,
             max_block_layers=max(1, self._settings.piece_bytes // self._bytes_to_handle(receiver)),
-            push=functools.partial(self._push, job.push_id),
+            push=functools.partial(self._transport.push, job.push_id),
             finish=functools.partial(self._transport.finish, job.push_id),
         )
 
@@ -283,10 +281,6 @@ class PrefillSide:
         """For one layer of one of the receiver's blocks, read here or written there."""
         ours = self._executor.layout
         return max(receiver.bytes_per_block_layer, ours.bytes_per_block_layer * receiver.block_size // ours.block_size)
-
-    def _push(self, push_id: int, piece: Piece) -> None:
-        for layer in range(piece.layer, piece.layer + piece.num_layers):
-            self._transport.push(push_id, dataclasses.replace(piece, layer=layer, num_layers=1))
 
     def _on_cancel(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.jobs.get(message.cancel.prefill_id)

@@ -142,9 +142,3 @@ def _shown(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()
     return [f"{number:g}" for number in value] if isinstance(value, tuple) else value
-
-
-def check_compatible(local: KvLayout, remote: KvLayout) -> None:
-    """Raises Mismatch unless KV can pass between the two as it is."""
-    if local != remote:
-        raise _mismatch(f"KV cannot be handed over: this worker has {local}, the peer has {remote}", "dtype")
