@@ -1,7 +1,9 @@
 """A process that receives over the rdma path, told what to do by JSON lines on its standard input.
 
-{"do": "accept", "offer": hex} -> {"slots": [number, bytes, hex]}; write SLOT LAYERS BLOCKS -> the slot's checksum;
-close GONE; usage -> descriptors, threads, resident KiB. Errors are answered as {"error": message}.
+Over the path alone: {"do": "accept", "offer": hex} -> {"slots": [number, bytes, hex]}; write SLOT LAYERS BLOCKS -> the
+slot's checksum; close GONE. As a worker does: serve PORT -> its port; open TRANSFER BLOCKS; poll -> what happened.
+Both: read LAYER BLOCKS -> their checksum; usage -> descriptors, threads, resident KiB. Errors are answered as
+{"error": message}.
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId
 from baton.worker.executor.base import KvLayout
 from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.transfer.base import Inbound
 from baton.worker.transfer.bulk import BulkReceiver, Slots
 from baton.worker.transfer.rdma import RdmaPath
 from baton.worker.transfer.rdma_host import HostStaging
+from baton.worker.transfer.transports import Transports
 
 LAYOUT = KvLayout(bytes(16), "float32", 3, 4, 64, 16, 2 * 4 * 16 * 64 * 4)
 NUM_BLOCKS = 64
 SLOT_BYTES = 1 << 20
+EPOCH = 7
+GENERATION = 0xFEED
 _ANSWER_SECONDS = 30.0
 
 
@@ -111,6 +117,20 @@ class _Receiver:
         receiver.take(slot, num_bytes)
         receiver.write(slot, range(*layers), [BlockId(block) for block in blocks], None)
         return {"checksum": checksum}
+
+    def serve(self, port):
+        self.transports = Transports(
+            self.pool, "127.0.0.1", port, "127.0.0.1", lambda: None, paths={"rdma": self.path, "tcp": None}
+        )
+        return {"addresses": [address.SerializeToString().hex() for address in self.transports.addresses]}
+
+    def open(self, transfer_id, blocks):
+        block_ids = tuple(BlockId(block) for block in blocks)
+        self.transports.open(Inbound(transfer_id, EPOCH, GENERATION, block_ids, True))
+        return {}
+
+    def poll(self):
+        return {"events": [type(event).__name__ for event in self.transports.poll()]}
 
     def read(self, layer, blocks):
         return {"checksum": zlib.crc32(self.pool.read_blocks(layer, blocks))}

@@ -28,6 +28,7 @@ from baton.worker.core import BlockId
 from baton.worker.transfer import rdma_nixl
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.conversion import conversion_to
 from baton.worker.transfer.rdma_blob import decode_region, encode_region
 from baton.worker.transfer.rdma_host import HostStaging
@@ -145,7 +146,7 @@ def check_piece(peer, pool, sent, slot, target):
     layers = [sent.layer, sent.layer + sent.num_layers]
     answer = peer.ask("write", slot=slot, layers=layers, blocks=target, num_bytes=num_bytes)
     parts = [pool.kv_bytes[sent.layer : sent.layer + sent.num_layers, block] for block in sent.block_ids]
-    assert answer["checksum"] == zlib.crc32(b"".join(part.tobytes() for part in parts))
+    assert answer["checksum"] == checksum_of(*(np.ascontiguousarray(part).data.cast("B") for part in parts))
     for layer in range(*layers):
         expected = zlib.crc32(pool.read_blocks(layer, sent.block_ids))
         assert peer.ask("read", layer=layer, blocks=target)["checksum"] == expected
@@ -476,12 +477,12 @@ def test_memory_whose_sender_may_still_write_comes_back_with_another_agent(open_
     sender.close()
     again = path.connect(receivers[1].slots)
     wait(again.put(FULL, 0, None))
-    assert receivers[1].checksum(0, SLOT_BYTES) == zlib.crc32(path_bytes(FULL))
+    assert receivers[1].checksum(0, SLOT_BYTES) == checksum_of(path_bytes(FULL))
     again.close()
 
 
 def path_bytes(sent):
-    return bytes(Pool(seed=1).read_blocks(sent.layer, sent.block_ids))
+    return Pool(seed=1).read_blocks(sent.layer, sent.block_ids)
 
 
 # The library.

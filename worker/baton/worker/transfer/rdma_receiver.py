@@ -22,7 +22,7 @@ from baton.worker.transfer.rdma_nixl import Agent
 from baton.worker.transfer.rdma_staging import Region, Staging
 
 # What a dead sender's sockets still hold is written after its connection has ended.
-QUARANTINE_SECONDS = 5.0
+QUARANTINE_SECONDS = 2.0
 
 
 class ReceivingAgent:
