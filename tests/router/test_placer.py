@@ -80,7 +80,10 @@ def test_the_answer_carries_its_evidence_and_can_be_asked_for():
         assert one.total_seconds == pytest.approx(sum(cost.seconds for cost in one.costs))
     for asked in ({"placement_id": placed.placement_id}, {"request_id": "q"}):
         explained = world.placer.decisions.explain(router_pb2.ExplainRequest(**asked))
-        assert explained.response == placed
+        assert explained.response.decode == placed.decode
+        assert explained.response.candidates[0] == placed.candidates[0]
+        assert len(explained.response.candidates) == 4, "each alone, and each with the other"
+        assert {one.worker_id for one in explained.evidence} == {"a", "b"}
         assert explained.request.request_id == "q"
         assert not explained.HasField("outcome")
     world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, num_output_tokens=7))

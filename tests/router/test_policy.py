@@ -60,9 +60,10 @@ def test_never_costs_more_than_the_better_of_always_and_never():
             for backlog in (0, 5000, 500_000):
                 decode = standing("d", DECODE, num_running=num_running)
                 prefill = standing("p", PREFILL, num_pending_prefill_tokens=backlog)
-                options = rank([decode], [prefill], demand(prompt))
+                options = rank([decode], [prefill], demand(prompt), complete=True)
                 assert len(options) == 2
                 assert options[0].total == min(option.total for option in options)
+                assert rank([decode], [prefill], demand(prompt))[0] == options[0]
 
 
 def test_a_worker_never_prefills_for_itself():

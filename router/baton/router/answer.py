@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from baton.router.policy import Option
 from baton.router.standing import Standing
 from baton.v1 import router_pb2, types_pb2
 
-_MAX_CANDIDATES = 3  # told in an answer; Explain has all
+_MAX_CANDIDATES = 2  # told in an answer; Explain has all
 
 _KINDS = (
     router_pb2.COST_KIND_QUEUE,
@@ -38,7 +38,7 @@ def response_of(
     )
 
 
-def evidence_of(standings: Sequence[Standing], refused: dict[str, str], at: float) -> list[router_pb2.Evidence]:
+def evidence_of(standings: Sequence[Standing], refused: Mapping[str, str], at: float) -> list[router_pb2.Evidence]:
     """What was known of each worker, and why others were not considered."""
     told = [_evidence(one, at) for one in standings]
     return told + [router_pb2.Evidence(worker_id=name, refusal=why) for name, why in sorted(refused.items())]

@@ -5,6 +5,8 @@ Everything is computed from the workers' states, their measured rates, and the p
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
@@ -79,13 +81,12 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
     moving = num_bytes / decode.rates.transfer_bytes_per_second
     # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
-    stalled = prefill.num_beside * seconds if prefill.view.mixes_phases else 0.0
     restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
     return Costs(
         max(alone.queue, prefill.backlog_seconds),
         seconds,
         exposed + _HANDOVER_SECONDS,
-        alone.decode + stalled,
+        alone.decode + prefill.num_stalled * seconds,
         alone.memory,
         restore,
         max(alone.adapter, prefill.adapter_seconds(demand)),
@@ -93,10 +94,52 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
     )
 
 
-def least_remote(prefill: Standing, demand: Demand, traffic: Traffic = NO_TRAFFIC) -> float:
-    """What prefilling there costs at least, whoever decodes."""
-    seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
-    return prefill.backlog_seconds + seconds * (1 + prefill.num_beside if prefill.view.mixes_phases else 1)
+class Screened(NamedTuple):
+    """What all decode workers cost, without the parts."""
+
+    totals: list[float]  # of local, for each
+    least_alone: float  # the least that any of them adds to a remote prefill, its transfer and hand-over included
+
+
+def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
+    """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
+    prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
+    context = prompt + output / 2
+    bias, arrivals = traffic.bias, traffic.placements_per_second
+    totals: list[float] = []
+    least_alone = math.inf
+    for one in decodes:
+        view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _ = one
+        step, block_size = rates.step, view.block_size or 1
+        uncached = prompt - cached
+        prefill = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
+        own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
+        alone = beside * (step.slope + step.context_slope * context) * output / 2
+        if own_step > floor_seconds:
+            alone += output * (own_step - floor_seconds)
+        missing = (uncached + output + beside * output / 2) / block_size + coming - view.num_free_blocks
+        if missing > 0:
+            alone += missing * block_size / rates.prefill_tokens_per_second
+        if adapter:
+            alone += one.adapter_seconds(demand)
+        excess = requests + 1 - behind - view.max_num_requests
+        queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
+        moving = uncached * view.kv_bytes_per_token / rates.transfer_bytes_per_second / (view.num_layers or 1)
+        least_alone = min(least_alone, alone + moving)
+        later = prefill * (arrivals * (backlog + prefill / 2) + behind)
+        total = (queue if queue > backlog else backlog) + prefill * (1 + beside) + alone + later
+        totals.append(total + one.restore_seconds() if host else total)
+    return Screened(totals, least_alone + _HANDOVER_SECONDS)
+
+
+def least_remotes(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> list[float]:
+    """What prefilling costs at least at each worker, whoever decodes."""
+    prompt, bias = demand.num_prompt_tokens, traffic.remote_bias
+    return [
+        one.backlog_seconds
+        + max(1, prompt - one.num_cached_tokens) / one.rates.prefill_tokens_per_second * bias * (1 + one.num_stalled)
+        for one in prefills
+    ]
 
 
 def least_transfer(decode: Standing, demand: Demand) -> float:

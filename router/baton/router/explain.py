@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router.answer import evidence_of, response_of
+from baton.router.placement import Asked, candidates
 from baton.router.policy import Option
-from baton.router.standing import Standing
+from baton.router.standing import Standing, Traffic
 from baton.rpc.errors import NotFound
 from baton.v1 import router_pb2
 
 _MAX_BYTES = 32 << 20
-_BYTES_PER_STANDING = 600  # with its option
+_BYTES_PER_STANDING = 300
+
+
+class Grounds(NamedTuple):
+    """All that a decision was made upon; it can be made again from this."""
+
+    asked: Asked
+    standings: Sequence[Standing]
+    refused: Mapping[str, str]  # worker id -> why
+    rotation: int
+    traffic: Traffic
 
 
 @dataclass(slots=True)
@@ -23,10 +35,8 @@ class Decision:
     request: router_pb2.PlaceRequest
     response: router_pb2.PlaceResponse
     placed: float  # monotonic seconds
-    options: Sequence[Option] = ()
-    standings: Sequence[Standing] = ()
-    refused: dict[str, str] = field(default_factory=dict)  # worker id -> why
-    num_output_tokens: float = 0.0  # expected
+    grounds: Grounds
+    chosen: Option
     num_bytes: int = 0
     outcome: router_pb2.PlacementOutcome | None = None
 
@@ -47,7 +57,7 @@ class Decisions:
     def add(self, decision: Decision) -> None:
         """Remembers a placement."""
         request, placement_id = decision.request, decision.response.placement_id
-        decision.num_bytes = len(request.block_hashes) + 1000 + _BYTES_PER_STANDING * len(decision.standings)
+        decision.num_bytes = len(request.block_hashes) + 1000 + _BYTES_PER_STANDING * len(decision.grounds.standings)
         self._by_placement[placement_id] = decision
         self._by_request[request.request_id] = placement_id
         self._num_bytes += decision.num_bytes
@@ -74,10 +84,17 @@ class Decisions:
             decision, wanted = self.get(request.placement_id), f"placement {request.placement_id}"
         if decision is None:
             raise NotFound(f"{wanted} is unknown, or too old: the last {len(self)} placements are kept")
-        return router_pb2.ExplainResponse(
-            request=decision.request,
-            response=response_of(decision.response.placement_id, decision.options, len(decision.options)),
-            outcome=decision.outcome,
-            evidence=evidence_of(decision.standings, decision.refused, decision.placed),
-            expected_output_tokens=decision.num_output_tokens,
-        )
+        return _explained(decision)
+
+
+def _explained(decision: Decision) -> router_pb2.ExplainResponse:
+    grounds = decision.grounds
+    options = candidates(grounds.asked, grounds.standings, grounds.rotation, grounds.traffic)
+    others = [option for option in options if option != decision.chosen]
+    return router_pb2.ExplainResponse(
+        request=decision.request,
+        response=response_of(decision.response.placement_id, [decision.chosen, *others], len(options)),
+        outcome=decision.outcome,
+        evidence=evidence_of(grounds.standings, grounds.refused, decision.placed),
+        expected_output_tokens=grounds.asked.demand.num_output_tokens,
+    )

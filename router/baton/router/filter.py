@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from baton.router.standing import Demand, Standing
 from baton.router.served_models import serves
+from baton.router.standing import Demand, Standing
 from baton.router.worker_view import WorkerView
 from baton.v1 import types_pb2
 
@@ -30,12 +30,12 @@ def usable(
     return kept, refused
 
 
-def has_room(standing: Standing, max_queue_depth: int) -> bool:
-    """Whether the worker's queue is within its bound."""
-    return standing.num_waiting < max_queue_depth
+def with_room(standings: Sequence[Standing], demand: Demand, max_queue_depth: int) -> list[Standing]:
+    """Those whose pools can ever hold the prompt and one token, and whose queues are within their bound."""
+    num_tokens = demand.num_prompt_tokens
+    return [one for one in standings if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
 
 
 def can_ever_hold(standing: Standing, demand: Demand) -> bool:
     """Whether the prompt and one token fit the worker's pool at all. A pool of unknown size holds everything."""
-    view = standing.view
-    return view.num_blocks == 0 or demand.num_prompt_tokens < view.num_blocks * view.block_size
+    return demand.num_prompt_tokens <= standing.view.max_prompt_tokens

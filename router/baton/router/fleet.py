@@ -60,6 +60,7 @@ class Fleet:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.models: Models = {}
+        self.version = 0  # another one after every change
         self._listeners: list[FleetListener] = []
         self._clock = clock
         self._workers: dict[str, Worker] = {}
@@ -113,6 +114,7 @@ class Fleet:
         if is_new:
             worker.alive_since = now
             _log.info("worker %s at %s is alive, epoch %d", state.worker_id, address, state.epoch)
+        self.version += 1
         worker.state = state
         worker.rates.observe(state.load)
         cordoned = state.worker_id in self._cordoned
@@ -132,6 +134,7 @@ class Fleet:
         if worker.problem != problem:
             usual = logging.WARNING if was_alive else logging.INFO
             _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
+        self.version += 1
         worker.view = None
         worker.problem = problem
         worker.rates = RateModel()
@@ -151,6 +154,7 @@ class Fleet:
         else:
             self._cordoned.discard(worker_id)
         if worker.view is not None:
+            self.version += 1
             worker.view = replace(worker.view, cordoned=cordoned)
 
     def is_cordoned(self, worker_id: str) -> bool:
@@ -183,6 +187,7 @@ class Fleet:
                 _log.error("worker %s at %s: %s", worker.worker_id, worker.address, worker.problem)
         if models != self.models:
             self.models = models
+            self.version += 1
             for listener in self._listeners:
                 listener.on_models()
 

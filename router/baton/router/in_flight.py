@@ -7,7 +7,8 @@ is reported on it counts for its tenant. Placements of other routers count like 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -54,6 +55,7 @@ class PendingLoad:
     num_prefill_tokens: int = 0
     num_blocks: int = 0
     num_placements: int = 0
+    version: int = 0  # another one after every change, of whatever worker
 
 
 NO_LOAD = PendingLoad()
@@ -87,6 +89,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLoad] = {}
+        self._priorities: Counter[int] = Counter()
         self._placements: OrderedDict[int, _Placement] = OrderedDict()  # oldest first
         self._workers: dict[str, _WorkerPending] = {}
         # First block -> worker -> last block -> the last prompts placed there.
@@ -115,6 +118,7 @@ class InFlight:
             _add(pending.load, share, 1)
             if placed.sketch.hashes:
                 self._remember_prefix(placed, share.worker_id)
+        self._priorities[placed.priority] += 1
         tenant = self.tenants.get(placed.tenant)
         if tenant is None:
             tenant = self.tenants[placed.tenant] = TenantLoad(placed.weight)
@@ -132,6 +136,9 @@ class InFlight:
             self._settle(share.worker_id, placement)
             self._uncount(share.worker_id, placed.priority)
             self._forget_prefix(placed, share.worker_id)
+        self._priorities[placed.priority] -= 1
+        if not self._priorities[placed.priority]:
+            del self._priorities[placed.priority]
         tenant = self.tenants[placed.tenant]
         tenant.num_tokens -= placed.num_tokens
         tenant.num_placements -= 1
@@ -179,12 +186,18 @@ class InFlight:
         pending = self._workers.get(worker_id)
         return pending.load if pending is not None else NO_LOAD
 
+    def has_less_urgent(self, priority: int) -> bool:
+        """Whether a request of this priority overtakes any."""
+        return any(other > priority for other in self._priorities)
+
     def part_ahead(self, worker_id: str, priority: int) -> float:
         """The part of a worker's requests, in [0, 1], that a new one of this priority does not overtake."""
         pending = self._workers.get(worker_id)
-        if pending is None or not pending.priorities:
+        if pending is None:
             return 1.0
         counts = pending.priorities
+        if not counts or (len(counts) == 1 and priority in counts):
+            return 1.0
         overtaken = sum([count for other, count in counts.items() if other > priority])
         return 1.0 - overtaken / sum(counts.values()) if overtaken else 1.0
 
@@ -240,8 +253,12 @@ class InFlight:
             del self._prefixes[first]
 
 
+_versions = itertools.count(1)
+
+
 def _add(load: PendingLoad, share: Share, sign: int) -> None:
     load.num_requests += sign * share.num_requests
     load.num_prefill_tokens += sign * share.num_prefill_tokens
     load.num_blocks += sign * share.num_blocks
     load.num_placements += sign
+    load.version = next(_versions)

@@ -29,8 +29,8 @@ class Learnt:
     def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
         """A placement went well."""
         self.lengths.observe(decision.request.model, outcome.num_output_tokens)
-        if outcome.first_token_us and decision.options:
-            best = decision.options[0]
+        if outcome.first_token_us:
+            best = decision.chosen
             digest = best.decode.view.model_digest
             bias = self._biases[digest, best.prefill is not None]
             bias.observe(best.costs.to_first_token, outcome.first_token_us / 1e6, now)

@@ -51,17 +51,25 @@ def decide(
     bound = queue_bound(max_queue_depth, asked.priority)
     decodes = _with_room([one for one in standings if one.view.can_decode], asked, bound)
     _check_share(asked, decodes, tenants, max_queue_depth)
-    prefills = [
-        one
-        for one in standings
-        if one.view.can_prefill_for_others and filters.can_ever_hold(one, demand) and filters.has_room(one, bound)
-    ]
+    prefills = filters.with_room([one for one in standings if one.view.can_prefill_for_others], demand, bound)
     options = rank(decodes, prefills, demand, rotation, traffic)
     return _in_time(options, asked) if asked.timeout_seconds else options
 
 
+def candidates(
+    asked: Asked, standings: Sequence[Standing], rotation: int = 0, traffic: Traffic = NO_TRAFFIC
+) -> list[Option]:
+    """Every way that can be told apart by its cost, full queues included, best first."""
+    decodes = [one for one in standings if one.view.can_decode]
+    prefills = [one for one in standings if one.view.can_prefill_for_others]
+    return rank(decodes, prefills, asked.demand, rotation, traffic, complete=True)
+
+
 def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[Standing]:
     """The decode workers that can take one more. NoCapacity: none."""
+    free = filters.with_room(decodes, asked.demand, bound)
+    if free:
+        return free
     able = [one for one in decodes if filters.can_ever_hold(one, asked.demand)]
     if not able:
         largest = max(one.view.num_blocks for one in decodes) * asked.model.block_size
@@ -69,20 +77,17 @@ def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[St
             f"the prompt has {asked.demand.num_prompt_tokens} tokens; the largest worker's KV pool holds {largest}",
             field="num_prompt_tokens",
         )
-    free = [one for one in able if filters.has_room(one, bound)]
-    if not free:
-        raise NoCapacity(
-            f"each of {len(able)} workers for model {asked.model.name!r} has {bound} requests waiting",
-            phase=types_pb2.PHASE_PLACEMENT,
-            retry_after_ms=_retry_ms(min(seconds_per_seat(one, asked.demand) for one in able)),
-        )
-    return free
+    raise NoCapacity(
+        f"each of {len(able)} workers for model {asked.model.name!r} has {bound} requests waiting",
+        phase=types_pb2.PHASE_PLACEMENT,
+        retry_after_ms=_retry_ms(min(seconds_per_seat(one, asked.demand) for one in able)),
+    )
 
 
 def _check_share(
     asked: Asked, decodes: Sequence[Standing], tenants: Mapping[str, TenantLoad], max_queue_depth: int
 ) -> None:
-    how_full = fullness(decodes, max_queue_depth)
+    how_full = fullness(decodes, max_queue_depth) if len(tenants) > 1 else 0.0
     if exceeds_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens, how_full):
         own = tenants[asked.tenant]
         raise NoCapacity(

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.router import filter as filters
 from baton.router.answer import response_of
-from baton.router.explain import Decision, Decisions
+from baton.router.explain import Decision, Decisions, Grounds
 from baton.router.fleet import Fleet
 from baton.router.in_flight import InFlight, Placed, Share
 from baton.router.learnt import Learnt
 from baton.router.placed_adapters import PlacedAdapters
 from baton.router.placement import Asked, decide
 from baton.router.policy import Option
-from baton.router.prefix_index import HeldPrefix, PrefixIndex
+from baton.router.prefix_index import PrefixIndex
 from baton.router.prompt_sketch import sketch_of
-from baton.router.rates import Rates
-from baton.router.sessions import LastPlace, Sessions
-from baton.router.standing import Demand, Standing, standing_of
+from baton.router.sessions import Sessions
+from baton.router.standing import Demand
+from baton.router.standings import Standings
 from baton.router.worker_view import WorkerView
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.v1 import router_pb2, types_pb2
 
 _NO_WORKER_RETRY_MS = 1000
-_NOTHING_HELD = HeldPrefix(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,9 @@ class Placer:
         self._learnt = Learnt()
         self._sessions = Sessions()
         self._adapters = PlacedAdapters()
+        self._standings = Standings(
+            fleet, index, self.in_flight, self._learnt, self._sessions, self._adapters, self.decisions
+        )
         # A restarted router must not take reports for placements of its former life.
         self._placement_ids = itertools.count(time.time_ns() if first_placement_id is None else first_placement_id)
         fleet.listen(self)
@@ -83,15 +84,14 @@ class Placer:
         model = self._model(request.model)
         _check(request, model)
         asked = self._asked(request, model)
-        standings, refused = self._standings(request, model, now)
+        standings, refused = self._standings.of(request, model, now)
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model.digest, sum([one.view.can_decode for one in standings]), now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
         response = response_of(placement_id, options)
         self._begin(placement_id, request, asked, options[0], now)
-        self.decisions.add(
-            Decision(request, response, now, options, standings, refused, asked.demand.num_output_tokens)
-        )
+        grounds = Grounds(asked, standings, refused, placement_id, traffic)
+        self.decisions.add(Decision(request, response, now, grounds, options[0]))
         return response
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> Outcome | None:
@@ -121,10 +121,12 @@ class Placer:
         self.in_flight.lose(worker_id)
         self._learnt.lose(worker_id)
         self._adapters.lose(worker_id)
+        self._standings.lose(worker_id)
 
     def on_models(self) -> None:
         """Rates are kept by model."""
         self._learnt.forget_fleet()
+        self._standings.forget_models()
 
     def expected_output_tokens(self, model: str, max_tokens: int) -> float:
         """How long an answer is taken to be. max_tokens 0: no limit."""
@@ -176,88 +178,6 @@ class Placer:
                 retry_after_ms=_NO_WORKER_RETRY_MS,
             )
         raise NotFound(f"no model {name!r}; served are: {', '.join(sorted(self._fleet.models))}", field="model")
-
-    def _standings(
-        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, now: float
-    ) -> tuple[list[Standing], dict[str, str]]:
-        """The usable workers, and why the others are not. Unavailable: none can decode."""
-        excluded = self._still_excluded(request)
-        views, refused = filters.usable(self._fleet.alive(), model, excluded)
-        if not any(view.can_decode for view in views):
-            reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(refused.items()))
-            raise Unavailable(
-                f"no worker can decode for model {model.name!r} now: {reasons}",
-                phase=types_pb2.PHASE_PLACEMENT,
-                retry_after_ms=_NO_WORKER_RETRY_MS,
-            )
-        held = self._index.find(request.block_hashes) if request.block_hashes else {}
-        coming = self.in_flight.expected_prefixes(request.block_hashes)
-        session = self._sessions.find(request.session_id, now)
-        fallback = self._learnt.fleet_rates(model.digest, views, now)
-        most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
-        return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views], refused
-
-    def _standing(
-        self,
-        view: WorkerView,
-        request: router_pb2.PlaceRequest,
-        held: Mapping[str, HeldPrefix],
-        coming: Mapping[str, int],
-        session: LastPlace | None,
-        most: int,
-        fallback: Rates,
-        now: float,
-    ) -> Standing:
-        worker_id = view.worker_id
-        is_preferred = session is not None and session.worker_id == worker_id
-        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, request.block_hashes)
-        num_blocks = min(most, num_blocks)
-        return standing_of(
-            view,
-            self.in_flight.load(worker_id),
-            self._learnt.rates(view, fallback),
-            num_blocks * view.block_size,
-            min(num_host_blocks, num_blocks) * view.block_size if num_host_blocks else 0,
-            self.in_flight.part_ahead(worker_id, request.priority),
-            is_preferred,
-            bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now),
-        )
-
-    def _held_blocks(
-        self,
-        view: WorkerView,
-        held: Mapping[str, HeldPrefix],
-        coming: Mapping[str, int],
-        session: LastPlace | None,
-        block_hashes: bytes,
-    ) -> tuple[int, int]:
-        """How many of the prompt's first blocks a worker holds or is about to, and how many in host memory only."""
-        worker_id = view.worker_id
-        epoch = self._index.epoch(worker_id)
-        found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
-        soon = coming.get(worker_id, 0)
-        if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
-            # Nobody tells what the worker holds: the session's last prompt is taken to be there.
-            soon = max(soon, session.sketch.common_blocks(block_hashes))
-        num_blocks = found.device + found.host
-        if soon <= found.device:
-            return num_blocks, found.host
-        # What others bring to the device before this one must not be brought twice.
-        return max(num_blocks, soon), max(0, num_blocks - soon)
-
-    def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
-        """Without those that started anew after they were given the request."""
-        if not request.excluded_worker_ids:
-            return ()
-        last = self.decisions.last_of(request.request_id)
-        excluded = set(request.excluded_worker_ids)
-        if last is None:
-            return excluded
-        for worker_id in request.excluded_worker_ids:
-            worker = self._fleet.find(worker_id)
-            if worker is not None and worker.alive and worker.alive_since > last.placed:
-                excluded.discard(worker_id)
-        return excluded
 
 
 def _check(request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> None:

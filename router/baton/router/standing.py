@@ -46,6 +46,11 @@ class Standing(NamedTuple):
     is_preferred: bool = False  # the request's session was here
     has_adapter: bool = False  # the request's adapter is being loaded here
 
+    @property
+    def num_stalled(self) -> int:
+        """Requests that stand still while it prefills for another worker."""
+        return self.num_beside if self.view.mixes_phases else 0
+
     def prefill_seconds(self, demand: Demand) -> float:
         """Computing what is not cached; a whole hit still computes one token."""
         return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second

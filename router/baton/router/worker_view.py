@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from baton.router.step_model import StepTimes
@@ -44,21 +45,10 @@ class WorkerView:
     restore_bytes_per_second: float = 0.0
     adapter_load_seconds: float = 0.0
     adapters: frozenset[str] = frozenset()  # on the device
-
-    @property
-    def can_decode(self) -> bool:
-        """Whether requests can be submitted to it."""
-        return self.role in _DECODES
-
-    @property
-    def can_prefill_for_others(self) -> bool:
-        """Whether decode workers can ask it for a prompt's KV."""
-        return self.role in _PREFILLS
-
-    @property
-    def mixes_phases(self) -> bool:
-        """Whether decodes run beside the prefills that others ask of it."""
-        return self.role == types_pb2.WORKER_ROLE_BOTH
+    can_decode: bool = True  # requests can be submitted to it
+    can_prefill_for_others: bool = True  # decode workers can ask it for a prompt's KV
+    mixes_phases: bool = True  # decodes run beside the prefills that others ask of it
+    max_prompt_tokens: float = math.inf  # that its pool can ever hold, beside one token of output
 
 
 def view_of(
@@ -93,6 +83,10 @@ def view_of(
         restore_bytes_per_second=load.restore_bytes_per_second,
         adapter_load_seconds=load.adapter_load_seconds,
         adapters=frozenset(state.adapters),
+        can_decode=state.role in _DECODES,
+        can_prefill_for_others=state.role in _PREFILLS,
+        mixes_phases=state.role == types_pb2.WORKER_ROLE_BOTH,
+        max_prompt_tokens=load.num_blocks * state.model.block_size - 1 if load.num_blocks else math.inf,
     )
 
 

@@ -1,0 +1,170 @@
+"""The fleet as one request meets it: which workers are usable, and how each stands. Does no I/O, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from baton.router import filter as filters
+from baton.router.explain import Decisions
+from baton.router.fleet import Fleet
+from baton.router.in_flight import InFlight
+from baton.router.learnt import Learnt
+from baton.router.placed_adapters import PlacedAdapters
+from baton.router.prefix_index import HeldPrefix, PrefixIndex
+from baton.router.rates import Rates
+from baton.router.sessions import LastPlace, Sessions
+from baton.router.standing import Standing, standing_of
+from baton.router.worker_view import WorkerView
+from baton.rpc.errors import Unavailable
+from baton.v1 import router_pb2, types_pb2
+
+_NO_WORKER_RETRY_MS = 1000
+_NOTHING_HELD = HeldPrefix(0, 0)
+
+
+class Standings:
+    """Makes them from all that a router knows; what does not depend on the request is made once for each state."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        in_flight: InFlight,
+        learnt: Learnt,
+        sessions: Sessions,
+        adapters: PlacedAdapters,
+        decisions: Decisions,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._in_flight = in_flight
+        self._learnt = learnt
+        self._sessions = sessions
+        self._adapters = adapters
+        self._decisions = decisions
+        self._plain: dict[str, tuple[WorkerView, Rates, int, Standing]] = {}
+        self._views: dict[str, tuple[int, types_pb2.ModelInfo, list[WorkerView], Mapping[str, str]]] = {}
+
+    def lose(self, worker_id: str) -> None:
+        """A worker died."""
+        self._plain.pop(worker_id, None)
+
+    def forget_models(self) -> None:
+        """The models are others now."""
+        self._views.clear()
+
+    def of(
+        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, now: float
+    ) -> tuple[list[Standing], Mapping[str, str]]:
+        """The usable workers, and why the others are not. Unavailable: none can decode."""
+        views, refused = self._usable(model, self._still_excluded(request))
+        if not any(view.can_decode for view in views):
+            reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(refused.items()))
+            raise Unavailable(
+                f"no worker can decode for model {model.name!r} now: {reasons}",
+                phase=types_pb2.PHASE_PLACEMENT,
+                retry_after_ms=_NO_WORKER_RETRY_MS,
+            )
+        return self._views_in(request, model, views, now), refused
+
+    def _views_in(
+        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, views: Sequence[WorkerView], now: float
+    ) -> list[Standing]:
+        hashes = request.block_hashes
+        held = self._index.find(hashes) if hashes else {}
+        coming = self._in_flight.expected_prefixes(hashes)
+        session = self._sessions.find(request.session_id, now) if request.session_id else None
+        fallback = self._learnt.fleet_rates(model.digest, views, now)
+        most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
+        special = held.keys() | coming.keys()
+        if session is not None:
+            special.add(session.worker_id)
+        if request.adapter or self._in_flight.has_less_urgent(request.priority):
+            special.update([view.worker_id for view in views])
+        return [
+            self._standing(view, request, held, coming, session, most, fallback, now)
+            if view.worker_id in special
+            else self._plain_standing(view, fallback)
+            for view in views
+        ]
+
+    def _usable(
+        self, model: types_pb2.ModelInfo, excluded: Collection[str]
+    ) -> tuple[list[WorkerView], Mapping[str, str]]:
+        """filter.usable, made once for each state of the fleet."""
+        if excluded:
+            return filters.usable(self._fleet.alive(), model, excluded)
+        known = self._views.get(model.name)
+        if known is not None and known[0] == self._fleet.version and known[1] is model:
+            return known[2], known[3]
+        views, refused = filters.usable(self._fleet.alive(), model, ())
+        self._views[model.name] = (self._fleet.version, model, views, refused)
+        return views, refused
+
+    def _standing(
+        self,
+        view: WorkerView,
+        request: router_pb2.PlaceRequest,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        most: int,
+        fallback: Rates,
+        now: float,
+    ) -> Standing:
+        worker_id = view.worker_id
+        is_preferred = session is not None and session.worker_id == worker_id
+        has_adapter = bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now)
+        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, request.block_hashes)
+        ahead = self._in_flight.part_ahead(worker_id, request.priority)
+        rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
+        num_blocks = min(most, num_blocks)
+        num_host_tokens = min(num_host_blocks, num_blocks) * view.block_size
+        num_cached_tokens = num_blocks * view.block_size
+        return standing_of(view, load, rates, num_cached_tokens, num_host_tokens, ahead, is_preferred, has_adapter)
+
+    def _plain_standing(self, view: WorkerView, fallback: Rates) -> Standing:
+        """Of a worker that knows nothing of the request; made once for each state, load and fallback."""
+        load = self._in_flight.load(view.worker_id)
+        known = self._plain.get(view.worker_id)
+        if known is not None and known[0] is view and known[1] is fallback and known[2] == load.version:
+            return known[3]
+        standing = standing_of(view, load, self._learnt.rates(view, fallback), 0)
+        self._plain[view.worker_id] = (view, fallback, load.version, standing)
+        return standing
+
+    def _held_blocks(
+        self,
+        view: WorkerView,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        block_hashes: bytes,
+    ) -> tuple[int, int]:
+        """How many of the prompt's first blocks a worker holds or is about to, and how many in host memory only."""
+        worker_id = view.worker_id
+        epoch = self._index.epoch(worker_id)
+        found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
+        soon = coming.get(worker_id, 0)
+        if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
+            # Nobody tells what the worker holds: the session's last prompt is taken to be there.
+            soon = max(soon, session.sketch.common_blocks(block_hashes))
+        num_blocks = found.device + found.host
+        if soon <= found.device:
+            return num_blocks, found.host
+        # What others bring to the device before this one must not be brought twice.
+        return max(num_blocks, soon), max(0, num_blocks - soon)
+
+    def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
+        """Without those that started anew after they were given the request."""
+        if not request.excluded_worker_ids:
+            return ()
+        last = self._decisions.last_of(request.request_id)
+        excluded = set(request.excluded_worker_ids)
+        if last is None:
+            return excluded
+        for worker_id in request.excluded_worker_ids:
+            worker = self._fleet.find(worker_id)
+            if worker is not None and worker.alive and worker.alive_since > last.placed:
+                excluded.discard(worker_id)
+        return excluded
