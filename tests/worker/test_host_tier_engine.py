@@ -334,10 +334,8 @@ def run_cpu(executor: CpuExecutor, requests: list[Request]) -> Engine:
 
 def test_tokens_on_the_cpu_are_the_same_with_and_without_host_memory(model_folder: Path):
     def requests() -> list[Request]:
-        return [
-            make_request([t % 150 + 3 for t in prompt_of(100, salt=n % 3)], 12, cache_namespace=NAMESPACE)
-            for n in range(9)
-        ]
+        prompts = [[token_id % 150 + 3 for token_id in prompt_of(100, salt)] for salt in (0, 1, 2)]
+        return [make_request(prompt, 12) for prompt in 3 * prompts]
 
     with_host, without = requests(), requests()
     engine = run_cpu(make_cpu(model_folder, host_cache_gb=0.01), with_host)
