@@ -1,7 +1,8 @@
 """The rdma transport's bulk path: NIXL over UCX, one-sided writes into the receiver's slots. See rdma_nixl.
 
-It takes whatever fabric UCX finds, and TCP where there is none. Whoever is told of slots can, over TCP, write anywhere
-in the receiver's process: the network between the workers must be trusted, as for every transport of this kind.
+It takes whatever fabric UCX finds, and TCP where there is none. UCX listens on ports of its own, on all networks, and
+asks nobody who he is: over TCP, whoever reaches one can write anywhere in the process. The network between the workers
+must be trusted; UCX_NET_DEVICES and UCX_TCP_PORT_RANGE narrow it down.
 """
 
 from __future__ import annotations

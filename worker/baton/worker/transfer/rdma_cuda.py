@@ -12,7 +12,7 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.cuda_memory import CudaTicket, DeviceMemory
 from baton.worker.transfer.cuda_slots import DeviceSlots, gathered
-from baton.worker.transfer.rdma_nixl import Memory, cuda_major
+from baton.worker.transfer.rdma_nixl import Memory
 from baton.worker.transfer.rdma_staging import Gathered, Region
 
 
@@ -41,7 +41,8 @@ class CudaStaging:
     @property
     def cuda_major(self) -> int | None:
         """That torch was built for."""
-        return cuda_major()
+        version = torch.version.cuda
+        return int(version.split(".")[0]) if version else None
 
     def allocate(self, num_bytes: int) -> DeviceRegion:
         """Raises InternalError where the device has no more."""

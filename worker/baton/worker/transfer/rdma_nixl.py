@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -178,9 +177,3 @@ class Copy:
             if self._ended:
                 self._agent.release(self._handle)
         return self._ended
-
-
-def cuda_major() -> int | None:
-    """Of the CUDA that torch was built for. None: torch is not loaded, or knows no CUDA."""
-    version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-    return int(version.split(".")[0]) if version else None

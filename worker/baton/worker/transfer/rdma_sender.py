@@ -90,7 +90,7 @@ class RdmaSender:
             self.close()
             raise
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None) -> RdmaTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> RdmaTicket:
         """Raises InvalidRequest for a slot or a piece that does not fit, Unavailable after a copy failed."""
         if not 0 <= slot < self._slots.num_slots:
             raise InvalidRequest(f"slot {slot} is out of range: the receiver has {self._slots.num_slots}")
