@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
+from baton.worker.transfer.kinds import parse_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class WorkerConfig:
         metadata={
             "help": "Where KV of other workers is taken. Empty: the listen host, any free port.",
             "metavar": "HOST:PORT",
+        },
+    )
+    transports: str = field(
+        default="auto",
+        metadata={
+            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp. auto: all that there is.",
+            "metavar": "NAMES",
         },
     )
     kvstore: str = field(
@@ -177,6 +185,7 @@ class WorkerConfig:
                 f" max_num_requests={self.max_num_requests}",
                 field="max_num_batched_tokens",
             )
+        parse_order(self.transports)
         for name in ("listen", "transfer_listen", "metrics_listen", "kvstore"):
             value: str = getattr(self, name)
             if value or name == "listen":

@@ -31,6 +31,7 @@ from baton.worker.profiler import StepProfiler
 from baton.worker.settings import EngineSettings
 from baton.worker.state import model_message
 from baton.worker.step_trace import StepTrace, TracedExecutor
+from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.layout import layout_message
 from baton.worker.transfer.transports import Transports
 
@@ -119,8 +120,19 @@ def _make_handover(
 ) -> Handover:
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
-    transport = Transports(executor, host.strip("[]"), port, start["advertised_host"], link.wake)
     settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
+    paths = make_paths(config.transports, executor, slot_bytes, getattr(executor, "kv", None))
+    transport = Transports(
+        executor,
+        host.strip("[]"),
+        port,
+        start["advertised_host"],
+        link.wake,
+        paths,
+        epoch=engine.epoch,
+        max_piece_bytes=settings.piece_bytes,
+    )
     return Handover(engine, executor, transport, link, start["worker_id"], settings)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
@@ -26,6 +27,29 @@ def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None
     parts = [memoryview(executor.read_blocks(layer, piece.block_ids)) for layer in layers]
     data = parts[0] if len(parts) == 1 else _interleaved(parts, len(piece.block_ids))
     return [data if conversion is None else conversion.on_host(data, piece)]
+
+
+def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | None, out: NDArray[np.uint8]) -> None:
+    """The piece's bytes, in the receiver's layout, to the start of `out`. Raises InvalidRequest where it is short."""
+    num_blocks, num_layers = len(piece.block_ids), piece.num_layers
+    block_bytes = executor.layout.bytes_per_block_layer
+    num_bytes = num_blocks * num_layers * block_bytes
+    if conversion is None and executor.kv_bytes is not None and num_bytes <= out.nbytes:
+        blocks = out[:num_bytes].reshape(num_blocks, num_layers, block_bytes)
+        index = np.asarray(piece.block_ids, np.int64)
+        for i in range(num_layers):
+            rows = executor.kv_bytes[piece.layer + i]
+            if num_layers == 1:
+                np.take(rows, index, axis=0, out=blocks[:, 0], mode="clip")
+            else:
+                blocks[:, i] = rows[index]
+        return
+    start = 0
+    for part in read_piece(executor, piece, conversion):
+        if start + part.nbytes > out.nbytes:
+            raise InvalidRequest(f"a piece has more than the {out.nbytes} bytes of a slot")
+        out[start : start + part.nbytes] = np.frombuffer(part, np.uint8)
+        start += part.nbytes
 
 
 def write_piece(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.rpc.errors import DataLoss
+from baton.rpc.errors import DataLoss, Mismatch
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.ahead import Ahead, Result
 from baton.worker.transfer.base import Outbound, Piece
@@ -149,6 +149,7 @@ class SlotOutgoing:
         self._changed = changed  # notified of credits, and of the end
         self._free = deque(range(slots.num_slots))
         self._num_slots = slots.num_slots
+        self._slot_bytes = slots.slot_bytes
         self._ended = ""
         self._moved_at = 0.0  # when the piece before was done
         sock.settimeout(None)
@@ -172,12 +173,14 @@ class SlotOutgoing:
         block_bytes = self._executor.layout.bytes_per_block_layer
         if conversion is not None:
             block_bytes = conversion.bytes_per_block_layer
+        num_bytes = piece.num_blocks * piece.num_layers * block_bytes
+        if num_bytes > self._slot_bytes:
+            raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
         slot = self._free.popleft()
         started = time.monotonic()
         ticket = self._sender.put(piece, slot, conversion)
         # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
         checksum = checksum_of(*read_piece(self._executor, piece, conversion)) if outbound.checksum else None
-        num_bytes = piece.num_blocks * piece.num_layers * block_bytes
         shipment = _InSlot(header_of(outbound, piece, num_bytes, checksum, slot), ticket, started, num_bytes)
         if self._sender.announces_first:
             self._sock.sendall(encode_piece(shipment.header))
