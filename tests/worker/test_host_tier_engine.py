@@ -19,6 +19,7 @@ from engine_harness import (
 from tiny_models import make_model
 
 from baton.rpc.errors import InvalidRequest
+from baton.v1 import control_pb2, worker_pb2
 from baton.worker.cache_events import StoredEvent
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HostSlot, Request, Tier
@@ -28,7 +29,9 @@ from baton.worker.executor.cpu import CpuExecutor
 from baton.worker.executor.factory import sim_settings
 from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.sim import SimExecutor, SimSpeed
+from baton.worker.metrics import metrics_of
 from baton.worker.request_state import Phase
+from baton.worker.state import host_cache_message, load_message
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -304,6 +307,30 @@ def test_what_finds_no_staging_is_dropped_and_counted():
         rig.run(request)
     check(rig, *requests)
     assert rig.engine.counters().num_dropped_blocks > 0
+
+
+def test_counters_and_load_reach_the_metrics():
+    clock = Clock()
+    rig = make_host_rig(clock)
+    prompt = prompt_of(81)
+    rig.run(make_request(prompt))
+    evict_everything(rig, clock)
+    rig.run(make_request(prompt))
+    layout = rig.executor.layout
+    empty = control_pb2.Histogram(counts=[0])
+    transfers = control_pb2.TransferCounters(transfer_seconds=empty, exposed_seconds=empty, tail_seconds=empty)
+    stats = control_pb2.GetStatsResponse(
+        state=worker_pb2.WorkerState(load=load_message(rig.engine.load(), layout, 0.0)),
+        counters=control_pb2.WorkerCounters(host_cache=host_cache_message(rig.engine.counters()), transfers=transfers),
+    )
+    values = {sample.name: sample.value for metric in metrics_of(stats, "m") for sample in metric.samples}
+    assert values["baton_worker_host_cache_hit_tokens_total"] == 80
+    assert values["baton_worker_host_cache_restored_bytes_total"] == 20 * layout.bytes_per_block
+    assert values["baton_worker_host_cache_restore_seconds_total"] == pytest.approx(80 * 2.6e-6)
+    assert values["baton_worker_host_cache_offloaded_blocks_total"] >= 20
+    assert values["baton_worker_restore_bytes_per_second"] > 0
+    assert values["baton_worker_host_blocks"] == 100
+    assert values["baton_worker_cached_host_blocks"] == rig.engine.load().num_cached_host_blocks > 0
 
 
 # The CPU executor.

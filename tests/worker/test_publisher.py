@@ -13,7 +13,7 @@ from worker_harness import running_worker, submit
 
 from baton.rpc.server import Context, RpcServer, Service
 from baton.services import ports
-from baton.v1 import control_pb2, index_pb2, index_pb2_grpc
+from baton.v1 import control_pb2, index_pb2, index_pb2_grpc, kv_pb2
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import Tier
 from baton.worker.events import EventLog
@@ -247,3 +247,25 @@ async def test_a_worker_serves_without_an_index_and_tells_one_that_comes_back(fr
             async with serving_index(address, index):
                 await until(lambda index=index, number=number: len(index.hashes) == number, "the blocks so far")
             await worker.stream().generate(submit(0, list(range(200, 248))))
+
+
+def test_events_and_snapshots_name_the_tier(harness: Harness) -> None:
+    harness.log.open(1)
+    harness.happen(StoredEvent(block(1), Tier.HOST), RemovedEvent(block(1)))
+    harness.cache.hashes, harness.cache.host_hashes = block(2), block(1)
+    harness.log.snapshot()
+    _, batch, device, host = harness.take()
+    assert [event.WhichOneof("event") for event in batch.batch.events] == ["stored", "removed"]
+    assert batch.batch.events[0].stored.tier == kv_pb2.KV_TIER_HOST
+    assert batch.batch.events[1].removed.tier == kv_pb2.KV_TIER_DEVICE
+    assert (device.snapshot.tier, device.snapshot.block_hashes) == (kv_pb2.KV_TIER_DEVICE, block(2))
+    assert (host.snapshot.tier, host.snapshot.block_hashes) == (kv_pb2.KV_TIER_HOST, block(1))
+    assert [(part.snapshot.first, part.snapshot.last) for part in (device, host)] == [(True, False), (False, True)]
+
+
+def test_a_cache_that_is_all_in_host_memory_has_a_snapshot_of_one_part(harness: Harness) -> None:
+    harness.log.open(1)
+    harness.cache.host_hashes = block(1)
+    harness.log.snapshot()
+    _, host = harness.take()
+    assert (host.snapshot.first, host.snapshot.last, host.snapshot.tier) == (True, True, kv_pb2.KV_TIER_HOST)

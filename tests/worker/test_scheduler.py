@@ -243,3 +243,81 @@ def test_nothing_to_do_stalls_until_something_changes():
     scheduler.retire(pinned)
     assert scheduler.runnable()
     assert run_step(scheduler).num_prefill_tokens == 16
+
+
+# Host memory.
+
+
+def make_host_scheduler(num_blocks: int) -> Scheduler:
+    settings = EngineSettings(max_num_requests=8, max_num_batched_tokens=64, min_host_hit_tokens=0)
+    size = num_blocks * BLOCK_SIZE
+    return Scheduler(num_blocks, BLOCK_SIZE, size, settings, EngineCounters(), lambda: 0.0, num_host_slots=32)
+
+
+def put_in_host_memory(scheduler: Scheduler, state: RequestState) -> None:
+    for block_hash in state.block_hashes:
+        begun = scheduler.offloads.tier.begin(block_hash)
+        assert begun is not None
+        assert scheduler.offloads.tier.landed(begun.slot)
+
+
+def place_with_prefix_in_host_memory(scheduler: Scheduler, length: int, priority: int = 0) -> RequestState:
+    number = next(_ORDER)
+    request = make_request(prompt_of(length, salt=number), 4, priority=priority)
+    state = RequestState(request, (priority, 0.0, number), length + 4, frozenset(), 0.0)
+    state.hash_up_to(length, BLOCK_SIZE)
+    put_in_host_memory(scheduler, state)
+    scheduler.place(state)
+    return state
+
+
+def test_a_prefix_in_host_memory_is_awaited_without_a_row():
+    scheduler = make_host_scheduler(32)
+    state = place_with_prefix_in_host_memory(scheduler, 41)
+    assert scheduler.schedule() is None
+    assert state.phase is Phase.RESTORING
+    assert (state.row, state.block_ids) == (NO_ROW, [])
+    ((restore_id, copies, fenced),) = [(r.restore_id, r.copies, r.fenced) for r in scheduler.restores.take()]
+    assert len(copies) == 10
+    assert not fenced
+    scheduler.check_integrity([state])
+    assert scheduler.restore_ended(restore_id, landed=True) == 10
+    assert run_step(scheduler).num_prefill_tokens == 1
+    assert state.num_cached_tokens == 40
+    scheduler.check_integrity([state])
+
+
+def test_a_restore_that_failed_is_not_tried_again():
+    scheduler = make_host_scheduler(32)
+    state = place_with_prefix_in_host_memory(scheduler, 41)
+    assert scheduler.schedule() is None
+    (restore,) = scheduler.restores.take()
+    scheduler.restore_ended(restore.restore_id, landed=False)
+    assert run_step(scheduler).num_prefill_tokens == 41
+    assert state.num_cached_tokens == 0
+
+
+def test_a_restore_into_blocks_that_a_step_in_flight_may_write_is_behind_it():
+    scheduler = make_host_scheduler(12)
+    low = place(scheduler, 40, max_tokens=4, priority=1)
+    in_flight = scheduler.schedule()
+    assert in_flight is not None
+    high = place_with_prefix_in_host_memory(scheduler, 41, priority=0)
+    scheduler.schedule()
+    assert low.phase is Phase.WAITING
+    assert high.phase is Phase.RESTORING
+    (restore,) = scheduler.restores.take()
+    assert restore.fenced
+    finish_step(scheduler, in_flight)
+    scheduler.restore_ended(restore.restore_id, landed=True)
+    scheduler.check_integrity([low, high])
+
+
+def test_a_prefix_that_finds_no_room_stays_in_host_memory():
+    scheduler = make_host_scheduler(12)
+    place(scheduler, 40, max_tokens=4)
+    run_step(scheduler)
+    state = place_with_prefix_in_host_memory(scheduler, 41)
+    run_step(scheduler)
+    assert state.phase is Phase.WAITING
+    assert scheduler.restores.take() == []

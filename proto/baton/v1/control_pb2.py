@@ -26,7 +26,7 @@ from baton.v1 import kv_pb2 as baton_dot_v1_dot_kv__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xcd\x01\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\"\x8c\x04\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\x12\x18\n\x10num_failed_steps\x18\x11 \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x12 \x01(\x04\x12-\n\ttransfers\x18\x13 \x01(\x0b\x32\x1a.baton.v1.TransferCounters\"\xba\x04\n\x10TransferCounters\x12\x15\n\rnum_transfers\x18\x01 \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\x02 \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x03 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x04 \x01(\x04\x12\x1c\n\x14num_refused_prefills\x18\x05 \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x06 \x01(\x04\x12-\n\x10transfer_seconds\x18\x07 \x01(\x0b\x32\x13.baton.v1.Histogram\x12,\n\x0f\x65xposed_seconds\x18\x08 \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_sent_transfers\x18\t \x01(\x04\x12\x16\n\x0enum_sent_bytes\x18\n \x01(\x04\x12\x19\n\x11num_failed_pushes\x18\x0b \x01(\x04\x12\x1b\n\x13num_failed_prefills\x18\x0c \x01(\x04\x12)\n\x0ctail_seconds\x18\r \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_expired_leases\x18\x0e \x01(\x04\x12\x16\n\x0enum_mismatches\x18\x0f \x01(\x04\x12\x18\n\x10num_stray_pieces\x18\x10 \x01(\x04\x12\x1b\n\x13num_stranded_blocks\x18\x11 \x01(\r\x12&\n\x05rates\x18\x12 \x03(\x0b\x32\x17.baton.v1.TransportRate\"x\n\rTransportRate\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x1d\n\x15sent_bytes_per_second\x18\x02 \x01(\x01\x12!\n\x19received_bytes_per_second\x18\x03 \x01(\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x13StartProfileRequest\x12\x11\n\tnum_steps\x18\x01 \x01(\r\"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"6\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r2\x83\x03\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponse\x12M\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1e.baton.v1.StartProfileResponse\x12J\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1d.baton.v1.StopProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xcd\x01\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\"\xbd\x04\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\x12\x18\n\x10num_failed_steps\x18\x11 \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x12 \x01(\x04\x12-\n\ttransfers\x18\x13 \x01(\x0b\x32\x1a.baton.v1.TransferCounters\x12/\n\nhost_cache\x18\x14 \x01(\x0b\x32\x1b.baton.v1.HostCacheCounters\"\xed\x01\n\x11HostCacheCounters\x12\x16\n\x0enum_hit_tokens\x18\x01 \x01(\x04\x12\x1c\n\x14num_offloaded_blocks\x18\x02 \x01(\x04\x12\x1b\n\x13num_offloaded_bytes\x18\x03 \x01(\x04\x12\x17\n\x0foffload_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13num_restored_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12num_restored_bytes\x18\x06 \x01(\x04\x12\x17\n\x0frestore_seconds\x18\x07 \x01(\x01\x12\x1a\n\x12num_dropped_blocks\x18\x08 \x01(\x04\"\xba\x04\n\x10TransferCounters\x12\x15\n\rnum_transfers\x18\x01 \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\x02 \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x03 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x04 \x01(\x04\x12\x1c\n\x14num_refused_prefills\x18\x05 \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x06 \x01(\x04\x12-\n\x10transfer_seconds\x18\x07 \x01(\x0b\x32\x13.baton.v1.Histogram\x12,\n\x0f\x65xposed_seconds\x18\x08 \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_sent_transfers\x18\t \x01(\x04\x12\x16\n\x0enum_sent_bytes\x18\n \x01(\x04\x12\x19\n\x11num_failed_pushes\x18\x0b \x01(\x04\x12\x1b\n\x13num_failed_prefills\x18\x0c \x01(\x04\x12)\n\x0ctail_seconds\x18\r \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_expired_leases\x18\x0e \x01(\x04\x12\x16\n\x0enum_mismatches\x18\x0f \x01(\x04\x12\x18\n\x10num_stray_pieces\x18\x10 \x01(\x04\x12\x1b\n\x13num_stranded_blocks\x18\x11 \x01(\r\x12&\n\x05rates\x18\x12 \x03(\x0b\x32\x17.baton.v1.TransportRate\"x\n\rTransportRate\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x1d\n\x15sent_bytes_per_second\x18\x02 \x01(\x01\x12!\n\x19received_bytes_per_second\x18\x03 \x01(\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x13StartProfileRequest\x12\x11\n\tnum_steps\x18\x01 \x01(\r\"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"6\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r2\x83\x03\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponse\x12M\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1e.baton.v1.StartProfileResponse\x12J\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1d.baton.v1.StopProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,25 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSRESPONSE']._serialized_start=188
   _globals['_GETSTATSRESPONSE']._serialized_end=393
   _globals['_WORKERCOUNTERS']._serialized_start=396
-  _globals['_WORKERCOUNTERS']._serialized_end=920
-  _globals['_TRANSFERCOUNTERS']._serialized_start=923
-  _globals['_TRANSFERCOUNTERS']._serialized_end=1493
-  _globals['_TRANSPORTRATE']._serialized_start=1495
-  _globals['_TRANSPORTRATE']._serialized_end=1615
-  _globals['_HISTOGRAM']._serialized_start=1617
-  _globals['_HISTOGRAM']._serialized_end=1673
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1675
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1700
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1702
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1743
-  _globals['_STARTPROFILEREQUEST']._serialized_start=1745
-  _globals['_STARTPROFILEREQUEST']._serialized_end=1785
-  _globals['_STARTPROFILERESPONSE']._serialized_start=1787
-  _globals['_STARTPROFILERESPONSE']._serialized_end=1823
-  _globals['_STOPPROFILEREQUEST']._serialized_start=1825
-  _globals['_STOPPROFILEREQUEST']._serialized_end=1845
-  _globals['_STOPPROFILERESPONSE']._serialized_start=1847
-  _globals['_STOPPROFILERESPONSE']._serialized_end=1901
-  _globals['_CONTROLSERVICE']._serialized_start=1904
-  _globals['_CONTROLSERVICE']._serialized_end=2291
+  _globals['_WORKERCOUNTERS']._serialized_end=969
+  _globals['_HOSTCACHECOUNTERS']._serialized_start=972
+  _globals['_HOSTCACHECOUNTERS']._serialized_end=1209
+  _globals['_TRANSFERCOUNTERS']._serialized_start=1212
+  _globals['_TRANSFERCOUNTERS']._serialized_end=1782
+  _globals['_TRANSPORTRATE']._serialized_start=1784
+  _globals['_TRANSPORTRATE']._serialized_end=1904
+  _globals['_HISTOGRAM']._serialized_start=1906
+  _globals['_HISTOGRAM']._serialized_end=1962
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1964
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1989
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1991
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2032
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2034
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2074
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2076
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2112
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2114
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2134
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2136
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2190
+  _globals['_CONTROLSERVICE']._serialized_start=2193
+  _globals['_CONTROLSERVICE']._serialized_end=2580
 # @@protoc_insertion_point(module_scope)

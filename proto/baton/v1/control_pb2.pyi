@@ -123,6 +123,7 @@ class WorkerCounters(google.protobuf.message.Message):
     NUM_FAILED_STEPS_FIELD_NUMBER: builtins.int
     NUM_DISCARDED_TOKENS_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
+    HOST_CACHE_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -145,6 +146,8 @@ class WorkerCounters(google.protobuf.message.Message):
     """Tokens computed for requests that had ended: the price of asynchronous steps."""
     @property
     def transfers(self) -> global___TransferCounters: ...
+    @property
+    def host_cache(self) -> global___HostCacheCounters: ...
     def __init__(
         self,
         *,
@@ -167,11 +170,56 @@ class WorkerCounters(google.protobuf.message.Message):
         num_failed_steps: builtins.int = ...,
         num_discarded_tokens: builtins.int = ...,
         transfers: global___TransferCounters | None = ...,
+        host_cache: global___HostCacheCounters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["host_cache", b"host_cache", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class HostCacheCounters(google.protobuf.message.Message):
+    """KV blocks between the device and host memory: totals since the worker's start. All 0 where it has no host memory for
+    them.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_HIT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_OFFLOADED_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_OFFLOADED_BYTES_FIELD_NUMBER: builtins.int
+    OFFLOAD_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_RESTORED_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_RESTORED_BYTES_FIELD_NUMBER: builtins.int
+    RESTORE_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_DROPPED_BLOCKS_FIELD_NUMBER: builtins.int
+    num_hit_tokens: builtins.int
+    """Of num_cached_tokens, those that came from host memory."""
+    num_offloaded_blocks: builtins.int
+    """Copied to host memory, and the time while such copies ran."""
+    num_offloaded_bytes: builtins.int
+    offload_seconds: builtins.float
+    num_restored_blocks: builtins.int
+    """Copied back, and the time while such copies ran."""
+    num_restored_bytes: builtins.int
+    restore_seconds: builtins.float
+    num_dropped_blocks: builtins.int
+    """Evicted from the device without a copy in host memory."""
+    def __init__(
+        self,
+        *,
+        num_hit_tokens: builtins.int = ...,
+        num_offloaded_blocks: builtins.int = ...,
+        num_offloaded_bytes: builtins.int = ...,
+        offload_seconds: builtins.float = ...,
+        num_restored_blocks: builtins.int = ...,
+        num_restored_bytes: builtins.int = ...,
+        restore_seconds: builtins.float = ...,
+        num_dropped_blocks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_dropped_blocks", b"num_dropped_blocks", "num_hit_tokens", b"num_hit_tokens", "num_offloaded_blocks", b"num_offloaded_blocks", "num_offloaded_bytes", b"num_offloaded_bytes", "num_restored_blocks", b"num_restored_blocks", "num_restored_bytes", b"num_restored_bytes", "offload_seconds", b"offload_seconds", "restore_seconds", b"restore_seconds"]) -> None: ...
+
+global___HostCacheCounters = HostCacheCounters
 
 @typing.final
 class TransferCounters(google.protobuf.message.Message):

@@ -649,6 +649,8 @@ class WorkerLoad(google.protobuf.message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: builtins.int
     RESTORE_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     ADAPTER_LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_CACHED_HOST_BLOCKS_FIELD_NUMBER: builtins.int
     num_running: builtins.int
     """Requests in the running batch, and waiting for it."""
     queue_depth: builtins.int
@@ -672,6 +674,9 @@ class WorkerLoad(google.protobuf.message.Message):
     """KV bytes brought back from host memory a second. 0: not known yet."""
     adapter_load_seconds: builtins.float
     """Of an adapter that is not on the device. 0: not known yet."""
+    num_host_blocks: builtins.int
+    """Blocks that host memory has room for, and those that can be found there. 0: none is set apart."""
+    num_cached_host_blocks: builtins.int
     def __init__(
         self,
         *,
@@ -688,7 +693,9 @@ class WorkerLoad(google.protobuf.message.Message):
         kv_bytes_per_token: builtins.int = ...,
         restore_bytes_per_second: builtins.float = ...,
         adapter_load_seconds: builtins.float = ...,
+        num_host_blocks: builtins.int = ...,
+        num_cached_host_blocks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_blocks", b"num_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_blocks", b"num_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_host_blocks", b"num_host_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
 
 global___WorkerLoad = WorkerLoad

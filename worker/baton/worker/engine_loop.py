@@ -17,7 +17,7 @@ from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.profiler import StepProfiler
 from baton.worker.sessions import Sessions
-from baton.worker.state import StateReporter, load_message
+from baton.worker.state import StateReporter, host_cache_message, load_message
 from baton.worker.step_trace import StepTrace
 
 _log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class EngineLoop:
             num_failed_steps=totals.num_failed_steps,
             num_discarded_tokens=totals.num_discarded_tokens,
             transfers=self._handover.counters_message(),
+            host_cache=host_cache_message(totals),
         )
 
     def audit(self) -> PoolAudit:

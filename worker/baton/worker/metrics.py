@@ -30,6 +30,17 @@ _COUNTERS = (
     ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
     ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
 )
+# HostCacheCounters field, metric, help
+_HOST_CACHE = (
+    ("num_hit_tokens", "baton_worker_host_cache_hit_tokens", "Prompt tokens whose KV came from host memory."),
+    ("num_offloaded_blocks", "baton_worker_host_cache_offloaded_blocks", "KV blocks copied to host memory."),
+    ("num_offloaded_bytes", "baton_worker_host_cache_offloaded_bytes", "KV bytes copied to host memory."),
+    ("offload_seconds", "baton_worker_host_cache_offload_seconds", "Time while KV was copied to host memory."),
+    ("num_restored_blocks", "baton_worker_host_cache_restored_blocks", "KV blocks copied from host memory."),
+    ("num_restored_bytes", "baton_worker_host_cache_restored_bytes", "KV bytes copied from host memory."),
+    ("restore_seconds", "baton_worker_host_cache_restore_seconds", "Time while KV was copied from host memory."),
+    ("num_dropped_blocks", "baton_worker_host_cache_dropped_blocks", "Blocks evicted without a copy in host memory."),
+)
 _ENDINGS = (("num_finished", "finished"), ("num_aborted", "aborted"), ("num_failed", "failed"))
 
 # WorkerLoad field, metric, help
@@ -41,6 +52,9 @@ _LOAD_GAUGES = (
     ("prefill_tokens_per_second", "baton_worker_prefill_tokens_per_second", "Measured over the last steps."),
     ("decode_step_seconds", "baton_worker_decode_step_seconds", "Of a step that only decodes, measured lately."),
     ("transfer_bytes_per_second", "baton_worker_transfer_bytes_per_second", "KV received, while transfers ran."),
+    ("restore_bytes_per_second", "baton_worker_restore_bytes_per_second", "KV copied from host memory, lately."),
+    ("num_host_blocks", "baton_worker_host_blocks", "KV blocks that host memory has room for."),
+    ("num_cached_host_blocks", "baton_worker_cached_host_blocks", "KV blocks in host memory."),
 )
 _BLOCKS = (
     ("num_held_blocks", "held"),
@@ -88,6 +102,10 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     for field, name, text in _COUNTERS:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters, field))
+        yield counter
+    for field, name, text in _HOST_CACHE:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
         yield counter
     endings = CounterMetricFamily("baton_worker_requests", "Requests that ended.", labels=("model_name", "ending"))
     for field, ending in _ENDINGS:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import control_pb2, types_pb2, worker_pb2
 from baton.worker.executor.base import KvLayout, ModelSpec
-from baton.worker.outputs import LoadSnapshot
+from baton.worker.outputs import EngineCounters, LoadSnapshot
 
 _MIN_INTERVAL_SECONDS = 0.1
 _MAX_INTERVAL_SECONDS = 1.0
@@ -54,6 +54,23 @@ def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second
         decode_step_seconds=load.decode_step_seconds,
         transfer_bytes_per_second=transfer_bytes_per_second,
         kv_bytes_per_token=layout.bytes_per_block // layout.block_size,
+        restore_bytes_per_second=load.restore_bytes_per_second,
+        num_host_blocks=load.num_host_blocks,
+        num_cached_host_blocks=load.num_cached_host_blocks,
+    )
+
+
+def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
+    """The contract's form of what went to and came from host memory."""
+    return control_pb2.HostCacheCounters(
+        num_hit_tokens=totals.num_host_hit_tokens,
+        num_offloaded_blocks=totals.num_offloaded_blocks,
+        num_offloaded_bytes=totals.num_offloaded_bytes,
+        offload_seconds=totals.offload_seconds,
+        num_restored_blocks=totals.num_restored_blocks,
+        num_restored_bytes=totals.num_restored_bytes,
+        restore_seconds=totals.restore_seconds,
+        num_dropped_blocks=totals.num_dropped_blocks,
     )
 
 
