@@ -605,6 +605,7 @@ class SharedPlacement(google.protobuf.message.Message):
     TENANT_WEIGHT_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    ROUTER_ID_FIELD_NUMBER: builtins.int
     placement_id: builtins.int
     age_ms: builtins.int
     """Milliseconds since it was made."""
@@ -614,6 +615,8 @@ class SharedPlacement(google.protobuf.message.Message):
     num_tokens: builtins.int
     """Prompt tokens to compute and output tokens expected."""
     priority: builtins.int
+    router_id: builtins.int
+    """The router that made it."""
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedShare]: ...
     @property
@@ -632,8 +635,9 @@ class SharedPlacement(google.protobuf.message.Message):
         tenant_weight: builtins.float = ...,
         num_tokens: builtins.int = ...,
         priority: builtins.int = ...,
+        router_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "block_counts", b"block_counts", "block_hashes", b"block_hashes", "num_tokens", b"num_tokens", "placement_id", b"placement_id", "priority", b"priority", "shares", b"shares", "tenant", b"tenant", "tenant_weight", b"tenant_weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "block_counts", b"block_counts", "block_hashes", b"block_hashes", "num_tokens", b"num_tokens", "placement_id", b"placement_id", "priority", b"priority", "router_id", b"router_id", "shares", b"shares", "tenant", b"tenant", "tenant_weight", b"tenant_weight"]) -> None: ...
 
 global___SharedPlacement = SharedPlacement
 

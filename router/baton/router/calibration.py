@@ -46,6 +46,7 @@ class Arrivals:
 
     def observe(self, now: float) -> None:
         """One more."""
+        now = max(now, self._at)
         self._count = self._decayed(now) + 1.0
         self._at = now
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.router.kubernetes_api import DEFAULT_URL, KubernetesApi
+from baton.router.sources import check_sources
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 
@@ -17,7 +19,23 @@ class RouterConfig:
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
     workers: tuple[str, ...] = field(
-        default=(), metadata={"help": "gRPC addresses of the workers.", "metavar": "HOST:PORT,.."}
+        default=(),
+        metadata={
+            "help": "The workers: host:port, dns://name:port (resolved again every 5 s), or "
+            "k8s://namespace/service:port (its EndpointSlices are watched).",
+            "metavar": "HOST:PORT,..",
+        },
+    )
+    peers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Other routers of this fleet, named like workers; this router itself may be among them.",
+            "metavar": "HOST:PORT,..",
+        },
+    )
+    kubernetes_api: str = field(
+        default=DEFAULT_URL,
+        metadata={"help": "API server for k8s:// addresses; the pod's service account is used.", "metavar": "URL"},
     )
     kvstore: str = field(
         default="",
@@ -54,10 +72,9 @@ class RouterConfig:
                 split_address(value, name)
         if not self.workers:
             raise InvalidRequest("workers is empty; give at least one host:port", field="workers")
-        for address in self.workers:
-            split_address(address, "workers")
-        if len(set(self.workers)) != len(self.workers):
-            raise InvalidRequest(f"workers={','.join(self.workers)} names an address twice", field="workers")
+        check_sources(self.workers, "workers")
+        check_sources(self.peers, "peers")
+        KubernetesApi(self.kubernetes_api).validate("kubernetes_api")
 
     @property
     def state_interval_seconds(self) -> float:

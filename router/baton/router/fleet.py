@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.router.rates import RateModel
 from baton.router.served_models import Models, find_mismatches, served_models
@@ -42,6 +42,14 @@ class Worker:
         return self.state.worker_id if self.state is not None else ""
 
 
+class Cordon(NamedTuple):
+    """That an operator took a worker out of placement, or put it back."""
+
+    worker_id: str
+    cordoned: bool
+    stamp_us: int  # when, since 1970; the newest one counts
+
+
 class FleetListener(Protocol):
     """Hears what happens to workers, as it happens."""
 
@@ -58,13 +66,16 @@ class FleetListener(Protocol):
 class Fleet:
     """Every worker, by address."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self.models: Models = {}
         self.version = 0  # another one after every change
         self._listeners: list[FleetListener] = []
         self._clock = clock
         self._workers: dict[str, Worker] = {}
-        self._cordoned: set[str] = set()
+        self._wall_clock = wall_clock
+        self._cordons: dict[str, Cordon] = {}
         self._reported: set[str] = set()  # mismatches that the log has
 
     def __iter__(self) -> Iterator[Worker]:
@@ -117,7 +128,7 @@ class Fleet:
         self.version += 1
         worker.state = state
         worker.rates.observe(state.load)
-        cordoned = state.worker_id in self._cordoned
+        cordoned = self.is_cordoned(state.worker_id)
         worker.view = view = worker.rates.smooth(view_of(state, address, cordoned, now, None))
         if before is None:
             worker.problem = ""
@@ -143,23 +154,36 @@ class Fleet:
             for listener in self._listeners:
                 listener.on_lost(worker_id)
 
-    def cordon(self, worker_id: str, cordoned: bool) -> None:
+    def cordon(self, worker_id: str, cordoned: bool) -> Cordon:
         """Takes a worker out of placement, or puts it back; it stays so over restarts. NotFound: unknown."""
-        worker = self.find(worker_id)
-        if worker is None:
+        if self.find(worker_id) is None:
             known = ", ".join(sorted(w.worker_id for w in self if w.worker_id)) or "none"
             raise NotFound(f"no worker {worker_id!r}; known are: {known}", field="worker_id")
-        if cordoned:
-            self._cordoned.add(worker_id)
-        else:
-            self._cordoned.discard(worker_id)
-        if worker.view is not None:
+        before = self._cordons.get(worker_id)
+        stamp_us = int(self._wall_clock() * 1e6)
+        cordon = Cordon(worker_id, cordoned, max(stamp_us, before.stamp_us + 1) if before is not None else stamp_us)
+        self.take_cordon(cordon)
+        return cordon
+
+    def take_cordon(self, cordon: Cordon) -> None:
+        """What was said of a worker, here or elsewhere; ignored where something newer is known."""
+        before = self._cordons.get(cordon.worker_id)
+        if before is not None and before.stamp_us >= cordon.stamp_us:
+            return
+        self._cordons[cordon.worker_id] = cordon
+        worker = self.find(cordon.worker_id)
+        if worker is not None and worker.view is not None:
             self.version += 1
-            worker.view = replace(worker.view, cordoned=cordoned)
+            worker.view = replace(worker.view, cordoned=cordon.cordoned)
+
+    def cordons(self) -> list[Cordon]:
+        """What was said last of each worker."""
+        return list(self._cordons.values())
 
     def is_cordoned(self, worker_id: str) -> bool:
         """Whether an operator took it out of placement."""
-        return worker_id in self._cordoned
+        cordon = self._cordons.get(worker_id)
+        return cordon is not None and cordon.cordoned
 
     def _what_is_wrong(self, worker: Worker, state: worker_pb2.WorkerState) -> str:
         if not state.worker_id:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from baton.router.fleet import Fleet
 from baton.router.index_client import IndexClient
+from baton.router.peers import Peers
 from baton.router.placer import Outcome, Placer
 from baton.router.prefix_index import PrefixIndex
 
@@ -53,11 +54,19 @@ class RouterMetrics:
 class RouterCollector(Collector):
     """What is read at scrape time."""
 
-    def __init__(self, fleet: Fleet, placer: Placer, index: PrefixIndex, client: IndexClient | None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        index: PrefixIndex,
+        client: IndexClient | None,
+        peers: Peers | None = None,
+    ) -> None:
         self._fleet = fleet
         self._placer = placer
         self._index = index
         self._client = client
+        self._peers = peers
 
     def collect(self) -> Iterable[Metric]:
         """The fleet's and the index's sizes as of now. Runs in the exporter's thread: takes copies, then counts."""
@@ -67,6 +76,8 @@ class RouterCollector(Collector):
         yield GaugeMetricFamily(
             "baton_router_in_flight", "Placements not reported on yet.", len(self._placer.in_flight)
         )
+        if self._peers is not None:
+            yield GaugeMetricFamily("baton_router_peers", "Other routers that are heard.", len(self._peers))
         entries = sum(map(self._index.num_blocks, self._index.worker_ids))
         yield GaugeMetricFamily("baton_router_index_blocks", "Blocks in the index, by worker.", entries)
         yield GaugeMetricFamily("baton_router_index_distinct_blocks", "Distinct blocks in the index.", len(self._index))

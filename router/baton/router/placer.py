@@ -110,6 +110,10 @@ class Placer:
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
 
+    def hear_of_placement(self, at: float) -> None:
+        """Another router placed a request."""
+        self._learnt.arrivals.observe(at)
+
     def on_state(self, view: WorkerView, is_new: bool) -> None:
         """What was placed long enough before a state is in it; entries of a former epoch are not true any more."""
         if is_new and self._index.epoch(view.worker_id) not in (None, view.epoch):

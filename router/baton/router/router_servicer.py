@@ -12,10 +12,12 @@ import grpc
 
 from baton.router.fleet import Fleet, Worker
 from baton.router.metrics import RouterMetrics
+from baton.router.peer_news import PeerNews
+from baton.router.peers import Peers
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.worker_view import WorkerView
-from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 from baton.v1 import router_pb2, router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -28,11 +30,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The gRPC side of one router. A FleetListener."""
 
-    def __init__(self, fleet: Fleet, placer: Placer, index: PrefixIndex, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        index: PrefixIndex,
+        metrics: RouterMetrics,
+        news: PeerNews,
+        peers: Peers | None = None,
+    ) -> None:
         self._fleet = fleet
         self._placer = placer
         self._index = index
         self._metrics = metrics
+        self._news = news
+        self._peers = peers
         self._models_changed = asyncio.Event()
         self._closing = False
         fleet.listen(self)
@@ -70,7 +82,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def Explain(self, request: router_pb2.ExplainRequest, context: Context) -> router_pb2.ExplainResponse:  # noqa: N802
         if request.WhichOneof("placement") is None:
             raise InvalidRequest("give placement_id or request_id", field="placement_id")
-        return self._placer.decisions.explain(request)
+        try:
+            response = self._placer.decisions.explain(request)
+        except NotFound:
+            if self._peers is None or request.only_here or not len(self._peers):
+                raise
+            return await self._peers.explain(request)
+        response.router_id = self._news.router_id
+        return response
 
     async def ListWorkers(  # noqa: N802
         self, request: router_pb2.ListWorkersRequest, context: Context
@@ -87,12 +106,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             await changed.wait()
 
     async def Cordon(self, request: router_pb2.CordonRequest, context: Context) -> router_pb2.CordonResponse:  # noqa: N802
-        self._fleet.cordon(request.worker_id, True)
+        self._news.on_cordon(self._fleet.cordon(request.worker_id, True))
         _log.info("worker %s is cordoned", request.worker_id)
         return router_pb2.CordonResponse()
 
     async def Uncordon(self, request: router_pb2.UncordonRequest, context: Context) -> router_pb2.UncordonResponse:  # noqa: N802
-        self._fleet.cordon(request.worker_id, False)
+        self._news.on_cordon(self._fleet.cordon(request.worker_id, False))
         _log.info("worker %s is no longer cordoned", request.worker_id)
         return router_pb2.UncordonResponse()
 

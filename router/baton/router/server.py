@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import prometheus_client
 
 from baton.router.config import RouterConfig
-from baton.router.discovery import StaticDiscovery
 from baton.router.fleet import Fleet
 from baton.router.index_client import IndexClient
+from baton.router.kubernetes_api import KubernetesApi
 from baton.router.metrics import RouterCollector, RouterMetrics
+from baton.router.peer_news import PeerNews
+from baton.router.peer_servicer import SERVICE_NAME as PEER_SERVICE_NAME
+from baton.router.peer_servicer import RouterPeerServicer
+from baton.router.peers import Peers
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.router_servicer import SERVICE_NAME, RouterServicer
+from baton.router.sources import discovery_of
 from baton.router.worker_watch import WorkerWatch
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
@@ -35,22 +42,35 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     registry = prometheus_client.CollectorRegistry()
     fleet, index = Fleet(), PrefixIndex()
     placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity)
-    servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry))
+    router_id = secrets.randbits(63)
+    placer.listener = news = PeerNews(router_id, placer.in_flight, fleet, time.monotonic)
+    api = KubernetesApi(config.kubernetes_api)
+    peers = None
+    if config.peers:
+        discovery = discovery_of(config.peers, api, "peers")
+        peers = Peers(router_id, placer.in_flight, fleet, discovery, placer.hear_of_placement)
+    servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers)
+    peer_servicer = RouterPeerServicer(news)
     client = IndexClient(index, config.kvstore) if config.kvstore else None
-    watch = WorkerWatch(fleet, StaticDiscovery(config.workers), config.state_interval_seconds)
-    registry.register(RouterCollector(fleet, placer, index, client))
-    service = Service(SERVICE_NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server)
-    server = RpcServer(config.listen, (service,), _GRACE_SECONDS)
+    watch = WorkerWatch(fleet, discovery_of(config.workers, api, "workers"), config.state_interval_seconds)
+    registry.register(RouterCollector(fleet, placer, index, client, peers))
+    services = (
+        Service(SERVICE_NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server),
+        Service(PEER_SERVICE_NAME, peer_servicer, router_pb2_grpc.add_RouterPeerServiceServicer_to_server),
+    )
+    server = RpcServer(config.listen, services, _GRACE_SECONDS)
+    runs = [one.run() for one in (watch, client, peers) if one is not None]
     async with (
         server,
         metrics_endpoint(config.metrics_listen, registry) as metrics_port,
-        _running(watch.run(), *([client.run()] if client is not None else [])) as ended,
+        _running(*runs) as ended,
     ):
         await server.set_ready(True)
         _log.info("listening", extra={"port": server.port, "metrics_port": metrics_port, "workers": config.workers})
         await _first(stop.wait(), ended.wait())
         await server.set_ready(False)
         servicer.close()
+        peer_servicer.close()
 
 
 @contextlib.asynccontextmanager

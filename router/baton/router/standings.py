@@ -1,4 +1,4 @@
-"""The fleet as one request meets it: which workers are usable, and how each stands. Does no I/O, and decides nothing."""
+"""The fleet as one request meets it: which workers are usable, and how each stands. Does no I/O, decides nothing."""
 
 from __future__ import annotations
 
