@@ -9,6 +9,8 @@ from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
 from baton.worker.transfer.sockets import MAX_BUFFERS, readable, skip
 
+_WAKE_BYTES = 512 << 10  # that are there before the thread is woken
+
 
 def receive_into(
     sock: socket.socket,
@@ -25,32 +27,37 @@ def receive_into(
     Raises ConnectionError where the peer ends the connection, or sends nothing for so many seconds.
     """
     left = sum(view.nbytes for view in views)
-    taken, first = 0, 0
-    while left:
-        if not transfers.enter(transfer):
-            return taken
-        count: int | None = 0
-        try:
-            count = _receive(sock, views[first : first + MAX_BUFFERS])
-        finally:
-            left -= count or 0
-            if not left:
-                landing()
-            transfers.leave(transfer, count or 0, part if not left else None)
-        if count is None:
+    taken, first, wake = 0, 0, 1
+    try:
+        while left:
+            if wake != min(left, _WAKE_BYTES):
+                wake = min(left, _WAKE_BYTES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
             if not readable(sock, seconds):
                 raise ConnectionError(f"nothing of a piece came for {seconds:g} s")
-            continue
-        if not count:
-            raise ConnectionError("it ended within a piece")
-        taken += count
-        first = skip(views, first, count)
+            if not transfers.enter(transfer):
+                return taken
+            count = 0
+            try:
+                count = _receive(sock, views[first : first + MAX_BUFFERS])
+                left -= count
+                if not left:
+                    landing()
+            finally:
+                transfers.leave(transfer, count, part if not left else None)
+            taken += count
+            first = skip(views, first, count)
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     return taken
 
 
-def _receive(sock: socket.socket, views: list[memoryview]) -> int | None:
-    """What is there. None: nothing yet. 0: the end."""
+def _receive(sock: socket.socket, views: list[memoryview]) -> int:
+    """What is there; 0: nothing yet after all. Raises ConnectionError at the end."""
     try:
-        return sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+        count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
     except BlockingIOError:
-        return None
+        return 0
+    if not count:
+        raise ConnectionError("it ended within a piece")
+    return count

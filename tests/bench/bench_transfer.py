@@ -1,0 +1,218 @@
+"""KV between two workers over each kind of transport, against the raw copy of the same bytes in the same run.
+
+baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--repeats 5] [--json PATH]
+
+`of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
+with the first push, in the sender's process, and ends with the last block in its place, in the receiver's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from report import facts_line, machine_facts, render_table, write_json
+from transfer_kinds import BYTES_PER_BLOCK_LAYER, KINDS, NUM_LAYERS, Kind
+
+from baton.worker.core import BlockId
+from baton.worker.transfer.base import Inbound, Landed, Outbound, Piece, PushFailed
+from baton.worker.transfer.transports import Transports
+
+_ANSWER_SECONDS = 60.0
+_BLOCK_BYTES = NUM_LAYERS * BYTES_PER_BLOCK_LAYER
+
+
+def block_ids_of(number: int, num_blocks: int) -> list[BlockId]:
+    """Any order: a pool that was used for a while has no neighbours."""
+    return [BlockId(i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
+
+
+def make_transports(kind: Kind, num_blocks: int, wake: Callable[[], None]) -> Transports:
+    """One end."""
+    executor = kind.make_executor(num_blocks)
+    return Transports(executor, "127.0.0.1", 0, "127.0.0.1", wake, kind.make_paths(executor))
+
+
+class Sender:
+    """The sending worker; its process serves calls from the receiver's until it is closed."""
+
+    def __init__(self, kind: Kind, num_blocks: int, told: Any) -> None:
+        self._kind = kind
+        self._transport = make_transports(kind, num_blocks, lambda: None)
+        self._raw = kind.raw_sender(told, num_blocks * _BLOCK_BYTES)
+
+    def connect(self, number: int, addresses: list[bytes], checksum: bool) -> None:
+        """As when a prefill starts: long before the first piece."""
+        from baton.v1 import kv_pb2
+
+        known = [kv_pb2.TransportAddress.FromString(address) for address in addresses]
+        self._transport.connect(Outbound(number, known, number, 1, number, checksum))
+
+    def push(self, number: int, num_blocks: int) -> None:
+        """All blocks, layer by layer; of a short prompt several layers at once, as far as a piece goes."""
+        per_piece = self._kind.piece_bytes // BYTES_PER_BLOCK_LAYER
+        num_layers = min(NUM_LAYERS, max(1, per_piece // num_blocks))
+        block_ids = block_ids_of(number + 1, num_blocks)
+        for layer in range(0, NUM_LAYERS, num_layers):
+            for first in range(0, num_blocks, per_piece):
+                ids = block_ids[first : first + per_piece]
+                layers = min(num_layers, NUM_LAYERS - layer)
+                self._transport.push(number, Piece(layer, first, len(ids), ids, num_layers=layers))
+        self._transport.finish(number)
+
+    def forget(self, number: int) -> None:
+        """Raises what the push failed of."""
+        failed = [event for event in self._transport.poll() if isinstance(event, PushFailed)]
+        self._transport.forget(number)
+        if failed:
+            raise RuntimeError(failed[0].reason)
+
+    def send_raw(self, num_bytes: int) -> None:
+        """The raw copy."""
+        self._raw.send(num_bytes)
+
+    def close(self) -> None:
+        """Everything."""
+        self._transport.close()
+        self._raw.close()
+
+
+def serve(name: str, num_blocks: int, told: Any, pipe: Connection) -> None:
+    """The sender's process."""
+    sender = Sender(KINDS[name], num_blocks, told)
+    pipe.send(None)
+    while True:
+        call, *arguments = pipe.recv()
+        getattr(sender, call)(*arguments)
+        if call not in ("push", "send_raw"):
+            pipe.send(None)
+        if call == "close":
+            return
+
+
+class Pair:
+    """The receiving worker here, the sending one in another process."""
+
+    def __init__(self, kind: Kind, num_blocks: int) -> None:
+        self._landed = threading.Event()
+        self._transport = make_transports(kind, num_blocks, self._landed.set)
+        self._raw = kind.raw_receiver(num_blocks * _BLOCK_BYTES)
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        arguments = (kind.name, num_blocks, self._raw.told, theirs)
+        self._process = context.Process(target=serve, args=arguments, daemon=True)
+        self._process.start()
+        self._answer()
+        self._number = 0
+
+    def raw(self, num_blocks: int) -> float:
+        """Seconds of the raw copy."""
+        began = time.perf_counter()
+        self._pipe.send(("send_raw", num_blocks * _BLOCK_BYTES))
+        self._raw.receive(num_blocks * _BLOCK_BYTES)
+        return time.perf_counter() - began
+
+    def transfer(self, num_blocks: int, checksum: bool) -> float:
+        """Seconds from the first push to the last byte in its block."""
+        self._number += 1
+        number = self._number
+        self._transport.open(Inbound(number, 1, number, tuple(block_ids_of(number, num_blocks)), checksum))
+        addresses = [address.SerializeToString() for address in self._transport.addresses]
+        self._call("connect", number, addresses, checksum)
+        time.sleep(0.02)
+        began = time.perf_counter()
+        self._pipe.send(("push", number, num_blocks))
+        while not any(isinstance(event, Landed) for event in self._transport.poll()):
+            if not self._landed.wait(_ANSWER_SECONDS):
+                raise TimeoutError("a transfer did not land")
+            self._landed.clear()
+        seconds = time.perf_counter() - began
+        self._call("forget", number)
+        return seconds
+
+    def close(self) -> None:
+        """Both processes' ends."""
+        self._call("close")
+        self._process.join(_ANSWER_SECONDS)
+        self._transport.close()
+        self._raw.close()
+
+    def _call(self, *call: Any) -> None:
+        self._pipe.send(call)
+        self._answer()
+
+    def _answer(self) -> None:
+        if not self._pipe.poll(_ANSWER_SECONDS):
+            raise TimeoutError("the sender's process does not answer")
+        self._pipe.recv()
+
+
+def measure(kind: Kind, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
+    """A record for each size in MiB; raw, plain and checked take turns. Rates are medians, in GB/s."""
+    records = []
+    pair = Pair(kind, max(1, (max(sizes) << 20) // _BLOCK_BYTES))
+    try:
+        for size in sizes:
+            num_blocks = max(1, (size << 20) // _BLOCK_BYTES)
+            runs: dict[str, Callable[[], float]] = {
+                "raw": lambda count=num_blocks: pair.raw(count),  # type: ignore[misc]
+                "plain": lambda count=num_blocks: pair.transfer(count, False),  # type: ignore[misc]
+                "checked": lambda count=num_blocks: pair.transfer(count, True),  # type: ignore[misc]
+            }
+            seconds: dict[str, list[float]] = {name: [] for name in runs}
+            for repeat in range(repeats + 1):
+                for name, run in runs.items():
+                    taken = run()
+                    if repeat:  # the first warms up
+                        seconds[name].append(taken)
+            rates = {
+                name: num_blocks * _BLOCK_BYTES / statistics.median(values) / 1e9 for name, values in seconds.items()
+            }
+            records.append({"kind": kind.name, "mib": num_blocks * _BLOCK_BYTES >> 20, "gb_per_second": rates})
+    finally:
+        pair.close()
+    return records
+
+
+def row_of(record: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    rates = record["gb_per_second"]
+    raw, plain, checked = rates["raw"], rates["plain"], rates["checked"]
+    shown = [f"{raw:.2f}", f"{plain:.2f}", f"{plain / raw:.0%}", f"{checked:.2f}", f"{checked / raw:.0%}"]
+    return [record["kind"], str(record["mib"]), *shown]
+
+
+def main() -> None:
+    """Measures, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default="tcp,ipc", help=f"some of {','.join(KINDS)}")
+    parser.add_argument("--mib", default="2,16,64,128,256", help="sizes of transfers")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    unknown = [name for name in options.kinds.split(",") if name not in KINDS]
+    if unknown:
+        parser.error(f"--kinds: {unknown[0]!r} is none of {', '.join(KINDS)}")
+    sizes = [int(size) for size in options.mib.split(",")]
+    facts = machine_facts(["numpy", "torch"])
+    records = [record for name in options.kinds.split(",") for record in measure(KINDS[name], sizes, options.repeats)]
+    print(facts_line(facts))
+    header = ["kind", "MiB", "raw GB/s", "plain GB/s", "of raw", "checked GB/s", "of raw"]
+    print(render_table(header, [row_of(record) for record in records], markdown=True))
+    write_json(options.json, {"facts": facts, "records": records})
+
+
+if __name__ == "__main__":
+    main()
