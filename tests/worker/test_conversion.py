@@ -187,6 +187,19 @@ def test_8_bits_are_what_the_receivers_kernel_stores(dtype, receiver):
     assert both_ways(conversion_to(sender, receiver), blocks_of(kv, sender), piece) == raw(wanted)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_16_bit_number_becomes_what_the_receivers_kernel_stores(dtype):
+    """Ties included: a few come out otherwise where a value is multiplied with 1 / scale."""
+    sender, receiver = layout(dtype, 16, heads=1, head_dim=4096), scaled(heads=1, head_dim=4096)
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
+    kv = every.view(16, 4096).expand(NUM_LAYERS, 2, 1, 16, 4096).contiguous()
+    scales = scales_of(receiver)[:, :, None]
+    stored = [quantize_kv(kv[layer].permute(2, 0, 1, 3), scales[layer]).permute(1, 2, 0, 3) for layer in range(3)]
+    wanted = blocks_of(torch.stack(stored).view(torch.uint8), receiver)
+    made = both_ways(conversion_to(sender, receiver), blocks_of(kv, sender), piece_of(sender, receiver, 16, 0, 1))
+    assert made == raw(wanted)
+
+
 def test_a_piece_takes_the_scales_of_its_own_layers():
     sender, receiver = layout("bfloat16", 16), scaled()
     given = blocks_of(random_kv("bfloat16", 2, 40, 4, seed=4), sender)

@@ -32,9 +32,8 @@ class Model:
         self.computed = [self.num_cached] * self.num_layers
         num_blocks = -(-self.num_tokens // self.sender_size)
         self.block_ids = [BlockId(1000 - 3 * index) for index in range(num_blocks)]
-        self.progress = PushProgress(
-            self.num_layers, self.sender_size, self.num_tokens, self.num_cached, self.block_ids
-        )
+        held = [*self.block_ids, BlockId(9999)]  # one for what is generated
+        self.progress = PushProgress(self.num_layers, self.sender_size, self.num_tokens, self.num_cached, held)
 
     @property
     def num_blocks(self) -> int:
