@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,9 @@ def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> Non
         engine.submit(request_of(prompt, "a"))
         while engine.has_work():
             engine.step()
+        until = time.monotonic() + 10
+        while len(seen) < executor.layout.num_layers and time.monotonic() < until:
+            time.sleep(0.01)
     finally:
         executor.layer_hook = None
     assert [layer for layer, _, _ in seen] == list(range(executor.layout.num_layers))

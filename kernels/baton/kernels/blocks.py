@@ -51,6 +51,53 @@ def scatter_blocks(pool: Tensor, block_ids: Tensor, staging: Tensor) -> None:
     _copy(pool, block_ids, staging, gather=False)
 
 
+class BlockCopier:
+    """The same copies of one pool on the GPU, by address: where the launch's time on the host counts.
+
+    Staging is [num_ids, num_layers, bytes of one layer of one block], at a multiple of 16 bytes; block ids are int32 in
+    memory that the device can read, pinned host memory included.
+    """
+
+    def __init__(self, pool: Tensor) -> None:
+        """`pool` [num_layers, num_blocks, ...]. Raises ValueError where a block is no multiple of 16 bytes."""
+        words = _as_words(pool.flatten(2))
+        size = words.shape[2]
+        if words.dtype != torch.int64 or size % 2 or not pool.is_contiguous():
+            raise ValueError(f"a layer of a block has {size} {words.dtype}; it must be a whole number of 16 bytes")
+        self.bytes_per_block_layer = 8 * size
+        self._pool = words
+        self._start: int = words.data_ptr()
+        self._stride: int = words.stride(0)
+        self._num_programs = triton.cdiv(size, _BLOCK)
+        self._constants = {gather: (size, _BLOCK, gather) for gather in (True, False)}
+        staging = torch.empty(1, 1, size, dtype=torch.int64, device=pool.device)
+        block_ids = torch.zeros(1, dtype=torch.int32, device=pool.device)
+        self._kernels = {
+            gather: _copy_kernel.warmup(
+                words, staging, block_ids, self._stride, SIZE=size, BLOCK=_BLOCK, GATHER=gather, num_warps=8, grid=(1,)
+            )
+            for gather in (True, False)
+        }
+
+    def gather(self, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
+        """Queues staging[i, layer - layers.start] = pool[layer, block_ids[i]]."""
+        self._launch(True, layers, block_ids, num_ids, staging, stream)
+
+    def scatter(self, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
+        """Queues the way back; block ids are distinct."""
+        self._launch(False, layers, block_ids, num_ids, staging, stream)
+
+    def _launch(self, gather: bool, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
+        self._kernels[gather][(num_ids, len(layers), self._num_programs)](
+            self._start + 8 * layers.start * self._stride,
+            staging,
+            block_ids,
+            self._stride,
+            *self._constants[gather],
+            stream=stream,
+        )
+
+
 def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> None:
     expected = (block_ids.shape[0], pool.shape[0], *pool.shape[2:])
     if staging.shape != expected or not staging.is_contiguous() or not pool[0].is_contiguous():

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.blocks import gather_blocks, scatter_blocks
+from baton.kernels.blocks import BlockCopier, gather_blocks, scatter_blocks
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 
 
@@ -48,6 +49,10 @@ class KvCopies:
         pool = self._pool()[layers.start : layers.stop]
         scatter_blocks(pool, self._index(block_ids), _shaped(values, pool, len(block_ids)))
 
+    def lane(self, num_slots: int, slot_bytes: int) -> CopyLane:
+        """For one connection's copies between the pool, which stays where it is, and so many slots of memory."""
+        return CopyLane(BlockCopier(self._pool()), num_slots, slot_bytes)
+
     def warm_up(self) -> None:
         """Compiles both kernels, on a block that nobody holds yet."""
         values = torch.empty(self.num_bytes(1, 1), dtype=torch.uint8, device=self.device)
@@ -57,6 +62,41 @@ class KvCopies:
 
     def _index(self, block_ids: Sequence[BlockId]) -> Tensor:
         return torch.from_numpy(np.asarray(block_ids, np.int32)).to(self.device, non_blocking=True)
+
+
+class CopyLane:
+    """Copies that cost the host little. A slot's copy must have ended before the slot is used again.
+
+    The kernels read block ids from pinned memory of the host.
+    """
+
+    def __init__(self, copier: BlockCopier, num_slots: int, slot_bytes: int) -> None:
+        self._copier = copier
+        self._most = slot_bytes // copier.bytes_per_block_layer
+        self._pinned = torch.empty(num_slots, max(1, self._most), dtype=torch.int32, pin_memory=True)
+        self._ids = self._pinned.numpy()
+        self._row_bytes = 4 * self._pinned.shape[1]
+        self._start = self._pinned.data_ptr()
+
+    def gather(self, slot: int, layers: range, block_ids: Sequence[BlockId], to: int, stream: int) -> int:
+        """Queues the copy of these blocks to an address. Returns its bytes. Raises InvalidRequest for too many."""
+        count = self._put(slot, layers, block_ids)
+        self._copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream)
+        return count * len(layers) * self._copier.bytes_per_block_layer
+
+    def scatter(self, slot: int, layers: range, block_ids: Sequence[BlockId], source: int, stream: int) -> None:
+        """Queues the copy from an address into these blocks, which are distinct. Raises InvalidRequest for too many."""
+        count = self._put(slot, layers, block_ids)
+        self._copier.scatter(layers, self._start + slot * self._row_bytes, count, source, stream)
+
+    def _put(self, slot: int, layers: range, block_ids: Sequence[BlockId]) -> int:
+        count = len(block_ids)
+        if not 0 < count * len(layers) <= self._most:
+            raise InvalidRequest(
+                f"a piece has {count} blocks of {len(layers)} layers; a slot takes 1 to {self._most} of one layer"
+            )
+        self._ids[slot, :count] = block_ids
+        return count
 
 
 def _shaped(memory: Tensor, pool: Tensor, num_blocks: int) -> Tensor:

@@ -13,11 +13,11 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory
-from baton.worker.transfer.cuda_slots import DeviceSlots, gathered
+from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.cuda_staging import Regions
 
 NUM_SLOTS = 4
-_MAX_SENDERS = 32
+_MAX_SENDERS = 16
 
 
 class IpcPath:
@@ -79,23 +79,17 @@ class IpcSender:
     announces_first = False
 
     def __init__(self, kv: KvCopies, slots: Slots) -> None:
-        self._kv = kv
         self._slot_bytes = slots.slot_bytes
-        self._peer = PeerMemory(slots.blob)
-        self._staging = torch.empty(slots.num_slots * slots.slot_bytes, dtype=torch.uint8, device=kv.device)
-        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._copying.cuda_stream)
+        self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._copying)
+        self._peer = PeerMemory(slots.blob)
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
         """Gathers on one stream while the piece before is copied on the other."""
-        start = slot * self._slot_bytes
-        staging = self._staging[start : start + self._slot_bytes]
-        with torch.cuda.stream(self._gathering):
-            values = gathered(self._kv, piece, conversion, staging)
-            values.record_stream(self._copying)
-            self._copying.wait_stream(self._gathering)
-        self._peer.copy_in(start, values, values.numel(), self._copying)
-        return CudaTicket(self._copying)
+        address, num_bytes = self._staged.gather(piece, slot, conversion)
+        self._peer.copy_in(slot * self._slot_bytes, address, num_bytes, self._raw_stream)
+        return CudaTicket(self._copying, ends=True)
 
     def abort(self) -> None:
         """Copies between devices end by themselves."""

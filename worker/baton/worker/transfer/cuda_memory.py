@@ -17,14 +17,16 @@ from torch import Tensor
 from baton.rpc.errors import InternalError
 
 HANDLE_BYTES = 64
-_SPIN_SECONDS = 100e-6
+_DEVICE_TO_DEVICE = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+_SPIN_SECONDS = 2e-3
 _NAP_SECONDS = 50e-6
 
 
 class CudaTicket:
-    """A copy that was queued on a stream."""
+    """What was queued on a stream so far. `ends`: it ends by itself, whatever other processes do."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, ends: bool = False) -> None:
+        self._ends = ends
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record(stream)
 
@@ -33,7 +35,10 @@ class CudaTicket:
         return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self, seconds: float) -> bool:
-        """`done`, after at most so long."""
+        """`done`, after at most so long; what ends by itself is waited for to its end."""
+        if self._ends:
+            self._done.synchronize()
+            return True
         now = time.monotonic()
         spun, ends = now + _SPIN_SECONDS, now + seconds
         while not self.done():
@@ -73,12 +78,9 @@ class PeerMemory:
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
         self.address: int = int(_checked(runtime.cudaIpcOpenMemHandle(opened, flags), "opening the peer's memory"))
 
-    def copy_in(self, offset: int, source: Tensor, num_bytes: int, stream: torch.cuda.Stream) -> None:
-        """Queues a copy of device memory of ours to `offset`, by a copy engine."""
-        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        status = runtime.cudaMemcpyAsync(
-            self.address + offset, source.data_ptr(), num_bytes, kind, int(stream.cuda_stream)
-        )
+    def copy_in(self, offset: int, source: int, num_bytes: int, stream: int) -> None:
+        """Queues a copy of device memory of ours, from an address to `offset`, by a copy engine."""
+        status = runtime.cudaMemcpyAsync(self.address + offset, source, num_bytes, _DEVICE_TO_DEVICE, stream)
         _checked(status, "a copy to the peer's memory")
 
     def close(self) -> None:

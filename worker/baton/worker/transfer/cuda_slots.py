@@ -1,4 +1,4 @@
-"""What both CUDA transports do with a slot: a piece is gathered into one, checked in one, and scattered from one."""
+"""What CUDA transports do with a slot: a piece is gathered for one, checked in one, and scattered from one."""
 
 from __future__ import annotations
 
@@ -34,14 +34,49 @@ def gathered(kv: KvCopies, piece: Piece, conversion: KvConversion | None, stagin
     return converted.contiguous().view(-1).view(torch.uint8)
 
 
+class StagedPieces:
+    """A sender's staging, one piece of memory for each slot: gathers on a stream of its own."""
+
+    def __init__(self, kv: KvCopies, num_slots: int, slot_bytes: int, moving: torch.cuda.Stream) -> None:
+        """`moving` is the stream that takes pieces away."""
+        self._kv = kv
+        self._slot_bytes = slot_bytes
+        self._moving = moving
+        self._lane = kv.lane(num_slots, slot_bytes)
+        self._memory = torch.empty(num_slots * slot_bytes, dtype=torch.uint8, device=kv.device)
+        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._gathering.cuda_stream)
+        self.address: int = self._memory.data_ptr()  # of slot 0
+        self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def gather(self, piece: Piece, slot: int, conversion: KvConversion | None) -> tuple[int, int]:
+        """Queues it: where its bytes will be when `moving` goes on, and how many they are. Raises InvalidRequest."""
+        start = slot * self._slot_bytes
+        if conversion is None:
+            address = self.address + start
+            layers = range(piece.layer, piece.layer + piece.num_layers)
+            num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream)
+        else:
+            with torch.cuda.stream(self._gathering):
+                staging = self._memory[start : start + self._slot_bytes]
+                values = gathered(self._kv, piece, conversion, staging)
+                values.record_stream(self._moving)
+            address, num_bytes = values.data_ptr(), values.numel()
+        self._gathered.record(self._gathering)
+        self._moving.wait_event(self._gathered)
+        return address, num_bytes
+
+
 class DeviceSlots:
     """One sender's slots in device memory, as a BulkReceiver has them."""
 
     def __init__(self, kv: KvCopies, memory: Tensor, slot_bytes: int) -> None:
-        self._kv = kv
+        self._lane = kv.lane(memory.numel() // slot_bytes, slot_bytes)
         self._memory = memory  # uint8
         self._slot_bytes = slot_bytes
         self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._stream.cuda_stream)
+        self._address: int = memory.data_ptr()
 
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Copies the slot's bytes to the host."""
@@ -53,10 +88,8 @@ class DeviceSlots:
         """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
-        with torch.cuda.stream(self._stream):
-            values = self._bytes(slot, self._kv.num_bytes(len(layers), len(block_ids)))
-            self._kv.scatter(layers, block_ids, values)
-            self._stream.synchronize()
+        self._lane.scatter(slot, layers, block_ids, self._address + slot * self._slot_bytes, self._raw_stream)
+        self._stream.synchronize()
 
     def _bytes(self, slot: int, num_bytes: int) -> Tensor:
         start = slot * self._slot_bytes

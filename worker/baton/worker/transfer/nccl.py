@@ -16,11 +16,11 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.cuda_memory import CudaTicket
-from baton.worker.transfer.cuda_slots import DeviceSlots, gathered
+from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
 
 NUM_SLOTS = 4
-_MAX_COMMUNICATORS = 32
+_MAX_COMMUNICATORS = 16
 _TAKE_SECONDS = 5.0  # for a piece whose send is queued
 
 
@@ -91,7 +91,7 @@ class NcclReceiver(DeviceSlots):
         if self._problem:
             raise DataLoss(f"a piece could not be received: {self._problem}")
         try:
-            self._pair.receive(self._bytes(slot, num_bytes), self._stream)
+            self._pair.receive(self._bytes(slot, num_bytes).data_ptr(), num_bytes, self._raw_stream)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
         came = CudaTicket(self._stream).wait(_TAKE_SECONDS)
@@ -116,7 +116,7 @@ class NcclReceiver(DeviceSlots):
         """Joins the communicator and takes its first byte, which makes the way between the two."""
         try:
             self._pair.wait_ready(CONNECT_SECONDS)
-            self._pair.receive(self._bytes(0, 1), self._stream)
+            self._pair.receive(self._address, 1, self._raw_stream)
             self._problem = "" if CudaTicket(self._stream).wait(CONNECT_SECONDS) else self._problem
         except ServiceError as error:
             self._problem = error.message
@@ -128,17 +128,15 @@ class NcclSender:
     announces_first = True
 
     def __init__(self, kv: KvCopies, slots: Slots, seats: _Seats) -> None:
-        self._kv = kv
-        self._slot_bytes = slots.slot_bytes
-        self._staging = torch.empty(slots.num_slots * slots.slot_bytes, dtype=torch.uint8, device=kv.device)
-        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._sending = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._sending.cuda_stream)
+        self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._sending)
         seats.take()
         self._seats: _Seats | None = seats
         self._pair = Pair(slots.blob, rank=0)
         try:
             self._pair.wait_ready(CONNECT_SECONDS)
-            self._pair.send(self._staging[:1], self._sending)
+            self._pair.send(self._staged.address, 1, self._raw_stream)
             if not CudaTicket(self._sending).wait(CONNECT_SECONDS):
                 raise DeadlineExceeded("the receiver did not join the communicator in time")
         except ServiceError:
@@ -147,12 +145,7 @@ class NcclSender:
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
         """Gathers on one stream while the piece before is sent on the other."""
-        start = slot * self._slot_bytes
-        with torch.cuda.stream(self._gathering):
-            values = gathered(self._kv, piece, conversion, self._staging[start : start + self._slot_bytes])
-            values.record_stream(self._sending)
-            self._sending.wait_stream(self._gathering)
-        self._pair.send(values, self._sending)
+        self._pair.send(*self._staged.gather(piece, slot, conversion), self._raw_stream)
         return CudaTicket(self._sending)
 
     def abort(self) -> None:

@@ -11,10 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
 from nccl.bindings import nccl
 from nccl.core import NCCLConfig, get_unique_id
-from torch import Tensor
 
 from baton.rpc.errors import DeadlineExceeded, Unavailable
 
@@ -45,13 +43,13 @@ class Pair:
         """Until both ranks have met. Raises DeadlineExceeded, or Unavailable where NCCL says why not."""
         self._settle(seconds)
 
-    def send(self, values: Tensor, stream: torch.cuda.Stream) -> None:
-        """Queues [num_bytes] uint8 on the stream."""
-        self._call(lambda comm: nccl.send(values.data_ptr(), values.numel(), _UINT8, self._peer, comm, _raw(stream)))
+    def send(self, address: int, num_bytes: int, stream: int) -> None:
+        """Queues the sending of device memory on the stream."""
+        self._call(lambda comm: nccl.send(address, num_bytes, _UINT8, self._peer, comm, stream))
 
-    def receive(self, into: Tensor, stream: torch.cuda.Stream) -> None:
-        """Queues the receiving of as many bytes as `into` [num_bytes] uint8 has."""
-        self._call(lambda comm: nccl.recv(into.data_ptr(), into.numel(), _UINT8, self._peer, comm, _raw(stream)))
+    def receive(self, address: int, num_bytes: int, stream: int) -> None:
+        """Queues the receiving into device memory on the stream."""
+        self._call(lambda comm: nccl.recv(address, num_bytes, _UINT8, self._peer, comm, stream))
 
     def abort(self) -> None:
         """Ends what waits, and the communicator. From any thread. Idempotent."""
@@ -92,7 +90,3 @@ class Pair:
             if not self._comm:
                 raise Unavailable("the NCCL communicator was aborted")
             return int(nccl.comm_get_async_error(self._comm))
-
-
-def _raw(stream: torch.cuda.Stream) -> int:
-    return int(stream.cuda_stream)
