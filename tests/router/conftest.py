@@ -87,8 +87,8 @@ async def world() -> AsyncIterator:
                 await publisher.join()
                 return publisher
 
-            async def router(self, *workers, kvstore=None, **settings):
-                address = f"127.0.0.1:{ports.free_ports(1)[0]}"
+            async def router(self, *workers, kvstore=None, listen="", **settings):
+                address = listen or f"127.0.0.1:{ports.free_ports(1)[0]}"
                 addresses = tuple(one if isinstance(one, str) else one.address for one in workers)
                 config = RouterConfig(
                     listen=address, workers=addresses, kvstore=kvstore.address if kvstore else "", **settings

@@ -1,0 +1,138 @@
+"""A small Kubernetes API server for EndpointSlices: pages, watches with bookmarks, a history that is compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from urllib.parse import parse_qs, urlsplit
+
+
+def endpoint(*addresses, **conditions):
+    return {"addresses": list(addresses), "conditions": conditions}
+
+
+def slice_of(name, *endpoints, port=8300, port_name="grpc", service="workers", address_type="IPv4"):
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": address_type,
+        "ports": [{"name": "metrics", "port": 9000}, {"name": port_name, "port": port}],
+        "endpoints": list(endpoints),
+    }
+
+
+class ApiServer:
+    """Speaks HTTP/1.1 with chunked watches. Every change has a resourceVersion; old ones can be forgotten."""
+
+    def __init__(self, token="secret", ssl_context=None):
+        self.token = token
+        self.requests = []  # (path, query)
+        self.version = 100
+        self.page_size = 2
+        self.fail_with = None  # a status for every request
+        self._ssl_context = ssl_context
+        self._oldest = 100
+        self._objects = {}
+        self._history = []  # (version, type, object)
+        self._changed = asyncio.Event()
+        self._connections = set()
+
+    async def start(self, port=0):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._ssl_context)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self):
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    def cut(self):
+        """Ends every connection."""
+        for writer in self._connections:
+            writer.transport.abort()
+
+    def put(self, item):
+        self._change("MODIFIED" if item["metadata"]["name"] in self._objects else "ADDED", item)
+        self._objects[item["metadata"]["name"]] = item
+
+    def delete(self, name):
+        self._change("DELETED", self._objects.pop(name))
+
+    def bookmark(self):
+        """Something else changed: only the version grows."""
+        self._change("BOOKMARK", {"metadata": {}})
+
+    def compact(self):
+        """Forgets all changes: watches from before are too old."""
+        self._history, self._oldest = [], self.version
+
+    def _change(self, kind, item):
+        self.version += 1
+        item = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self.version)}}
+        self._history.append((self.version, kind, item))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _serve(self, reader, writer):
+        self._connections.add(writer)
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            url = urlsplit(head.split()[1])
+            query = {name: values[0] for name, values in parse_qs(url.query).items()}
+            self.requests.append((url.path, query))
+            if f"authorization: bearer {self.token}" not in head.lower():
+                await self._answer(writer, 401, {"kind": "Status", "code": 401, "message": "Unauthorized"})
+            elif self.fail_with:
+                await self._answer(writer, self.fail_with, {"kind": "Status", "message": "as asked for"})
+            elif query.get("watch") == "1":
+                await self._watch(writer, int(query["resourceVersion"]), query)
+            else:
+                await self._list(writer, query)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _answer(self, writer, status, document):
+        body = json.dumps(document).encode()
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+
+    async def _list(self, writer, query):
+        start = int(query.get("continue", 0))
+        chosen = [one for one in self._objects.values() if _matches(one, query)]
+        page = chosen[start : start + self.page_size]
+        metadata = {"resourceVersion": str(self.version)}
+        if start + self.page_size < len(chosen):
+            metadata["continue"] = str(start + self.page_size)
+        await self._answer(writer, 200, {"kind": "EndpointSliceList", "metadata": metadata, "items": page})
+
+    async def _watch(self, writer, since, query):
+        if since < self._oldest:
+            error = {"kind": "Status", "code": 410, "message": "too old resource version"}
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await self._chunk(writer, {"type": "ERROR", "object": error})
+            writer.write(b"0\r\n\r\n")
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            changed = self._changed
+            for version, kind, item in list(self._history):
+                if version > since and (kind == "BOOKMARK" or _matches(item, query)):
+                    await self._chunk(writer, {"type": kind, "object": item})
+                since = max(since, version)
+            await changed.wait()
+
+    async def _chunk(self, writer, document):
+        line = json.dumps(document).encode() + b"\n"
+        # In two pieces, so that lines do not come whole.
+        for piece in (line[:7], line[7:]):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+
+def _matches(item, query):
+    name, _, value = query["labelSelector"].partition("=")
+    return item["metadata"]["labels"][name] == value
