@@ -83,7 +83,7 @@ class HostKv:
 
 
 class TcpKind:
-    """Plain sockets on loopback, against one socket that is read into one buffer."""
+    """Plain sockets on loopback, against one socket between two stretches of memory."""
 
     name = "tcp"
     piece_bytes = PIECE_BYTES
@@ -95,10 +95,10 @@ class TcpKind:
         return make_paths(self.name, executor, PIECE_BYTES, None)
 
     def raw_receiver(self, num_bytes: int) -> RawReceiver:
-        return _SocketReceiver()
+        return _SocketReceiver(num_bytes)
 
     def raw_sender(self, told: Any, num_bytes: int) -> RawSender:
-        return _SocketSender(told)
+        return _SocketSender(told, num_bytes)
 
 
 class HostIpcKind(TcpKind):
@@ -114,17 +114,18 @@ class HostIpcKind(TcpKind):
 
 
 class _SocketReceiver:
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.told = self._listener.getsockname()
         self._sock: socket.socket | None = None
-        self._buffer = memoryview(bytearray(PIECE_BYTES))
+        self._target = memoryview(bytearray(b"\1") * num_bytes)
 
     def receive(self, num_bytes: int) -> None:
         if self._sock is None:
             self._sock, _ = self._listener.accept()
-        while num_bytes:
-            num_bytes -= self._sock.recv_into(self._buffer, min(num_bytes, PIECE_BYTES), socket.MSG_WAITALL)
+        left = self._target[:num_bytes]
+        while left:
+            left = left[self._sock.recv_into(left[:PIECE_BYTES], 0, socket.MSG_WAITALL) :]
 
     def close(self) -> None:
         self._listener.close()
@@ -133,13 +134,13 @@ class _SocketReceiver:
 
 
 class _SocketSender:
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], num_bytes: int) -> None:
         self._sock = socket.create_connection(address)
-        self._data = memoryview(np.random.default_rng(0).bytes(PIECE_BYTES))
+        self._source = memoryview(np.random.default_rng(0).bytes(num_bytes))
 
     def send(self, num_bytes: int) -> None:
         for start in range(0, num_bytes, PIECE_BYTES):
-            self._sock.sendall(self._data[: num_bytes - start])
+            self._sock.sendall(self._source[start : min(start + PIECE_BYTES, num_bytes)])
 
     def close(self) -> None:
         self._sock.close()
@@ -149,7 +150,7 @@ class _MemoryReceiver:
     """The sender does all the work; a byte on a socket says that it is done."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._words = _SocketReceiver()
+        self._words = _SocketReceiver(1)
         self._descriptor = os.memfd_create("baton-bench")
         os.ftruncate(self._descriptor, num_bytes)
         self.told = (self._words.told, os.getpid(), self._descriptor)
@@ -165,7 +166,7 @@ class _MemoryReceiver:
 class _MemorySender:
     def __init__(self, told: tuple[tuple[str, int], int, int], num_bytes: int) -> None:
         address, process, descriptor = told
-        self._words = _SocketSender(address)
+        self._words = _SocketSender(address, 1)
         with Path(f"/proc/{process}/fd/{descriptor}").open("r+b") as shared:
             self._memory = np.frombuffer(mmap.mmap(shared.fileno(), num_bytes), np.uint8)
         self._memory[:] = 1  # no page is new when it is measured
