@@ -22,7 +22,10 @@ def proxied(network):
         proxies.append(ByteProxy(("127.0.0.1", port)))
         return proxies[0].address
 
-    yield make_node(network, "prefill"), make_node(network, "decode", transfer_address=through_proxy), proxies[0]
+    # Small pieces, so that there is a midway, also where the whole prompt is cached and ready at once.
+    settings = HandoverSettings(lease_seconds=0.4, connect_seconds=0.8, verify=True, piece_bytes=512)
+    prefill = make_node(network, "prefill", settings=settings)
+    yield prefill, make_node(network, "decode", transfer_address=through_proxy), proxies[0]
     proxies[0].close()
 
 
