@@ -270,10 +270,8 @@ def test_memory_that_is_not_registered_is_not_written(path):
     slots = slots_of(path)
     region = decode_region(slots.blob, slots.num_slots * slots.slot_bytes)
     elsewhere = dataclasses.replace(region.memory, address=region.memory.address + (1 << 40))
-    sender = path.connect(changed(slots, memory=elsewhere))
     with pytest.raises(Unavailable, match="cannot be made"):
-        sender.put(FULL, 0, None)
-    sender.close()
+        path.connect(changed(slots, memory=elsewhere))
 
 
 @pytest.mark.parametrize("slots", [Slots(0, 1, b""), Slots(65, 1, b""), Slots(1, 0, b""), Slots(1, 2**31, b"")])
@@ -341,6 +339,14 @@ def test_a_peer_that_stops_for_a_moment_gets_everything(stoppable_peer, pool, co
     for slot, ticket in enumerate(tickets):
         wait(ticket)
         check_piece(stoppable_peer, pool, FULL, slot, list(FULL.block_ids))
+
+
+def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path):
+    path = open_path(connect_seconds=0.2)
+    slots = stoppable_peer.accept(path.offer())
+    stop(stoppable_peer)
+    with pytest.raises(Unavailable, match=r"cannot be reached over rdma: nothing arrived in 0.2 s"):
+        path.connect(slots)
 
 
 def test_a_copy_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path, connect):

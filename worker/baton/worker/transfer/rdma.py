@@ -35,6 +35,7 @@ class RdmaPath:
         num_slots: int = NUM_SLOTS,
         max_peers: int = _MAX_PEERS,
         copy_seconds: float = 5.0,
+        connect_seconds: float = 2.0,
     ) -> None:
         """Raises Unsupported without NIXL, Unavailable where it finds no network."""
         self._nixl = load(staging.cuda_major)
@@ -43,6 +44,7 @@ class RdmaPath:
         self._num_slots = num_slots
         self._max_peers = max_peers
         self._copy_seconds = copy_seconds
+        self._connect_seconds = connect_seconds
         self._lock = threading.Lock()
         self._num_senders = 0
         self._closed = False
@@ -70,7 +72,8 @@ class RdmaPath:
         return RdmaReceiver(self._staging, region, Slots(self._num_slots, self._slot_bytes, blob), closed)
 
     def connect(self, slots: Slots) -> RdmaSender:
-        """Raises Mismatch for slots that are of no use, NoCapacity when as many peers are connected as may be."""
+        """Raises Mismatch for slots that are of no use, Unavailable for a receiver that cannot be reached, NoCapacity
+        when as many peers are connected as may be."""
         if not 0 < slots.num_slots <= _MAX_SLOTS or not 0 < slots.slot_bytes <= _MAX_SLOT_BYTES:
             raise Mismatch(
                 f"the receiver has {slots.num_slots} slots of {slots.slot_bytes} bytes; at most {_MAX_SLOTS} of "
@@ -83,7 +86,9 @@ class RdmaPath:
         except BaseException:
             self._forget_sender()
             raise
-        return RdmaSender(agent, self._staging, slots, remote, self._copy_seconds, self._forget_sender)
+        return RdmaSender(
+            agent, self._staging, slots, remote, self._copy_seconds, self._connect_seconds, self._forget_sender
+        )
 
     def close(self) -> None:
         """Ends what is received; senders are closed by their owners."""

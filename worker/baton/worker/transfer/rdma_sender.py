@@ -45,15 +45,8 @@ class RdmaTicket:
         return self.ended
 
     def wait(self, seconds: float) -> bool:
-        """`done`, after at most so long. Sleeps between looks."""
-        began = time.monotonic()
-        while not self.done():
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                return False
-            nap = min(max(waited / _NAP_FRACTION, _SHORTEST_NAP_SECONDS), _LONGEST_NAP_SECONDS)
-            time.sleep(min(nap, seconds - waited))
-        return True
+        """`done`, after at most so long."""
+        return _waited(self.done, seconds)
 
 
 class RdmaSender:
@@ -68,9 +61,11 @@ class RdmaSender:
         slots: Slots,
         remote: RemoteRegion,
         copy_seconds: float,
+        connect_seconds: float,
         closed: Callable[[], None],
     ) -> None:
-        """Owns the agent. Raises Mismatch where the peer's description is of no use; then it is closed."""
+        """Owns the agent. Raises Mismatch where the peer's description is of no use, Unavailable where nothing reaches
+        it; then it is closed."""
         self._agent = agent
         self._staging = staging
         self._slots = slots
@@ -86,6 +81,7 @@ class RdmaSender:
             self._region = staging.allocate(slots.num_slots * slots.slot_bytes)
             agent.register(self._region.memory)
             agent.join(remote.agent, remote.metadata)
+            self._reach(connect_seconds)
         except BaseException:
             self.close()
             raise
@@ -131,13 +127,19 @@ class RdmaSender:
             self._open = False
             self._closed()
 
+    def _reach(self, seconds: float) -> None:
+        """Connects for good, with a byte: whoever goes away while UCX still greets may take the other end along."""
+        copy = self._write(0, 1)
+        if not _waited(copy.done, seconds):
+            raise Unavailable(f"{self._remote.agent} cannot be reached over rdma: nothing arrived in {seconds:g} s")
+
     def _move(self, ticket: RdmaTicket) -> None:
         if ticket.ended:
             return
         if ticket.copy is None:
             ready = ticket.gathered.ready
             if ready is None or ready.done():
-                ticket.copy = self._write(ticket)
+                ticket.copy = self._write(ticket.slot * self._slots.slot_bytes, ticket.gathered.num_bytes)
         if ticket.copy is not None and ticket.copy.done():
             ticket.ended = True
         elif time.monotonic() >= ticket.deadline:
@@ -145,15 +147,10 @@ class RdmaSender:
                 f"{self._remote.agent} did not take {ticket.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
             )
 
-    def _write(self, ticket: RdmaTicket) -> Copy:
+    def _write(self, start: int, num_bytes: int) -> Copy:
         assert self._region is not None, "closed senders have failed"
-        start = ticket.slot * self._slots.slot_bytes
         ours, theirs = self._region.memory, self._remote.memory
-        return self._agent.write(
-            _part(ours, start, ticket.gathered.num_bytes),
-            _part(theirs, start, ticket.gathered.num_bytes),
-            self._remote.agent,
-        )
+        return self._agent.write(_part(ours, start, num_bytes), _part(theirs, start, num_bytes), self._remote.agent)
 
     def _check(self) -> None:
         if self._problem is not None:
@@ -169,3 +166,15 @@ class RdmaSender:
 
 def _part(memory: Memory, start: int, num_bytes: int) -> Memory:
     return Memory(memory.address + start, num_bytes, memory.on_device, memory.device)
+
+
+def _waited(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether it is done, after at most so long. Sleeps between looks."""
+    began = time.monotonic()
+    while not done():
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            return False
+        nap = min(max(waited / _NAP_FRACTION, _SHORTEST_NAP_SECONDS), _LONGEST_NAP_SECONDS)
+        time.sleep(min(nap, seconds - waited))
+    return True
