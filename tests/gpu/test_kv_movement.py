@@ -140,6 +140,11 @@ class Sender:
         self.process.wait(30)
 
 
+def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:
+    receiver.announced(slot, num_bytes)
+    receiver.take(slot, num_bytes)
+
+
 def connected(kind: str, kv: KvCopies) -> tuple[Sender, BulkReceiver]:
     path, sender = make_path(kind, kv), Sender(kind)
     receiver = path.accept(bytes.fromhex(sender.ask("offer")))
@@ -161,7 +166,7 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
         if kind == "ipc":
             sender.ask("wait")
         num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
-        receiver.take(slot, num_bytes)
+        take(receiver, slot, num_bytes)
         there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
         receiver.write(slot, range(layer, layer + num_layers), there, None)
         for index, block in enumerate(there):
@@ -181,13 +186,13 @@ def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     if kind == "nccl":
         threading.Timer(0.5, receiver.abort).start()
         with pytest.raises(DataLoss):
-            receiver.take(0, 1 << 16)
+            take(receiver, 0, 1 << 16)
     receiver.close(sender_gone=True)
     torch.cuda.synchronize()
     assert torch.equal(pool.view(torch.int16), before.view(torch.int16))
     again, receiver = connected(kind, KvCopies(lambda: pool))
     again.ask("put", 0, 1, 0, 2, 0)
-    receiver.take(0, 2 * 8192)
+    take(receiver, 0, 2 * 8192)
     receiver.write(0, range(1), [BlockId(0), BlockId(1)], None)
     again.close()
     receiver.close(sender_gone=True)

@@ -58,8 +58,14 @@ class BulkReceiver(Protocol):
 
     slots: Slots
 
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """So many bytes come into this slot, in the order of these calls. Does not wait for them.
+
+        Raises DataLoss where they cannot come. One-sided transports have nothing to do.
+        """
+
     def take(self, slot: int, num_bytes: int) -> None:
-        """The sender announced so many bytes in this slot: they are there when this returns.
+        """The slot's bytes, which were announced, are there when this returns.
 
         Raises DataLoss when they do not come. One-sided transports have nothing to do.
         """

@@ -60,6 +60,9 @@ class IpcReceiver(DeviceSlots):
         super().__init__(kv, self._region.tensor, slot_bytes)
         self.slots = Slots(NUM_SLOTS, slot_bytes, self._region.handle())
 
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """Nothing to do."""
+
     def take(self, slot: int, num_bytes: int) -> None:
         """The sender announces a piece when its copy has ended."""
 

@@ -114,6 +114,9 @@ class HostIpcReceiver:
         blob = _BLOB.pack(os.getpid(), self._descriptor, status.st_dev, status.st_ino, status.st_size)
         self.slots = Slots(num_slots, slot_bytes, blob)
 
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """Nothing to do."""
+
     def take(self, slot: int, num_bytes: int) -> None:
         """The sender announces a piece when it is there."""
 

@@ -79,22 +79,30 @@ class NcclReceiver(DeviceSlots):
         super().__init__(kv, memory, slot_bytes)
         seats.take()
         self._seats: _Seats | None = seats
+        self._receiving = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_receiving = int(self._receiving.cuda_stream)
+        self._coming: dict[int, CudaTicket] = {}  # by slot
         self._pair = Pair(unique_id, rank=1)
         self._problem = "the sender did not join the communicator in time"
         self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
         self._meeting.start()
         self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
 
-    def take(self, slot: int, num_bytes: int) -> None:
-        """Raises DataLoss when the bytes do not come in time, or the sender is gone."""
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """Queues the receive. Raises DataLoss where the sender is gone."""
         self._meeting.join(CONNECT_SECONDS)
         if self._problem:
             raise DataLoss(f"a piece could not be received: {self._problem}")
+        address = self._bytes(slot, num_bytes).data_ptr()
         try:
-            self._pair.receive(self._bytes(slot, num_bytes).data_ptr(), num_bytes, self._raw_stream)
+            self._pair.receive(address, num_bytes, self._raw_receiving)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
-        came = CudaTicket(self._stream).wait(_TAKE_SECONDS)
+        self._coming[slot] = CudaTicket(self._receiving)
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Raises DataLoss when the bytes do not come in time, or the sender is gone."""
+        came = self._coming.pop(slot).wait(_TAKE_SECONDS)
         if not came or self._pair.aborted:
             self._pair.abort()
             raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS} s")
@@ -109,15 +117,15 @@ class NcclReceiver(DeviceSlots):
         if seats is not None:
             self._pair.abort()
             self._meeting.join(CONNECT_SECONDS)
-            self._stream.synchronize()
+            self._receiving.synchronize()
             seats.give_back()
 
     def _meet(self) -> None:
         """Joins the communicator and takes its first byte, which makes the way between the two."""
         try:
             self._pair.wait_ready(CONNECT_SECONDS)
-            self._pair.receive(self._address, 1, self._raw_stream)
-            self._problem = "" if CudaTicket(self._stream).wait(CONNECT_SECONDS) else self._problem
+            self._pair.receive(self._address, 1, self._raw_receiving)
+            self._problem = "" if CudaTicket(self._receiving).wait(CONNECT_SECONDS) else self._problem
         except ServiceError as error:
             self._problem = error.message
 

@@ -99,6 +99,9 @@ class RdmaReceiver:
         self._region: Region | None = region
         self._closed = closed
 
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """Nothing to do."""
+
     def take(self, slot: int, num_bytes: int) -> None:
         """Nothing to do: a sender announces what has arrived."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from baton.rpc.errors import DataLoss, InternalError, ServiceError, Unsupported
@@ -34,7 +35,7 @@ from baton.worker.transfer.frames import (
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
 from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.scatter import receive_into
-from baton.worker.transfer.sockets import keep_alive, limit_receives, receive_exactly, shut_down
+from baton.worker.transfer.sockets import keep_alive, limit_receives, readable, receive_exactly, shut_down
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -86,8 +87,7 @@ class Receiving:
             limit_receives(self._sock, _GREETING_SECONDS)
             if self._greet():
                 limit_receives(self._sock, _BODY_SECONDS)
-                while (header := self._receive_header()) is not None:
-                    self._receive_piece(header)
+                self._receive_pieces()
         except DataLoss as error:
             reason = error.message
             self._totals.bad_connection()
@@ -170,10 +170,31 @@ class Receiving:
             view = view[count:]
         return decode_piece(data)
 
-    def _receive_piece(self, header: PieceHeader) -> None:
+    def _receive_pieces(self) -> None:
+        """Until the sender has no more."""
         if self._bulk is not None:
-            self._take_slot(self._bulk, header)
+            self._receive_slots(self._bulk)
             return
+        while (header := self._receive_header()) is not None:
+            self._receive_piece(header)
+
+    def _receive_slots(self, bulk: BulkReceiver) -> None:
+        """Hears of pieces as they are announced, and takes them meanwhile, in order."""
+        announced: deque[tuple[int, PieceHeader]] = deque()
+        ended = False
+        while announced or not ended:
+            if announced and (ended or not readable(self._sock, 0)):
+                self._take_slot(bulk, *announced.popleft())
+                continue
+            header = self._receive_header()
+            if header is None:
+                ended = True
+                continue
+            slot = self._slot_of(header)
+            bulk.announced(slot, header.num_bytes)
+            announced.append((slot, header))
+
+    def _receive_piece(self, header: PieceHeader) -> None:
         if header.slot is not None:
             raise DataLoss(f"a piece in slot {header.slot} came; a connection without slots has none")
         transfer = self._transfers.find(header)
@@ -222,14 +243,17 @@ class Receiving:
             lambda: seconds,
         )
 
-    def _take_slot(self, bulk: BulkReceiver, header: PieceHeader) -> None:
-        """From the slot into the blocks; then the slot is the sender's again."""
+    def _slot_of(self, header: PieceHeader) -> int:
         slot = header.slot
         if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
             raise DataLoss(
                 f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
                 f"slots of {self._slots.slot_bytes} bytes"
             )
+        return slot
+
+    def _take_slot(self, bulk: BulkReceiver, slot: int, header: PieceHeader) -> None:
+        """From the slot into the blocks; then the slot is the sender's again."""
         began = time.monotonic()
         bulk.take(slot, header.num_bytes)
         self._store(
