@@ -50,6 +50,8 @@ class FakeWorker:
     epoch: int = 7
     sequence: int = 0
     blocks: set = field(default_factory=set)
+    term: int = 0
+    kept: list = field(default_factory=list)  # encoded batches that it can send again
 
     async def connect(self):
         self._channel = open_channel(self.address)
@@ -61,7 +63,10 @@ class FakeWorker:
         await self._channel.close()
 
     async def hello(self):
-        hello = index_pb2.PublishHello(worker_id=self.worker_id, epoch=self.epoch, sequence=self.sequence)
+        hello = index_pb2.PublishHello(
+            worker_id=self.worker_id, epoch=self.epoch, sequence=self.sequence, term=self.term,
+            first_kept=self.sequence - len(self.kept) + 1 if self.kept else 0,
+        )  # fmt: skip
         return await self.ask(hello=hello)
 
     async def join(self):
@@ -97,7 +102,12 @@ class FakeWorker:
         return await self.ask(batch=batch)
 
     async def heartbeat(self):
-        await self.send(heartbeat=index_pb2.PublishHeartbeat())
+        return await self.ask(heartbeat=index_pb2.PublishHeartbeat())
+
+    async def keep_beating(self):
+        while True:
+            await self.heartbeat()
+            await asyncio.sleep(0.05)
 
     async def ask(self, **message):
         await self.send(**message)
@@ -117,21 +127,30 @@ class FakeWorker:
 class Replica:
     """A router's side: what a stream says each worker holds, with the checks that a router makes."""
 
-    def __init__(self, address):
+    def __init__(self, address, own_only=False):
         self.address = address
+        self.own_only = own_only
         self.workers = {}  # id -> (epoch, sequence, blocks)
+        self.silent = set()
         self._arriving = {}
         self.num_heartbeats = 0
         self.kinds = []
 
+    def positions(self):
+        return [
+            index_pb2.WorkerPosition(worker_id=name, epoch=epoch, sequence=sequence)
+            for name, (epoch, sequence, _) in self.workers.items()
+        ]
+
     async def follow(self):
         async with open_channel(self.address) as channel:
-            async for response in index_pb2_grpc.IndexServiceStub(channel).Watch(index_pb2.WatchRequest()):
+            request = index_pb2.WatchRequest(known=self.positions(), own_only=self.own_only)
+            async for response in index_pb2_grpc.IndexServiceStub(channel).Watch(request):
                 self.take(response)
 
     def take(self, response):
         kind = response.WhichOneof("message")
-        self.kinds.append(kind)
+        self.kinds.append(kind or "batches")
         if kind == "snapshot":
             part = response.snapshot
             if part.first:
@@ -139,22 +158,33 @@ class Replica:
             self._arriving[part.worker_id] |= split(part.block_hashes)
             if part.last:
                 self.workers[part.worker_id] = (part.epoch, part.barrier, self._arriving.pop(part.worker_id))
-        elif kind == "batch":
-            batch = response.batch
-            epoch, sequence, held = self.workers[batch.worker_id]
-            assert (batch.epoch, batch.sequence) == (epoch, sequence + 1)
-            for event in batch.events:
-                held |= split(event.stored.block_hashes)
-                held -= split(event.removed.block_hashes)
-            self.workers[batch.worker_id] = (epoch, batch.sequence, held)
         elif kind == "forgotten":
             self.workers.pop(response.forgotten.worker_id, None)
-        else:
+        elif kind == "silent":
+            self.silent.add(response.silent.worker_id)
+        elif kind == "heard":
+            self.silent.discard(response.heard.worker_id)
+        elif kind == "heartbeat":
             self.num_heartbeats += 1
+        for batch in response.batches:
+            self._take_batch(batch)
+
+    def _take_batch(self, batch):
+        epoch, sequence, held = self.workers[batch.worker_id]
+        if batch.epoch == epoch and batch.sequence <= sequence:
+            return
+        assert (batch.epoch, batch.sequence) == (epoch, sequence + 1)
+        for event in batch.events:
+            held |= split(event.stored.block_hashes)
+            held -= split(event.removed.block_hashes)
+        self.workers[batch.worker_id] = (epoch, batch.sequence, held)
 
     def held(self, worker_id="w1"):
+        """What counts."""
         entry = self.workers.get(worker_id)
-        return None if entry is None else {int.from_bytes(one, "little") for one in entry[2]}
+        if entry is None or worker_id in self.silent:
+            return None
+        return {int.from_bytes(one, "little") for one in entry[2]}
 
 
 def split(packed):

@@ -55,8 +55,9 @@ async def connect() -> AsyncIterator:
                 cleanup.push_async_callback(worker.close)
                 return worker
 
-            async def replica(self, kvstore):
-                replica = Replica(kvstore.address)
+            async def replica(self, kvstore, replica=None, **fields):
+                replica = replica or Replica(kvstore.address, **fields)
+                replica.address, replica.num_heartbeats = kvstore.address, 0
                 task = asyncio.create_task(replica.follow())
                 replica.task = task
 

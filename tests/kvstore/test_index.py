@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvstore_node import block, blocks, removed, stored
+from kvstore_node import block, blocks, removed, split, stored
 
-from baton.kvstore.index import Applied, Index
-from baton.kvstore.worker_blocks import WorkerBlocks
+from baton.kvstore.index import Applied, Index, IndexListener
+from baton.kvstore.worker_blocks import WorkerBlocks, restore
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 
@@ -31,15 +31,23 @@ def index():
     return index
 
 
-class Recorder:
+class Recorder(IndexListener):
     def __init__(self):
         self.heard = []
 
-    def on_batch(self, batch):
-        self.heard.append(("batch", batch.worker_id, batch.sequence))
+    def on_batch(self, worker, encoded):
+        sequence = kv_pb2.KvEventBatch.FromString(encoded).sequence
+        assert sequence == worker.sequence
+        self.heard.append(("batch", worker.worker_id, sequence))
 
     def on_replaced(self, worker):
         self.heard.append(("replaced", worker.worker_id, worker.sequence))
+
+    def on_silent(self, worker):
+        self.heard.append(("silent", worker.worker_id))
+
+    def on_heard(self, worker):
+        self.heard.append(("heard", worker.worker_id))
 
     def on_forgotten(self, worker_id, epoch):
         self.heard.append(("forgotten", worker_id, epoch))
@@ -47,7 +55,7 @@ class Recorder:
 
 def held(index, worker_id="w", tier=DEVICE):
     worker = index.get(worker_id)
-    return None if worker is None else worker.blocks(tier)
+    return None if worker is None else split(worker.tiers().get(tier, b""))
 
 
 def test_batches_in_order_are_applied(index):
@@ -56,23 +64,50 @@ def test_batches_in_order_are_applied(index):
     assert held(index) == {block(1), block(3), block(4)}
 
 
-@pytest.mark.parametrize("wrong", [batch(3, stored(9)), batch(1, stored(9)), batch(2, stored(9), epoch=2)])
-def test_gap_reorder_and_unknown_epoch_drop_the_worker(index, wrong):
+@pytest.mark.parametrize("wrong", [batch(3, stored(9)), batch(2, stored(9), epoch=2)])
+def test_gap_and_unknown_epoch_drop_the_worker(index, wrong):
     index.apply(batch(1, stored(1)))
     assert index.apply(wrong) is Applied.OUT_OF_STEP
     assert held(index) is None
     assert index.apply(batch(2, stored(2))) is Applied.OUT_OF_STEP
 
 
+def test_a_batch_that_was_taken_before_is_acknowledged_and_changes_nothing(index):
+    index.apply(batch(1, stored(1)))
+    index.apply(batch(2, removed(1)))
+    assert index.apply(batch(1, stored(1))) is Applied.YES
+    assert held(index) == set()
+    assert index.get("w").sequence == 2
+
+
+def test_batches_that_come_in_the_wrong_order_drop_the_worker(index):
+    assert index.apply(batch(2, stored(2))) is Applied.OUT_OF_STEP
+    assert index.apply(batch(1, stored(1))) is Applied.OUT_OF_STEP
+    assert held(index) is None
+
+
 def test_an_unknown_worker_is_out_of_step():
     assert Index().apply(batch(1, stored(1))) is Applied.OUT_OF_STEP
 
 
-def test_a_hello_confirms_only_the_very_same_place(index):
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "first_kept", "follows"),
+    [
+        (1, 2, 0, True),
+        (1, 5, 3, True),
+        (1, 5, 1, True),
+        (1, 5, 4, False),  # batch 3 is lost
+        (1, 5, 0, False),
+        (1, 1, 1, False),  # the index is ahead of the worker
+        (2, 2, 1, False),
+    ],
+)
+def test_a_hello_confirms_a_place_from_which_the_worker_can_go_on(index, epoch, sequence, first_kept, follows):
     index.apply(batch(1, stored(1)))
-    assert index.confirm("w", 1, 1) is Applied.YES
-    assert index.confirm("w", 1, 2) is Applied.OUT_OF_STEP
-    assert held(index) is None
+    index.apply(batch(2, stored(2)))
+    applied = index.confirm("w", epoch, sequence, first_kept)
+    assert applied is (Applied.YES if follows else Applied.OUT_OF_STEP)
+    assert (held(index) is not None) == follows
 
 
 def test_a_snapshot_replaces_everything_at_its_last_part(index):
@@ -100,7 +135,7 @@ def test_parts_of_different_snapshots_do_not_mix(index, wrong):
 def test_tiers_are_kept_apart(index):
     index.apply(batch(1, stored(1), stored(1, tier=HOST)))
     index.apply(batch(2, removed(1)))
-    assert held(index) == frozenset()
+    assert held(index) == set()
     assert held(index, tier=HOST) == {block(1)}
     assert index.num_blocks == 1
 
@@ -110,11 +145,15 @@ def test_listeners_hear_every_change_in_order(index):
     index.listen(recorder)
     index.apply(batch(1, stored(1)))
     index.receive(part(0, 2, epoch=2))
+    assert index.silence("w")
+    assert not index.silence("w")
+    index.hear("w")
     index.forget("w")
     index.ignore(recorder)
     index.receive(part(0, 2, epoch=3))
     assert recorder.heard == [
-        ("batch", "w", 1), ("forgotten", "w", 1), ("replaced", "w", 0), ("forgotten", "w", 2),
+        ("batch", "w", 1), ("forgotten", "w", 1), ("replaced", "w", 0),
+        ("silent", "w"), ("heard", "w"), ("forgotten", "w", 2),
     ]  # fmt: skip
 
 
@@ -137,18 +176,62 @@ def test_malformed_events_are_refused(index, event):
         index.apply(batch(1, event))
 
 
-@given(st.sets(st.integers(0, 2**100), max_size=50), st.sets(st.integers(0, 2**100), max_size=50))
-def test_a_snapshot_says_what_is_held(device, host):
-    worker = WorkerBlocks("w", 3, 9)
-    worker.add(part(9, *device, epoch=3))
-    worker.add(part(9, *host, epoch=3, tier=HOST))
-    copy = Index()
-    parts = list(worker.snapshot())
-    assert [one.first for one in parts].count(True) == [one.last for one in parts].count(True) == 1
-    assert [copy.receive(one) for one in parts][-1] is Applied.YES
-    assert held(copy) == set(map(block, device))
-    assert held(copy, tier=HOST) == set(map(block, host))
-    assert copy.get("w").sequence == 9
+def numbered(sequence, event):
+    return batch(sequence, event, epoch=3).SerializeToString()
+
+
+@given(
+    st.sets(st.integers(0, 2**128 - 1), max_size=50),
+    st.sets(st.integers(0, 2**128 - 1), max_size=50),
+    st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([5, 6, 5 + 2**64, 7 + 2**70]), max_size=4))),
+)
+def test_a_base_and_its_log_and_the_fold_of_both_say_the_same(device, host, changes):
+    parts = [part(9, *device, epoch=3, last=False), part(9, *host, epoch=3, tier=HOST, first=False)]
+    log = [numbered(10 + n, (stored if kind else removed)(*some)) for n, (kind, some) in enumerate(changes)]
+    worker = restore(parts, log)
+    expected = set(device)
+    for kind, some in changes:
+        expected = expected | set(some) if kind else expected - set(some)
+    index = Index()
+    index.restore(worker)
+    assert held(index) == set(map(block, expected))
+    assert held(index, tier=HOST) == set(map(block, host))
+    assert index.rebase(worker, worker.compaction()())
+    assert held(index) == set(map(block, expected))
+    assert worker.base.num_blocks == len(worker) == len(expected) + len(host)
+    assert worker.base.barrier == worker.sequence == 9 + len(changes)
+
+
+def test_a_fold_takes_batches_that_come_meanwhile():
+    worker = restore([part(0, *range(10), epoch=3)], [])
+    worker.apply(batch(1, stored(100), removed(3), epoch=3), numbered(1, stored(100)))
+    make = worker.compaction()
+    worker.apply(batch(2, stored(200), epoch=3), numbered(2, stored(200)))
+    worker.rebase(make())
+    assert worker.base.barrier == 1
+    assert worker.since(1) == [numbered(2, stored(200))]
+    assert worker.since(0) is not None, "readers that are a little behind need no snapshot"
+    assert block(200) in split(worker.tiers()[DEVICE])
+
+
+def test_what_was_replaced_meanwhile_takes_no_base(index):
+    worker = index.get("w")
+    make = worker.compaction()
+    index.receive(part(5, 1))
+    assert not index.rebase(worker, make())
+    assert held(index) == {block(1)}
+
+
+def test_old_batches_are_kept_up_to_a_size():
+    worker = WorkerBlocks("w", 3, 0)
+    for sequence in range(1, 200):
+        encoded = numbered(sequence, stored(*range(sequence * 1000, sequence * 1000 + 500)))
+        worker.apply(kv_pb2.KvEventBatch.FromString(encoded), encoded)
+    assert worker.is_log_long
+    worker.rebase(worker.compaction()())
+    assert worker.since(0) is None
+    assert len(worker.since(190)) == 9
+    assert not worker.is_log_long
 
 
 operations = st.lists(
@@ -171,10 +254,12 @@ def test_the_index_equals_a_naive_reading_of_any_history(history):
             if expected is not None:
                 expected = expected | set(numbers) if kind == "store" else expected - set(numbers)
             assert (applied is Applied.YES) == (expected is not None)
-        elif kind in ("gap", "repeat"):
-            sequence += 1 if kind == "gap" else -1 if sequence else 0
-            sequence = max(sequence, 0)
-            index.apply(batch(sequence + (1 if kind == "gap" else 0), stored(*numbers), epoch=epoch))
+        elif kind == "repeat":
+            applied = index.apply(batch(sequence, stored(*numbers), epoch=epoch))
+            assert (applied is Applied.YES) == (expected is not None)
+        elif kind == "gap":
+            sequence += 2
+            index.apply(batch(sequence, stored(*numbers), epoch=epoch))
             expected = None
         elif kind == "epoch":
             epoch, sequence = epoch + 1, 1

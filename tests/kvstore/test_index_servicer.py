@@ -38,7 +38,8 @@ async def test_a_router_that_comes_later_gets_a_snapshot_of_each_worker(start_kv
     replica = await connect.replica(kvstore)
     assert replica.held("w1") == {ord("1")}
     assert replica.held("w2") == {ord("2"), 100}
-    assert replica.kinds[:2] == ["snapshot", "snapshot"]
+    assert replica.kinds[:3] == ["heard", "snapshot", "heard"]
+    assert replica.kinds.count("snapshot") == 2
 
 
 async def test_a_snapshot_of_many_parts_and_the_deltas_after_it_fit_exactly(start_kvstore, connect):
@@ -83,9 +84,9 @@ async def test_batches_sent_before_the_snapshot_request_was_read_are_not_answere
     assert not response.snapshot_wanted
 
 
-def stored_batch(worker, number):
+def stored_batch(worker, number, sequence=None):
     return kv_pb2.KvEventBatch(
-        worker_id=worker.worker_id, epoch=worker.epoch, sequence=worker.sequence, events=[stored(number)]
+        worker_id=worker.worker_id, epoch=worker.epoch, sequence=sequence or worker.sequence, events=[stored(number)]
     )
 
 
@@ -102,7 +103,7 @@ async def test_a_new_epoch_replaces_the_old_one_for_every_router(start_kvstore, 
 
 
 async def test_a_worker_that_comes_back_in_time_loses_nothing(start_kvstore, connect):
-    kvstore = await start_kvstore(lease_ms=1000)
+    kvstore = await start_kvstore(lease_ms=3000)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
@@ -110,57 +111,118 @@ async def test_a_worker_that_comes_back_in_time_loses_nothing(start_kvstore, con
     await worker.close()
     again = await connect.worker(kvstore, blocks=worker.blocks, sequence=worker.sequence)
     assert not await again.join()
-    for _ in range(2):
-        await asyncio.sleep(0.7)
-        await again.heartbeat()
-    assert replica.held() == {1, 2}
+    await eventually(lambda: replica.held() == {1, 2}, "both")
     assert "forgotten" not in replica.kinds
+    assert "silent" not in replica.kinds
 
 
-async def test_a_worker_that_stays_away_is_forgotten_when_its_lease_ends(start_kvstore, connect):
-    kvstore = await start_kvstore(lease_ms=300)
+async def test_a_worker_sends_again_what_was_not_acknowledged(start_kvstore, connect):
+    kvstore = await start_kvstore()
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    await worker.store(2)
+    await worker.close()
+    lost = [stored_batch(worker, number, sequence) for sequence, number in ((1, 2), (2, 3), (3, 4))]
+    again = await connect.worker(kvstore, sequence=3, kept=lost)
+    response = await again.hello()
+    assert (response.acknowledged_sequence, response.snapshot_wanted) == (1, False)
+    for batch in lost:  # the first one was applied before
+        response = await again.ask(batch=batch)
+    assert response.acknowledged_sequence == 3
+    await eventually(lambda: replica.held() == {1, 2, 3, 4}, "all")
+    assert replica.kinds.count("snapshot") == 1
+
+
+async def test_a_worker_that_stays_away_counts_no_more_when_its_lease_ends_and_is_forgotten_later(
+    start_kvstore, connect
+):
+    kvstore = await start_kvstore(lease_ms=300, retention_ms=1000)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
     await eventually(lambda: replica.held() == {1}, "the snapshot")
     await worker.close()
-    await eventually(lambda: replica.held() is None, "forgotten", 1.5)
+    await eventually(lambda: replica.held() is None, "silent", 3)
+    assert "w1" in replica.workers
+    await eventually(lambda: "w1" not in replica.workers, "forgotten", 5)
 
 
-async def test_a_silent_worker_is_forgotten_and_taken_back_when_it_speaks(start_kvstore, connect):
+async def test_a_worker_that_was_silent_counts_again_as_soon_as_nothing_is_missing(start_kvstore, connect):
     kvstore = await start_kvstore(lease_ms=300)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
-    await eventually(lambda: replica.held() == {1}, "the snapshot")
-    await eventually(lambda: replica.held() is None, "forgotten", 1.5)
-    worker.blocks.add(2)
-    assert (await worker.batch(stored(2))).snapshot_wanted
+    await eventually(lambda: "w1" in replica.silent, "silent", 3)
+    await worker.heartbeat()
+    await eventually(lambda: replica.held() == {1}, "its stream goes on")
+    await worker.close()
+    await eventually(lambda: "w1" in replica.silent, "silent again", 3)
+    missing = stored_batch(worker, 2, 1)
+    again = await connect.worker(kvstore, sequence=1, kept=[missing])
+    assert not (await again.hello()).snapshot_wanted
+    assert replica.held() is None, "a batch is still to come"
+    await again.ask(batch=missing)
+    await eventually(lambda: replica.held() == {1, 2}, "it is there")
+    assert replica.kinds.count("snapshot") == 1
+
+
+async def test_a_worker_that_was_forgotten_while_it_hung_is_asked_for_a_snapshot(start_kvstore, connect):
+    kvstore = await start_kvstore(lease_ms=200, retention_ms=200)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1}, term=5)
+    await worker.join()
+    await eventually(lambda: "forgotten" in replica.kinds, "forgotten", 3)
+    assert (await worker.heartbeat()).snapshot_wanted
+    assert not (await worker.heartbeat()).snapshot_wanted, "it is asked once"
     await worker.snapshot()
-    await eventually(lambda: replica.held() == {1, 2}, "back")
+    await eventually(lambda: replica.held() == {1}, "back")
 
 
 async def test_heartbeats_keep_a_worker(start_kvstore, connect):
-    kvstore = await start_kvstore(lease_ms=300)
+    kvstore = await start_kvstore(lease_ms=1000)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
-    for _ in range(8):
-        await asyncio.sleep(0.1)
-        await worker.heartbeat()
+    beating = asyncio.create_task(worker.keep_beating())
+    await asyncio.sleep(2.5)
+    beating.cancel()
     assert replica.held() == {1}
+    assert "silent" not in replica.kinds
 
 
 async def test_the_newest_stream_of_a_worker_wins(start_kvstore, connect):
     kvstore = await start_kvstore()
-    old = await connect.worker(kvstore)
+    old = await connect.worker(kvstore, term=1)
     await old.join()
-    new = await connect.worker(kvstore, epoch=8, blocks={4})
+    new = await connect.worker(kvstore, epoch=8, blocks={4}, term=2)
     await new.join()
-    await old.heartbeat()
     with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes for worker 'w1'"):
-        await old.hear()
+        await old.heartbeat()
+    late = await connect.worker(kvstore, term=1)
+    with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes for worker 'w1'"):
+        await late.hello()
     assert (await new.store(5)).acknowledged_sequence == 1
+
+
+async def test_a_reader_that_comes_back_is_sent_only_what_it_lacks(start_kvstore, connect):
+    kvstore = await start_kvstore()
+    replica = await connect.replica(kvstore)
+    workers = [await connect.worker(kvstore, worker_id=name, blocks={1}) for name in ("w1", "w2", "w3")]
+    for worker in workers:
+        await worker.join()
+    await eventually(lambda: all(replica.held(one.worker_id) == {1} for one in workers), "all")
+    replica.task.cancel()
+    await workers[0].store(2)
+    workers[1].epoch, workers[1].sequence = 8, 0
+    await workers[1].snapshot()
+    replica.kinds.clear()
+    replica.workers["stranger"] = (4, 4, set())
+    await connect.replica(kvstore, replica)
+    assert [replica.held(one.worker_id) for one in workers] == [{1, 2}, {1}, {1}]
+    assert replica.workers["w2"][0] == 8
+    assert sorted(replica.kinds) == ["batches", "heard", "heard", "heard", "heartbeat", "silent", "snapshot"]
+    assert replica.silent == {"stranger"}, "nobody vouches for it"
 
 
 @pytest.mark.parametrize(
@@ -200,10 +262,9 @@ async def test_malformed_hashes_end_the_stream_and_drop_the_worker(start_kvstore
     await eventually(lambda: replica.held() is None, "dropped")
 
 
-async def test_watchers_hear_a_heartbeat_every_second(start_kvstore, connect):
+async def test_watchers_hear_four_heartbeats_a_second(start_kvstore, connect):
     replica = await connect.replica(await start_kvstore())
-    await asyncio.sleep(2.3)
-    assert 3 <= replica.num_heartbeats <= 4
+    await eventually(lambda: replica.num_heartbeats >= 8, "eight heartbeats")
 
 
 async def test_a_watcher_that_does_not_read_is_cut_and_others_are_not(start_kvstore, connect):

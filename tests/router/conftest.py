@@ -78,7 +78,7 @@ async def world() -> AsyncIterator:
 
             async def kvstore(self, address="", **settings):
                 address = address or f"127.0.0.1:{ports.free_ports(1)[0]}"
-                config = replace(KvstoreConfig(), listen=address, **{"store": "memory", **settings})
+                config = replace(KvstoreConfig(), listen=address, **{"store": "memory", "lease_ms": 60_000, **settings})
                 return await self._run(Service, address, serve_kvstore, config)
 
             async def publisher(self, kvstore, worker_id, **fields):

@@ -21,6 +21,7 @@ class ScriptedKvstore(index_pb2_grpc.IndexServiceServicer):
 
     async def Watch(self, request, context):  # noqa: N802
         self.num_watches += 1
+        self.known = {one.worker_id: (one.epoch, one.sequence) for one in request.known}
         self.queue = asyncio.Queue()
         while (message := await self.queue.get()) is not None:
             yield message
@@ -38,10 +39,18 @@ class ScriptedKvstore(index_pb2_grpc.IndexServiceServicer):
     def batch(self, worker_id, sequence, *numbers, epoch=1):
         events = [stored(*numbers)]
         batch = kv_pb2.KvEventBatch(worker_id=worker_id, epoch=epoch, sequence=sequence, events=events)
-        self.queue.put_nowait(index_pb2.WatchResponse(batch=batch))
+        self.queue.put_nowait(index_pb2.WatchResponse(batches=[batch]))
 
     def heartbeat(self):
         self.queue.put_nowait(index_pb2.WatchResponse(heartbeat=index_pb2.WatchHeartbeat()))
+
+    def heard(self, worker_id, epoch=1):
+        self.queue.put_nowait(
+            index_pb2.WatchResponse(heard=index_pb2.WorkerHeard(worker_id=worker_id, epoch=epoch, term=1))
+        )
+
+    def silent(self, worker_id, epoch=1):
+        self.queue.put_nowait(index_pb2.WatchResponse(silent=index_pb2.WorkerSilent(worker_id=worker_id, epoch=epoch)))
 
     def end(self):
         self.queue.put_nowait(None)
@@ -51,25 +60,49 @@ class ScriptedKvstore(index_pb2_grpc.IndexServiceServicer):
 
 
 @pytest.fixture
-async def kvstore():
-    servicer = ScriptedKvstore()
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    index_pb2_grpc.add_IndexServiceServicer_to_server(servicer, server)
-    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield servicer
-    await server.stop(None)
+async def start_kvstore():
+    servers = []
+
+    async def start():
+        servicer = ScriptedKvstore()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        index_pb2_grpc.add_IndexServiceServicer_to_server(servicer, server)
+        servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        servers.append(server)
+        return servicer
+
+    yield start
+    for server in servers:
+        await server.stop(None)
 
 
 @pytest.fixture
-async def client(kvstore):
-    client = IndexClient(PrefixIndex(), kvstore.address, grace_seconds=0.2)
-    client.index = client._index
-    task = asyncio.create_task(client.run())
+async def kvstore(start_kvstore):
+    return await start_kvstore()
+
+
+@pytest.fixture
+async def run_client():
+    tasks = []
+
+    def run(*addresses, **fields):
+        client = IndexClient(PrefixIndex(), addresses, **fields)
+        client.index = client._index
+        tasks.append(asyncio.create_task(client.run()))
+        return client
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def client(kvstore, run_client):
+    client = run_client(kvstore.address, retention_seconds=0.2)
     await kvstore.until_watched(1)
-    yield client
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    return client
 
 
 async def test_a_gap_drops_the_worker_and_watches_anew(kvstore, client):
@@ -95,18 +128,64 @@ async def test_a_snapshot_that_breaks_off_leaves_what_was_known(kvstore, client)
     assert client.index.lookup(blocks(2)) == {}
 
 
-async def test_workers_that_a_new_stream_does_not_name_are_dropped_after_a_grace(kvstore, client):
+async def test_a_worker_that_a_new_stream_does_not_name_counts_no_more_and_is_dropped_later(kvstore, client):
     kvstore.snapshot("a", 1)
     kvstore.snapshot("b", 1)
     kvstore.heartbeat()
     await eventually(lambda: len(client.index.lookup(blocks(1))) == 2, "both")
     kvstore.end()
     await kvstore.until_watched(2)
-    kvstore.snapshot("a", 1)
-    kvstore.heartbeat()
-    await asyncio.sleep(0.1)
     assert client.index.lookup(blocks(1)) == {"a": 1, "b": 1}
-    await eventually(lambda: client.index.lookup(blocks(1)) == {"a": 1}, "b is dropped", 1)
+    kvstore.heard("a")
+    kvstore.heartbeat()
+    await eventually(lambda: client.index.lookup(blocks(1)) == {"a": 1}, "b does not count")
+    assert client.index.epoch("b") == 1
+    await asyncio.sleep(0.25)
+    kvstore.heartbeat()
+    await eventually(lambda: client.index.epoch("b") is None, "b is dropped")
+    assert client.index.num_blocks("a") == 1
+
+
+async def test_a_new_stream_begins_with_what_is_known_and_goes_on_from_there(kvstore, client):
+    kvstore.snapshot("a", 1, barrier=4)
+    kvstore.batch("a", 5, 2)
+    await eventually(lambda: client.index.position("a") == (1, 5), "the batch")
+    kvstore.end()
+    await kvstore.until_watched(2)
+    assert kvstore.known == {"a": (1, 5)}
+    kvstore.heard("a")
+    kvstore.batch("a", 5, 2)  # known already
+    kvstore.batch("a", 6, 3)
+    await eventually(lambda: client.index.lookup(blocks(1, 2, 3)) == {"a": 3}, "the rest")
+    assert client.num_resyncs == 0
+
+
+async def test_a_silent_workers_entries_count_again_when_it_is_heard(kvstore, client):
+    kvstore.silent("a")
+    kvstore.snapshot("a", 1)
+    await eventually(lambda: client.index.epoch("a") == 1, "its entries come")
+    assert client.index.lookup(blocks(1)) == {}
+    kvstore.heard("a")
+    await eventually(lambda: client.index.lookup(blocks(1)) == {"a": 1}, "they count")
+
+
+async def test_another_replica_is_followed_when_one_ends_or_hangs(start_kvstore, run_client):
+    replicas = [await start_kvstore() for _ in range(2)]
+    client = run_client(*(one.address for one in replicas))
+    await eventually(lambda: sum(one.num_watches for one in replicas) == 1, "one is watched")
+    first, second = sorted(replicas, key=lambda one: -one.num_watches)
+    first.snapshot("a", 1, barrier=3)
+    first.heartbeat()
+    await eventually(lambda: client.index.lookup(blocks(1)), "known")
+    first.end()
+    await second.until_watched(1)
+    assert second.known == {"a": (1, 3)}
+    second.heard("a")
+    second.batch("a", 4, 2)
+    await eventually(lambda: client.index.lookup(blocks(1, 2)) == {"a": 2}, "its delta")
+    # The second says nothing more.
+    await first.until_watched(2)
+    assert first.known == {"a": (1, 4)}
 
 
 async def test_batches_for_a_worker_dropped_by_its_own_word_are_no_gap(kvstore, client):

@@ -101,8 +101,7 @@ async def test_without_its_kvstore_a_router_goes_on_from_memory_and_follows_the_
     await asyncio.sleep(0.2)
     assert (await router.place(1000, blocks(*range(50)))).decode_cached_tokens == 50 * 16
     again = await world.kvstore(kvstore.address)
-    await asyncio.sleep(0.5)
-    assert (await router.workers())["w1"].num_indexed_blocks == 50, "the new one has not heard the worker yet"
+    await router.until_indexed(w1=0)  # the new one has not heard the worker yet: nobody vouches for it
     publisher.blocks |= {77}
     await world.publisher(again, "w1", blocks=publisher.blocks, sequence=5)
     await router.until_indexed(w1=51)

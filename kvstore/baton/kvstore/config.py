@@ -19,12 +19,28 @@ class KvstoreConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
-    lease_ms: int = field(
-        default=5000,
+    advertise: str = field(
+        default="",
         metadata={
-            "help": "Milliseconds that a worker may be unheard of until its blocks are forgotten.",
+            "help": "Where other kvstores on the same Redis reach this one. Empty: the listen address, the host's own "
+            "address standing for 0.0.0.0.",
+            "metavar": "HOST:PORT",
+        },
+    )
+    lease_ms: int = field(
+        default=800,
+        metadata={
+            "help": "Milliseconds that a worker may be unheard of until its blocks do not count.",
             "minimum": 100,
             "maximum": 3_600_000,
+        },
+    )
+    retention_ms: int = field(
+        default=60_000,
+        metadata={
+            "help": "Milliseconds that the blocks of a worker that does not count are kept, should it come back.",
+            "minimum": 100,
+            "maximum": 86_400_000,
         },
     )
     watcher_backlog: int = field(
@@ -40,7 +56,12 @@ class KvstoreConfig:
         },
     )
     redis_url: str = field(
-        default="", metadata={"help": "Redis to keep the index in. Empty: none is used.", "metavar": "URL"}
+        default="",
+        metadata={
+            "help": "Redis to keep the index in, single or any node of a cluster; kvstores that share it and the "
+            "namespace are replicas. Empty: none is used.",
+            "metavar": "URL",
+        },
     )
     redis_namespace: str = field(
         default="baton", metadata={"help": "What every key in Redis begins with.", "metavar": "NAME"}
@@ -60,8 +81,10 @@ class KvstoreConfig:
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         split_address(self.listen, "listen")
-        if self.metrics_listen:
-            split_address(self.metrics_listen, "metrics_listen")
+        for name in ("metrics_listen", "advertise"):
+            value: str = getattr(self, name)
+            if value:
+                split_address(value, name)
         if self.redis_url:
             _check_redis_url(self.redis_url)
         if self.redis_url and self.store not in ("auto", "redis"):
@@ -80,6 +103,11 @@ class KvstoreConfig:
     def lease_seconds(self) -> float:
         """lease_ms in seconds."""
         return self.lease_ms / 1000
+
+    @property
+    def retention_seconds(self) -> float:
+        """retention_ms in seconds."""
+        return self.retention_ms / 1000
 
 
 def _check_redis_url(url: str) -> None:

@@ -1,4 +1,4 @@
-"""baton.v1.IndexService: workers publish, routers watch. Keeps the workers' leases."""
+"""baton.v1.IndexService: workers publish, routers and other replicas watch. Keeps the workers' leases."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 
 from baton.kvstore.index import Index
-from baton.kvstore.leases import Leases
+from baton.kvstore.membership import Membership
 from baton.kvstore.metrics import KvstoreMetrics
 from baton.kvstore.publish_session import PublishSession
+from baton.kvstore.speakers import Speaker
 from baton.kvstore.watch import WatchHub
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unavailable
 from baton.v1 import index_pb2
@@ -27,12 +28,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class IndexServicer:
     """The gRPC side of one index."""
 
-    def __init__(self, index: Index, hub: WatchHub, lease_seconds: float, metrics: KvstoreMetrics) -> None:
+    def __init__(self, index: Index, hub: WatchHub, membership: Membership, metrics: KvstoreMetrics) -> None:
         self._index = index
         self._hub = hub
+        self._membership = membership
         self._metrics = metrics
-        self._leases = Leases(lease_seconds, self._on_lease_expired)
-        self._owners: dict[str, PublishSession] = {}
         self._closing = asyncio.Event()
 
     @staticmethod
@@ -51,35 +51,35 @@ class IndexServicer:
         server.add_registered_method_handlers(SERVICE_NAME, handlers)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
-    def renew(self, worker_id: str) -> None:
-        """Starts or renews a worker's lease: unless it is heard of, its blocks are forgotten."""
-        self._leases.renew(worker_id)
-
     def close(self) -> None:
-        """Ends every stream and lease."""
+        """Ends every stream."""
         self._closing.set()
-        self._leases.close()
 
     async def publish(
         self, requests: AsyncIterator[index_pb2.PublishRequest], context: Context
     ) -> AsyncIterator[index_pb2.PublishResponse]:
         """One worker's events."""
         session = PublishSession(self._index)
+        speaker: Speaker | None = None
         peer = context.peer()
         try:
             async for request in requests:
+                if speaker is not None and self._membership.speaker(session.worker_id) is not speaker:
+                    raise _elsewhere(session.worker_id)
+                speaker = speaker or self._claimed(request, peer)
                 response = self._handle(session, request, peer)
                 if response is not None:
                     yield response
         finally:
-            if self._owners.get(session.worker_id) is session:
-                del self._owners[session.worker_id]
+            if speaker is not None and self._membership.speaker(session.worker_id) is speaker:
+                self._membership.end(session.worker_id)
                 _log.info("worker %s: its stream ended; its lease runs", session.worker_id)
 
     async def watch(self, request: index_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
-        """One router's copy of the index."""
+        """One reader's copy of the index."""
         _log.info("watched by %s", context.peer())
-        with self._hub.watch() as watcher:
+        known = {one.worker_id: (one.epoch, one.sequence) for one in request.known}
+        with self._hub.watch(known, request.own_only) as watcher:
             try:
                 async for message in watcher.messages():
                     yield message
@@ -90,30 +90,33 @@ class IndexServicer:
                 _log.warning("watcher %s is cut: %s", context.peer(), error.message)
                 raise
 
+    def _claimed(self, request: index_pb2.PublishRequest, peer: str) -> Speaker | None:
+        """The speaker for the worker that says hello. None: this is no hello."""
+        if not request.HasField("hello") or not request.hello.worker_id:
+            return None
+        hello = request.hello
+        speaker = Speaker(hello.term)
+        if not self._membership.claim(hello.worker_id, speaker):
+            raise _elsewhere(hello.worker_id)
+        _log.info("worker %s publishes from %s, epoch %d", hello.worker_id, peer, hello.epoch)
+        return speaker
+
     def _handle(
         self, session: PublishSession, request: index_pb2.PublishRequest, peer: str
     ) -> index_pb2.PublishResponse | None:
-        worker_id = session.worker_id
-        if worker_id and self._owners.get(worker_id) is not session:
-            raise Mismatch(f"another stream publishes for worker {worker_id!r} now", worker_id=worker_id)
         try:
             response = session.handle(request)
         except InvalidRequest as error:
-            if worker_id:
-                self._index.forget(worker_id)
-            _log.warning("publisher %s (worker %s) is ended: %s", peer, worker_id or "unknown", error.message)
+            if session.worker_id:
+                self._index.forget(session.worker_id)
+            _log.warning("publisher %s (worker %s) is ended: %s", peer, session.worker_id or "unknown", error.message)
             raise
-        if not worker_id:
-            if session.worker_id in self._owners:
-                _log.warning("worker %s publishes anew, from %s", session.worker_id, peer)
-            self._owners[session.worker_id] = session
-            _log.info("worker %s publishes, epoch %d", session.worker_id, request.hello.epoch)
-        self._leases.renew(session.worker_id)
+        is_hello = request.HasField("hello")
+        self._membership.renew(session.worker_id, session.is_caught_up, is_hello)
         if response is not None and response.snapshot_wanted:
             self._metrics.wanted_snapshots.inc()
         return response
 
-    def _on_lease_expired(self, worker_id: str) -> None:
-        if self._index.forget(worker_id):
-            self._metrics.expired_leases.inc()
-            _log.warning("worker %s was not heard of for its lease; its blocks are forgotten", worker_id)
+
+def _elsewhere(worker_id: str) -> Mismatch:
+    return Mismatch(f"another stream publishes for worker {worker_id!r} now", worker_id=worker_id)

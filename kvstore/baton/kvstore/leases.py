@@ -1,40 +1,74 @@
-"""How long each worker may be unheard of. Knows no index and no stream."""
+"""How long each worker may be unheard of: first it is silent, then forgotten. Knows no index and no stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Lease:
+    heard: float
+    is_silent: bool
+    timer: asyncio.TimerHandle
 
 
 class Leases:
     """One timer a worker, which renewals do not touch: it looks at the last one when it fires."""
 
-    def __init__(self, seconds: float, on_expired: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        retention_seconds: float,
+        on_silent: Callable[[str], None],
+        on_expired: Callable[[str], None],
+    ) -> None:
         self._seconds = seconds
+        self._retention_seconds = retention_seconds
+        self._on_silent = on_silent
         self._on_expired = on_expired
-        self._heard: dict[str, float] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._leases: dict[str, _Lease] = {}
 
     def renew(self, worker_id: str) -> None:
         """The worker was heard of now."""
         loop = asyncio.get_running_loop()
-        self._heard[worker_id] = loop.time()
-        if worker_id not in self._timers:
-            self._arm(loop, worker_id, self._seconds)
+        lease = self._leases.get(worker_id)
+        if lease is None or lease.is_silent:
+            self.end(worker_id)
+            self._begin(loop, worker_id, self._seconds, False)
+        else:
+            lease.heard = loop.time()
+
+    def begin_silent(self, worker_id: str) -> None:
+        """The worker is silent from now on, unless it is renewed."""
+        self.end(worker_id)
+        self._begin(asyncio.get_running_loop(), worker_id, self._retention_seconds, True)
+
+    def end(self, worker_id: str) -> None:
+        """Somebody else watches over the worker."""
+        lease = self._leases.pop(worker_id, None)
+        if lease is not None:
+            lease.timer.cancel()
 
     def close(self) -> None:
         """Nothing expires any more."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for worker_id in list(self._leases):
+            self.end(worker_id)
 
-    def _arm(self, loop: asyncio.AbstractEventLoop, worker_id: str, seconds: float) -> None:
-        self._timers[worker_id] = loop.call_later(seconds, self._look, loop, worker_id)
+    def _begin(self, loop: asyncio.AbstractEventLoop, worker_id: str, seconds: float, is_silent: bool) -> None:
+        timer = loop.call_later(seconds, self._look, loop, worker_id)
+        self._leases[worker_id] = _Lease(loop.time(), is_silent, timer)
 
     def _look(self, loop: asyncio.AbstractEventLoop, worker_id: str) -> None:
-        left = self._heard[worker_id] + self._seconds - loop.time()
-        if left > 0:
-            self._arm(loop, worker_id, left)
+        lease = self._leases[worker_id]
+        if lease.is_silent:
+            del self._leases[worker_id]
+            self._on_expired(worker_id)
             return
-        del self._timers[worker_id], self._heard[worker_id]
-        self._on_expired(worker_id)
+        left = lease.heard + self._seconds - loop.time()
+        if left > 0:
+            lease.timer = loop.call_later(left, self._look, loop, worker_id)
+            return
+        self._begin(loop, worker_id, self._retention_seconds, True)
+        self._on_silent(worker_id)

@@ -13,6 +13,7 @@ from baton.kvstore.index import Index
 from baton.kvstore.watch import WatchHub
 
 if TYPE_CHECKING:
+    from baton.kvstore.peers import Peers
     from baton.kvstore.write_behind import WriteBehind
 
 
@@ -23,7 +24,7 @@ class KvstoreMetrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"baton_kvstore_{name}", text, labels, registry=registry)
 
-        self.expired_leases = counter("expired_leases", "Workers forgotten because they were unheard of.")
+        self.expired_leases = counter("expired_leases", "Workers silent because they were unheard of.")
         self.wanted_snapshots = counter("wanted_snapshots", "Snapshots asked of workers: unknown epochs and gaps.")
         self.cut_watchers = counter("cut_watchers", "Router streams ended because the router was too slow.")
         self.store_errors = counter("store_errors", "Failed exchanges with the store.", ("kind",))
@@ -40,8 +41,10 @@ class IndexCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The index's sizes as of now."""
         yield GaugeMetricFamily("baton_kvstore_workers", "Workers in the index.", len(self._index))
+        silent = sum(worker.is_silent for worker in list(self._index))
+        yield GaugeMetricFamily("baton_kvstore_silent_workers", "Workers whose entries do not count.", silent)
         yield GaugeMetricFamily("baton_kvstore_blocks", "Blocks in the index, by worker.", self._index.num_blocks)
-        yield GaugeMetricFamily("baton_kvstore_watchers", "Routers that watch.", len(self._hub))
+        yield GaugeMetricFamily("baton_kvstore_watchers", "Routers and replicas that watch.", len(self._hub))
         yield CounterMetricFamily("baton_kvstore_block_events", "Block events applied.", self._index.num_events)
 
 
@@ -59,3 +62,14 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily(
             "baton_kvstore_store_backlog_bytes", "Changes that wait for the store.", self._writer.backlog_bytes
         )
+
+
+class PeersCollector(Collector):
+    """The other replicas, at scrape time."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def collect(self) -> Iterable[Metric]:
+        """How many are heard."""
+        yield GaugeMetricFamily("baton_kvstore_replicas", "Other replicas that are heard.", self._peers.num_connected)

@@ -13,7 +13,15 @@ class PublishSession:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._awaits_snapshot = False
+        self._owed_sequence = 0  # the worker was there when it said hello
         self.worker_id = ""  # known from the hello on
+        self.term = 0
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the index has what the worker had when it said hello, and nothing is missing since."""
+        known = self._index.get(self.worker_id)
+        return known is not None and not self._awaits_snapshot and known.sequence >= self._owed_sequence
 
     def handle(self, request: index_pb2.PublishRequest) -> index_pb2.PublishResponse | None:
         """The answer to a message, where there is one. InvalidRequest: the stream cannot go on."""
@@ -30,15 +38,22 @@ class PublishSession:
         if kind == "snapshot":
             self._check_worker(request.snapshot.worker_id, "snapshot.worker_id")
             return self._snapshot(request.snapshot)
-        return None
+        return self._heartbeat()
 
     def _hello(self, hello: index_pb2.PublishHello) -> index_pb2.PublishResponse:
         if self.worker_id:
             raise InvalidRequest("a second hello on one stream", field="hello")
         if not hello.worker_id:
             raise InvalidRequest("hello.worker_id is empty", field="hello.worker_id")
-        self.worker_id = hello.worker_id
-        return self._answer(self._index.confirm(hello.worker_id, hello.epoch, hello.sequence))
+        self.worker_id, self.term, self._owed_sequence = hello.worker_id, hello.term, hello.sequence
+        return self._answer(self._index.confirm(hello.worker_id, hello.epoch, hello.sequence, hello.first_kept))
+
+    def _heartbeat(self) -> index_pb2.PublishResponse:
+        known = self._index.get(self.worker_id)
+        if known is None and not self._awaits_snapshot:
+            # Forgotten while its stream hung.
+            return self._answer(Applied.OUT_OF_STEP)
+        return index_pb2.PublishResponse(acknowledged_sequence=known.sequence if known is not None else 0)
 
     def _batch(self, batch: kv_pb2.KvEventBatch) -> index_pb2.PublishResponse | None:
         applied = self._index.apply(batch)
@@ -49,7 +64,11 @@ class PublishSession:
 
     def _snapshot(self, part: kv_pb2.KvSnapshot) -> index_pb2.PublishResponse | None:
         applied = self._index.receive(part)
-        return None if applied is Applied.PARTLY else self._answer(applied)
+        if applied is Applied.PARTLY:
+            return None
+        if applied is Applied.YES:
+            self._owed_sequence = part.barrier
+        return self._answer(applied)
 
     def _answer(self, applied: Applied) -> index_pb2.PublishResponse:
         self._awaits_snapshot = applied is Applied.OUT_OF_STEP

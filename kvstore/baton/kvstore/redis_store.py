@@ -1,36 +1,37 @@
 """The index in Redis: for each worker a snapshot and the log of batches after it. Knows no queue and no retry.
 
-Keys, `ns` being the configured namespace; a worker's keys share its hash slot in a cluster:
-    ns:marker                                    set once; another value means that Redis was wiped
-    ns:workers                                   set of worker ids
-    ns:{worker}:head                             hash: epoch, barrier, generation, parts
-    ns:{worker}:<epoch>:<generation>:snapshot    list of encoded KvSnapshot
-    ns:{worker}:<epoch>:<generation>:log         list of encoded KvEventBatch
-Every write of a snapshot takes a new generation, so that a reader finds the old or the new one, never a mixture.
-What nobody touches for a week expires by itself; nothing is ever scanned.
+Keys, `ns` being the configured namespace; in a cluster what is in braces chooses the hash slot:
+    ns:{ns}:workers                                 set of worker ids
+    ns:{ns}:replicas                                set of replica ids
+    ns:{ns}:replica:<id>                            a replica's address, for as long as it renews it
+    ns:{ns/worker}:head                             hash: epoch, generation, parts
+    ns:{ns/worker}:<epoch>:<generation>:snapshot    list of encoded KvSnapshot
+    ns:{ns/worker}:<epoch>:<generation>:log         list: a mark, then encoded KvEventBatches
+Every write of a snapshot takes a new generation, and one command makes it the current one, so that a reader finds the
+old or the new one, never a mixture, and of two replicas that write one worker the last wins and the other notices: a
+log that was dropped takes no batch any more. What nobody touches for a week expires by itself; nothing is scanned.
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio
 from google.protobuf.message import DecodeError
-from redis import exceptions as redis_errors
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from baton.kvstore.redis_connection import RedisConnection
 from baton.kvstore.store import StoredWorker, StoreError
 from baton.v1 import kv_pb2
 
 _RETENTION_SECONDS = 7 * 24 * 3600
-_PARTS_PER_COMMAND = 8  # of at most 64 KiB
+_TOUCH_SECONDS = 3600
+_REPLICA_MS = 5000
+_PARTS_PER_EXCHANGE = 8  # of at most 128 KiB
 _BATCHES_PER_COMMAND = 1024
-_MIN_LOG_BYTES = 1 << 20
+_MARK = b"log"
 
 
 @dataclass(slots=True)
@@ -39,178 +40,194 @@ class _Head:
 
     epoch: int
     generation: str
-    snapshot_bytes: int
-    log_length: int = 0
-    log_bytes: int = 0
-
-    @property
-    def is_log_long(self) -> bool:
-        return self.log_bytes > max(_MIN_LOG_BYTES, 2 * self.snapshot_bytes)
+    log_length: int = 1  # the mark
 
 
 class RedisStore:
-    """A Store. The client reconnects by itself; a failure costs one call, never a wait beyond its time limit."""
+    """A Store, and the directory where replicas find each other."""
 
     def __init__(self, url: str, namespace: str, timeout_seconds: float) -> None:
-        self.name = _without_password(url)
+        self._redis = RedisConnection(url, timeout_seconds)
         self._namespace = namespace
-        self._redis: Any = redis.asyncio.from_url(
-            url,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            max_connections=2,
-        )
-        self._marker = b""
         self._heads: dict[str, _Head] = {}
+        self._touched = time.monotonic()
 
-    async def check(self) -> bool:
-        """Whether this is the Redis that was written to, with its content."""
-        with _translated(self.name):
-            marker = await self._read_marker()
-        is_same = marker == self._marker
-        if not is_same:
-            self._heads.clear()
-            self._marker = marker
-        return is_same
+    @property
+    def name(self) -> str:
+        """The URL, without a password."""
+        return self._redis.name
+
+    async def check(self) -> Collection[str]:
+        """Compares every log's length: one that is lost, cut or another's differs."""
+        heads = dict(self._heads)
+        if not heads:
+            return ()
+        touch = time.monotonic() - self._touched > _TOUCH_SECONDS
+        async with self._redis.pipeline() as pipeline:
+            pipeline.sadd(self._shared_key("workers"), *heads)
+            for worker_id, head in heads.items():
+                pipeline.llen(self._generation_key(worker_id, head, "log"))
+            if touch:
+                for worker_id, head in heads.items():
+                    self._touch(pipeline, worker_id, head)
+            lengths = (await pipeline.execute())[1 : len(heads) + 1]
+        if touch:
+            self._touched = time.monotonic()
+        wrong = [
+            worker_id
+            for (worker_id, head), length in zip(heads.items(), lengths, strict=True)
+            if head.log_length != length and self._heads.get(worker_id) is head
+        ]
+        for worker_id in wrong:
+            del self._heads[worker_id]
+        return wrong
 
     async def load(self) -> AsyncIterator[StoredWorker]:
         """Every worker that has a whole snapshot."""
-        with _translated(self.name):
-            self._marker = await self._read_marker()
-            worker_ids = sorted(await self._redis.smembers(self._key("workers")))
-        for worker_id in worker_ids:
-            with _translated(self.name):
-                stored = await self._load_worker(worker_id.decode())
+        async with self._redis.pipeline() as pipeline:
+            pipeline.smembers(self._shared_key("workers"))
+            (worker_ids,) = await pipeline.execute()
+        for worker_id in sorted(worker_ids):
+            stored = await self._load_worker(worker_id.decode())
             if stored is not None:
                 yield stored
 
-    async def write(self, worker_id: str, snapshot: Sequence[kv_pb2.KvSnapshot]) -> None:
-        """Writes a new generation, then makes it the current one in one transaction."""
-        epoch, barrier = snapshot[0].epoch, snapshot[0].barrier
-        generation = secrets.token_hex(4)
-        parts = [part.SerializeToString() for part in snapshot]
-        key = self._generation_key(worker_id, epoch, generation, "snapshot")
-        with _translated(self.name):
-            for start in range(0, len(parts), _PARTS_PER_COMMAND):
-                pipeline = self._redis.pipeline(transaction=False)
-                pipeline.rpush(key, *parts[start : start + _PARTS_PER_COMMAND])
-                pipeline.expire(key, _RETENTION_SECONDS)
+    async def write(self, worker_id: str, epoch: int, parts: Sequence[bytes]) -> None:
+        """Writes a new generation, then makes it the current one."""
+        head = _Head(epoch, secrets.token_hex(4))
+        snapshot, log = (self._generation_key(worker_id, head, part) for part in ("snapshot", "log"))
+        self._heads.pop(worker_id, None)
+        for start in range(0, len(parts), _PARTS_PER_EXCHANGE):
+            async with self._redis.pipeline() as pipeline:
+                pipeline.rpush(snapshot, *parts[start : start + _PARTS_PER_EXCHANGE])
+                pipeline.expire(snapshot, _RETENTION_SECONDS)
                 await pipeline.execute()
-            await self._make_current(worker_id, epoch, barrier, generation, len(parts))
-        self._heads[worker_id] = _Head(epoch, generation, sum(map(len, parts)))
+        key = self._worker_key(worker_id, "head")
+        async with self._redis.pipeline() as pipeline:
+            pipeline.rpush(log, _MARK)
+            pipeline.expire(log, _RETENTION_SECONDS)
+            pipeline.hgetall(key)
+            *_, old = await pipeline.execute()
+        async with self._redis.pipeline() as pipeline:
+            pipeline.hset(key, mapping={"epoch": epoch, "generation": head.generation, "parts": len(parts)})
+            pipeline.expire(key, _RETENTION_SECONDS)
+            if old:
+                self._drop(pipeline, worker_id, _head_of(old))
+            pipeline.sadd(self._shared_key("workers"), worker_id)
+            await pipeline.execute()
+        self._heads[worker_id] = head
 
     async def append(self, batches: Mapping[str, Sequence[bytes]]) -> Collection[str]:
-        """Appends to all logs in one round trip; a log of unexpected length is one that Redis lost or another wrote."""
+        """Appends to all logs in one round trip."""
         wanting = {worker_id for worker_id in batches if worker_id not in self._heads}
-        expected: list[tuple[int, int, str]] = []  # place in the pipeline, the log's length then, worker
-        pipeline = self._redis.pipeline(transaction=False)
-        for worker_id, encoded in batches.items():
-            head = self._heads.get(worker_id)
-            if head is None:
-                continue
-            for start in range(0, len(encoded), _BATCHES_PER_COMMAND):
-                chunk = encoded[start : start + _BATCHES_PER_COMMAND]
-                head.log_length += len(chunk)
-                head.log_bytes += sum(map(len, chunk))
-                expected.append((len(pipeline), head.log_length, worker_id))
-                pipeline.rpush(self._generation_key(worker_id, head.epoch, head.generation, "log"), *chunk)
-            self._touch(pipeline, worker_id, head)
-            if head.is_log_long:
-                wanting.add(worker_id)
-        with _translated(self.name):
-            answers = await pipeline.execute()
-        return wanting | {worker_id for place, length, worker_id in expected if answers[place] != length}
+        expected: list[tuple[int, str]] = []  # the log's length after each command, worker
+        async with self._redis.pipeline() as pipeline:
+            for worker_id, encoded in batches.items():
+                head = self._heads.get(worker_id)
+                if head is None:
+                    continue
+                for start in range(0, len(encoded), _BATCHES_PER_COMMAND):
+                    chunk = encoded[start : start + _BATCHES_PER_COMMAND]
+                    head.log_length += len(chunk)
+                    expected.append((head.log_length, worker_id))
+                    pipeline.rpushx(self._generation_key(worker_id, head, "log"), *chunk)
+            answers = await pipeline.execute() if expected else ()
+        wrong = {worker_id for (length, worker_id), answer in zip(expected, answers, strict=True) if answer != length}
+        for worker_id in wrong:
+            self._heads.pop(worker_id, None)
+        return wanting | wrong
 
     async def forget(self, worker_id: str) -> None:
         """Removes a worker's keys."""
-        with _translated(self.name):
-            old = await self._redis.hgetall(self._key(worker_id, "head"))
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.srem(self._key("workers"), worker_id)
-            pipeline.delete(self._key(worker_id, "head"))
-            self._drop_generation(pipeline, worker_id, old)
-            await pipeline.execute()
+        head = self._heads.pop(worker_id, None)
+        key = self._worker_key(worker_id, "head")
+        async with self._redis.pipeline() as pipeline:
+            pipeline.hgetall(key)
+            (current,) = await pipeline.execute()
+        is_ours = head is not None and current and _head_of(current).generation == head.generation
+        async with self._redis.pipeline() as pipeline:
+            if is_ours or not current:
+                pipeline.srem(self._shared_key("workers"), worker_id)
+            if is_ours:
+                pipeline.delete(key)
+            if head is not None:
+                self._drop(pipeline, worker_id, head)
+            if len(pipeline):
+                await pipeline.execute()
+
+    def disown(self, worker_id: str) -> None:
+        """Another replica writes it."""
         self._heads.pop(worker_id, None)
+
+    async def announce(self, replica: str, address: str) -> dict[str, str]:
+        """Renews this replica's address; returns those of all."""
+        async with self._redis.pipeline() as pipeline:
+            pipeline.set(self._shared_key("replica", replica), address, px=_REPLICA_MS)
+            pipeline.sadd(self._shared_key("replicas"), replica)
+            pipeline.smembers(self._shared_key("replicas"))
+            *_, members = await pipeline.execute()
+        replicas = [member.decode() for member in members]
+        async with self._redis.pipeline() as pipeline:
+            for one in replicas:
+                pipeline.get(self._shared_key("replica", one))
+            addresses = await pipeline.execute()
+        gone = [one for one, found in zip(replicas, addresses, strict=True) if found is None]
+        if gone:
+            async with self._redis.pipeline() as pipeline:
+                pipeline.srem(self._shared_key("replicas"), *gone)
+                await pipeline.execute()
+        return {one: found.decode() for one, found in zip(replicas, addresses, strict=True) if found is not None}
+
+    async def withdraw(self, replica: str) -> None:
+        """Takes this replica's address back."""
+        async with self._redis.pipeline() as pipeline:
+            pipeline.delete(self._shared_key("replica", replica))
+            pipeline.srem(self._shared_key("replicas"), replica)
+            await pipeline.execute()
 
     async def close(self) -> None:
         """Closes the connections."""
-        with contextlib.suppress(redis_errors.RedisError, OSError):
-            await self._redis.aclose()
-
-    async def _read_marker(self) -> bytes:
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.setnx(self._key("marker"), secrets.token_hex(8))
-        pipeline.get(self._key("marker"))
-        _, marker = await pipeline.execute()
-        return bytes(marker)
-
-    async def _make_current(self, worker_id: str, epoch: int, barrier: int, generation: str, num_parts: int) -> None:
-        head = self._key(worker_id, "head")
-        old = await self._redis.hgetall(head)
-        pipeline = self._redis.pipeline(transaction=True)
-        fields = {"epoch": epoch, "barrier": barrier, "generation": generation, "parts": num_parts}
-        pipeline.hset(head, mapping=fields)
-        pipeline.expire(head, _RETENTION_SECONDS)
-        self._drop_generation(pipeline, worker_id, old)
-        await pipeline.execute()
-        await self._redis.sadd(self._key("workers"), worker_id)
+        await self._redis.close()
 
     async def _load_worker(self, worker_id: str) -> StoredWorker | None:
-        fields = await self._redis.hgetall(self._key(worker_id, "head"))
+        async with self._redis.pipeline() as pipeline:
+            pipeline.hgetall(self._worker_key(worker_id, "head"))
+            (fields,) = await pipeline.execute()
         if not fields:
             return None
-        epoch, generation = int(fields[b"epoch"]), fields[b"generation"].decode()
-        parts = await self._redis.lrange(self._generation_key(worker_id, epoch, generation, "snapshot"), 0, -1)
-        log = await self._redis.lrange(self._generation_key(worker_id, epoch, generation, "log"), 0, -1)
-        if len(parts) != int(fields[b"parts"]):
+        head = _head_of(fields)
+        async with self._redis.pipeline() as pipeline:
+            pipeline.lrange(self._generation_key(worker_id, head, "snapshot"), 0, -1)
+            pipeline.lrange(self._generation_key(worker_id, head, "log"), 0, -1)
+            parts, log = await pipeline.execute()
+        if len(parts) != int(fields[b"parts"]) or not log:
             return None
-        self._heads[worker_id] = _Head(epoch, generation, sum(map(len, parts)), len(log), sum(map(len, log)))
+        head.log_length = len(log)
+        self._heads[worker_id] = head
         try:
-            return StoredWorker(
-                [kv_pb2.KvSnapshot.FromString(part) for part in parts],
-                [kv_pb2.KvEventBatch.FromString(batch) for batch in log],
-            )
+            return StoredWorker([kv_pb2.KvSnapshot.FromString(part) for part in parts], log[1:])
         except DecodeError as error:
             raise StoreError("other", f"{self.name}: what is kept of worker {worker_id} cannot be read") from error
 
     def _touch(self, pipeline: Any, worker_id: str, head: _Head) -> None:
         """Keeps a live worker's keys from expiring."""
-        pipeline.expire(self._key(worker_id, "head"), _RETENTION_SECONDS)
+        pipeline.expire(self._worker_key(worker_id, "head"), _RETENTION_SECONDS)
         for part in ("snapshot", "log"):
-            pipeline.expire(self._generation_key(worker_id, head.epoch, head.generation, part), _RETENTION_SECONDS)
+            pipeline.expire(self._generation_key(worker_id, head, part), _RETENTION_SECONDS)
 
-    def _drop_generation(self, pipeline: Any, worker_id: str, fields: Mapping[bytes, bytes]) -> None:
-        if fields:
-            epoch, generation = int(fields[b"epoch"]), fields[b"generation"].decode()
-            for part in ("snapshot", "log"):
-                pipeline.unlink(self._generation_key(worker_id, epoch, generation, part))
+    def _drop(self, pipeline: Any, worker_id: str, head: _Head) -> None:
+        for part in ("snapshot", "log"):
+            pipeline.unlink(self._generation_key(worker_id, head, part))
 
-    def _generation_key(self, worker_id: str, epoch: int, generation: str, part: str) -> str:
-        return self._key(worker_id, f"{epoch}:{generation}:{part}")
+    def _generation_key(self, worker_id: str, head: _Head, part: str) -> str:
+        return self._worker_key(worker_id, f"{head.epoch}:{head.generation}:{part}")
 
-    def _key(self, *words: str) -> str:
-        if len(words) == 1:
-            return f"{self._namespace}:{words[0]}"
-        return f"{self._namespace}:{{{words[0]}}}:{words[1]}"
+    def _worker_key(self, worker_id: str, rest: str) -> str:
+        return f"{self._namespace}:{{{self._namespace}/{worker_id}}}:{rest}"
 
-
-@contextlib.contextmanager
-def _translated(name: str) -> Iterator[None]:
-    """Redis's errors as StoreErrors."""
-    try:
-        yield
-    except redis_errors.OutOfMemoryError as error:
-        raise StoreError("full", f"{name} is full: {error}") from error
-    except (redis_errors.TimeoutError, TimeoutError) as error:
-        raise StoreError("slow", f"{name} did not answer in time") from error
-    except (redis_errors.ConnectionError, OSError) as error:
-        raise StoreError("unreachable", f"{name} cannot be reached: {error}") from error
-    except redis_errors.RedisError as error:
-        raise StoreError("other", f"{name}: {error}") from error
+    def _shared_key(self, *words: str) -> str:
+        return ":".join((self._namespace, f"{{{self._namespace}}}", *words))
 
 
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+def _head_of(fields: Mapping[bytes, bytes]) -> _Head:
+    return _Head(int(fields[b"epoch"]), fields[b"generation"].decode())

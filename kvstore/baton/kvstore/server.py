@@ -1,23 +1,35 @@
-"""The kvstore service: index, watchers, store and metrics, from start to a graceful end."""
+"""The kvstore service: index, watchers, store, replicas and metrics, from start to a graceful end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import prometheus_client
 
+from baton.kvstore.compactor import Compactor
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.index import Index
 from baton.kvstore.index_servicer import SERVICE_NAME, IndexServicer
-from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, StoreCollector
-from baton.kvstore.store import Store
+from baton.kvstore.membership import Membership
+from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, PeersCollector, StoreCollector
+from baton.kvstore.peer_link import PeerLink
+from baton.kvstore.peers import Peers
+from baton.kvstore.speakers import Speakers
 from baton.kvstore.watch import WatchHub
 from baton.kvstore.write_behind import WriteBehind
+from baton.rpc.address import split_address
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
+
+if TYPE_CHECKING:
+    from baton.kvstore.redis_store import RedisStore
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +37,19 @@ _LOAD_SECONDS = 5.0  # a start waits this long for the store; what it has later 
 _LAST_WRITE_SECONDS = 2.0
 # Streams do not end by themselves: there is nothing to wait for.
 _GRACE_SECONDS = 0.2
+_WILDCARDS = ("0.0.0.0", "[::]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the service is made of."""
+
+    config: KvstoreConfig
+    registry: prometheus_client.CollectorRegistry
+    metrics: KvstoreMetrics
+    index: Index
+    speakers: Speakers
+    membership: Membership
 
 
 async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
@@ -32,23 +57,29 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
     config.validate()
     registry = prometheus_client.CollectorRegistry()
     metrics = KvstoreMetrics(registry)
-    index = Index()
-    hub = WatchHub(index, config.watcher_backlog)
-    servicer = IndexServicer(index, hub, config.lease_seconds, metrics)
+    index, speakers = Index(), Speakers()
+    membership = Membership(index, speakers, config.lease_seconds, config.retention_seconds, metrics)
+    parts = _Parts(config, registry, metrics, index, speakers, membership)
+    hub = WatchHub(index, speakers, config.watcher_backlog)
+    compactor = Compactor(index)
+    servicer = IndexServicer(index, hub, membership, metrics)
     registry.register(IndexCollector(index, hub))
-    async with _open_store(config) as store, _written_behind(config, index, store, servicer, metrics, registry):
+    async with _open_store(config) as store, _written_behind(parts, store):
         server = RpcServer(config.listen, (Service(SERVICE_NAME, servicer, IndexServicer.register),), _GRACE_SECONDS)
         async with server, metrics_endpoint(config.metrics_listen, registry) as metrics_port:
-            await server.set_ready(True)
-            facts = {"port": server.port, "metrics_port": metrics_port, "store": store.name if store else "memory"}
-            _log.info("listening", extra=facts)
-            await stop.wait()
+            async with _followed_peers(parts, store if config.redis_url else None, server.port):
+                await server.set_ready(True)
+                facts = {"port": server.port, "metrics_port": metrics_port, "store": store.name if store else "memory"}
+                _log.info("listening", extra=facts)
+                await stop.wait()
             await server.set_ready(False)
             servicer.close()
+            membership.close()
+    await compactor.close()
 
 
 @contextlib.asynccontextmanager
-async def _open_store(config: KvstoreConfig) -> AsyncIterator[Store | None]:
+async def _open_store(config: KvstoreConfig) -> AsyncIterator[RedisStore | None]:
     """The store as configured. None: memory only."""
     if config.redis_url:
         async with _redis_store(config, config.redis_url) as store:
@@ -72,7 +103,7 @@ async def _open_store(config: KvstoreConfig) -> AsyncIterator[Store | None]:
 
 
 @contextlib.asynccontextmanager
-async def _redis_store(config: KvstoreConfig, url: str) -> AsyncIterator[Store]:
+async def _redis_store(config: KvstoreConfig, url: str) -> AsyncIterator[RedisStore]:
     from baton.kvstore.redis_store import RedisStore
 
     store = RedisStore(url, config.redis_namespace, config.redis_timeout_ms / 1000)
@@ -83,37 +114,69 @@ async def _redis_store(config: KvstoreConfig, url: str) -> AsyncIterator[Store]:
 
 
 @contextlib.asynccontextmanager
-async def _written_behind(
-    config: KvstoreConfig,
-    index: Index,
-    store: Store | None,
-    servicer: IndexServicer,
-    metrics: KvstoreMetrics,
-    registry: prometheus_client.CollectorRegistry,
-) -> AsyncIterator[None]:
+async def _written_behind(parts: _Parts, store: RedisStore | None) -> AsyncIterator[None]:
     """Loads what the store has, and writes to it inside the `with`."""
     if store is None:
         yield
         return
-    writer = WriteBehind(index, store, config.store_backlog, metrics, servicer.renew)
-    registry.register(StoreCollector(writer))
-    task = asyncio.create_task(writer.run())
-    task.add_done_callback(_log_failure)
-    try:
+    writer = WriteBehind(
+        parts.index, parts.speakers, store, parts.config.store_backlog, parts.metrics, parts.membership.watch_restored
+    )
+    parts.registry.register(StoreCollector(writer))
+    async with _running(writer.run(), writer.stop, "writing to the store"):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOAD_SECONDS):
                 await writer.loaded.wait()
         yield
+    await writer.flush(_LAST_WRITE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _followed_peers(parts: _Parts, store: RedisStore | None, port: int) -> AsyncIterator[None]:
+    """Follows the other replicas inside the `with`, where a store is shared."""
+    if store is None:
+        yield
+        return
+    replica = secrets.token_hex(8)
+    patience = 0.75 * parts.config.lease_seconds
+
+    def make_link(other: str, address: str) -> PeerLink:
+        return PeerLink(parts.index, parts.membership, other, address, patience)
+
+    peers = Peers(store, replica, await _reachable_address(parts.config, port), make_link)
+    parts.registry.register(PeersCollector(peers))
+    async with _running(peers.run(), peers.stop, "following other replicas"):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(run: Coroutine[Any, Any, None], stop: Callable[[], None], what: str) -> AsyncIterator[None]:
+    """Runs something beside the body, and gives it a moment to end after it."""
+    task = asyncio.create_task(run)
+    task.add_done_callback(lambda ended: _log_failure(ended, what))
+    try:
+        yield
     finally:
-        writer.stop()
+        stop()
         await asyncio.wait((task,), timeout=_LAST_WRITE_SECONDS)
-        if task.done():
-            await writer.flush(_LAST_WRITE_SECONDS)
-        else:
+        if not task.done():
             task.cancel()
-            _log.warning("the store is too slow for a last write")
+            _log.warning("%s: too slow for a graceful end", what)
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None], what: str) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("writing to the store has failed for good; serving on from memory", exc_info=error)
+        _log.error("%s has failed for good; serving on from memory", what, exc_info=error)
+
+
+async def _reachable_address(config: KvstoreConfig, port: int) -> str:
+    """Where other replicas reach this one."""
+    if config.advertise:
+        return config.advertise
+    host, _ = split_address(config.listen, "listen")
+    if host in _WILDCARDS:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            found = await loop.getaddrinfo(socket.gethostname(), None, family=socket.AF_INET)
+            host = str(found[0][4][0])
+    return f"{host}:{port}"

@@ -10,7 +10,7 @@ from baton.v1 import kv_pb2
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked. `kind` is one of unreachable, slow, full, other."""
+    """The store did not do what it was asked. `kind` is one of unreachable, slow, full, read-only, other."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -19,31 +19,39 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """What a store has of one worker: a snapshot, and the batches after it."""
+    """What a store has of one worker: a snapshot, and the encoded batches after it."""
 
     snapshot: Sequence[kv_pb2.KvSnapshot]
-    batches: Sequence[kv_pb2.KvEventBatch]
+    batches: Sequence[bytes]
 
 
 class Store(Protocol):
-    """A snapshot and a log of batches for each worker. Every method raises StoreError, within a bounded time."""
+    """A snapshot and a log of batches for each worker. Every method raises StoreError, within a bounded time.
 
-    name: str
+    Replicas may share a store; each writes the workers that publish to it.
+    """
 
-    async def check(self) -> bool:
-        """Whether the store still has what was written. False: write every snapshot anew."""
+    @property
+    def name(self) -> str:
+        """What errors and logs call it."""
+
+    async def check(self) -> Collection[str]:
+        """Workers of which the store has not what was written: lost, or replaced by another replica."""
 
     def load(self) -> AsyncIterator[StoredWorker]:
         """Everything that was kept, worker by worker."""
 
-    async def write(self, worker_id: str, snapshot: Sequence[kv_pb2.KvSnapshot]) -> None:
-        """Replaces all that is kept of a worker."""
+    async def write(self, worker_id: str, epoch: int, parts: Sequence[bytes]) -> None:
+        """Replaces all that is kept of a worker by a snapshot, encoded part by part."""
 
     async def append(self, batches: Mapping[str, Sequence[bytes]]) -> Collection[str]:
-        """Adds encoded batches to the logs of workers. Those it returns need `write`: log long, or not as left."""
+        """Adds encoded batches to the logs of workers. Those it returns need `write`: what is kept is not as left."""
 
     async def forget(self, worker_id: str) -> None:
-        """Drops a worker."""
+        """Drops a worker, unless another replica wrote it since."""
+
+    def disown(self, worker_id: str) -> None:
+        """Another replica writes the worker from now on."""
 
     async def close(self) -> None:
         """Gives connections back. Never raises."""

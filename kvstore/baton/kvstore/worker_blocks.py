@@ -1,92 +1,144 @@
-"""One worker's cached blocks as its events tell them, and how far they were heard. Knows no stream."""
+"""One worker's cached blocks as its events tell them: a snapshot, and the batches after it. Knows no stream.
+
+The same two are what a reader is sent and what the store keeps, byte for byte, so an event costs no work by block.
+When the batches outgrow the snapshot they are folded into a new one.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from baton.kvstore.packed_blocks import Tiers, changes_of, check_change, encode_parts, fold, join_parts
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 
-_HASH = struct.Struct(f"{HASH_BYTES}s")
-_BLOCKS_PER_PART = 4096
+_MIN_LOG_BYTES = 1 << 20
+_KEPT_LOG_BYTES = 256 << 10  # of batches before the barrier, for readers that are a little behind
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A worker's blocks after the batch `barrier`, as encoded KvSnapshots."""
+
+    barrier: int
+    parts: tuple[bytes, ...]
+    num_blocks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Encoded."""
+        return sum(map(len, self.parts))
 
 
 class WorkerBlocks:
     """The blocks of `worker_id` in `epoch`, up to and including `sequence`."""
 
-    def __init__(self, worker_id: str, epoch: int, sequence: int) -> None:
+    def __init__(self, worker_id: str, epoch: int, barrier: int, tiers: Tiers | None = None) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
-        self.sequence = sequence
-        self._tiers: dict[kv_pb2.KvTier.ValueType, set[bytes]] = {}
+        self.sequence = barrier
+        self.is_silent = False  # unheard of for its lease: readers keep its entries, and do not count them
+        self.base = make_base(worker_id, epoch, barrier, tiers or {})
+        self.log_bytes = 0  # of the batches after the barrier
+        self._log: list[bytes] = []  # encoded batches, up to `sequence`
+        self._num_blocks = self.base.num_blocks
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[kv_pb2.KvSnapshot]) -> WorkerBlocks:
+        """What a whole snapshot tells. InvalidRequest: malformed."""
+        return cls(parts[0].worker_id, parts[0].epoch, parts[0].barrier, join_parts(parts))
 
     def __len__(self) -> int:
-        """Blocks, those of different tiers counted apart."""
-        return sum(map(len, list(self._tiers.values())))
+        """Blocks, those of different tiers counted apart; exact for a worker that stores only what it lacks."""
+        return self._num_blocks
+
+    @property
+    def is_log_long(self) -> bool:
+        """Whether it is time to compact."""
+        return self.log_bytes > max(_MIN_LOG_BYTES, self.base.num_bytes)
 
     def follows(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Whether the batch is the next one."""
         return batch.epoch == self.epoch and batch.sequence == self.sequence + 1
 
-    def apply(self, batch: kv_pb2.KvEventBatch) -> int:
-        """Takes the next batch; returns how many block events it had."""
+    def has(self, batch: kv_pb2.KvEventBatch) -> bool:
+        """Whether the batch was taken before."""
+        return batch.epoch == self.epoch and batch.sequence <= self.sequence
+
+    def apply(self, batch: kv_pb2.KvEventBatch, encoded: bytes) -> int:
+        """Takes the next batch; returns how many block events it has. InvalidRequest: malformed, and not taken."""
         assert self.follows(batch)
-        num_events = 0
-        for event in batch.events:
-            kind = event.WhichOneof("event")
-            if kind == "stored":
-                hashes = split_hashes(event.stored.block_hashes)
-                self._tier(event.stored.tier).update(hashes)
-            else:
-                hashes = split_hashes(event.removed.block_hashes)
-                self._tier(event.removed.tier).difference_update(hashes)
-            num_events += len(hashes)
+        num_events = growth = 0
+        for is_store, change in changes_of(batch):
+            num_blocks = check_change(change)
+            num_events += num_blocks
+            growth += num_blocks if is_store else -num_blocks
+        self._num_blocks += growth
+        self._log.append(encoded)
+        self.log_bytes += len(encoded)
         self.sequence = batch.sequence
         return num_events
 
-    def add(self, part: kv_pb2.KvSnapshot) -> None:
-        """Takes one part of a snapshot."""
-        self._tier(part.tier).update(split_hashes(part.block_hashes))
+    def since(self, sequence: int) -> Sequence[bytes] | None:
+        """The encoded batches after one. None: they are not kept any more."""
+        missing = max(0, self.sequence - sequence)
+        if missing > len(self._log):
+            return None
+        return self._log[len(self._log) - missing :]
 
-    def blocks(self, tier: kv_pb2.KvTier.ValueType) -> frozenset[bytes]:
-        """What one tier holds."""
-        return frozenset(self._tiers.get(tier, ()))
+    def tiers(self) -> Tiers:
+        """All blocks, by tier."""
+        return fold_base(self.base, self._log[len(self._log) - (self.sequence - self.base.barrier) :])
 
-    def snapshot(self) -> Iterator[kv_pb2.KvSnapshot]:
-        """Everything as of now in parts: what changes while they are read is not in them."""
-        packed = [(tier, b"".join(blocks)) for tier, blocks in self._tiers.items() if blocks]
-        return _parts(self.worker_id, self.epoch, self.sequence, packed or [(kv_pb2.KV_TIER_DEVICE, b"")])
+    def compaction(self) -> Callable[[], Base]:
+        """Makes a base of the blocks as they are now. It takes a while for millions, may run in a thread, and changes
+        nothing here."""
+        base, log, sequence = (
+            self.base,
+            self._log[len(self._log) - (self.sequence - self.base.barrier) :],
+            self.sequence,
+        )
+        return lambda: make_base(self.worker_id, self.epoch, sequence, fold_base(base, log))
 
-    def _tier(self, tier: kv_pb2.KvTier.ValueType) -> set[bytes]:
-        blocks = self._tiers.get(tier)
-        if blocks is None:
-            if tier == kv_pb2.KV_TIER_UNSPECIFIED:
-                raise InvalidRequest(f"tier of worker {self.worker_id!r} is unset; say which", field="tier")
-            blocks = self._tiers[tier] = set()
-        return blocks
+    def rebase(self, base: Base) -> None:
+        """Takes a base made by `compaction`; some batches before it are kept."""
+        assert self.base.barrier <= base.barrier <= self.sequence
+        after = self.sequence - base.barrier
+        self.log_bytes = sum(map(len, self._log[len(self._log) - after :]))
+        kept, size = after, 0
+        while kept < len(self._log) and size < _KEPT_LOG_BYTES:
+            kept += 1
+            size += len(self._log[-kept])
+        del self._log[: len(self._log) - kept]
+        self.base = base
+        self._num_blocks = base.num_blocks + sum(map(_growth, self.since(base.barrier) or ()))
 
 
-def split_hashes(packed: bytes) -> list[bytes]:
-    """The block hashes of a packed field."""
-    if len(packed) % HASH_BYTES:
-        raise InvalidRequest(f"block_hashes has {len(packed)} bytes; it must be {HASH_BYTES} a block")
-    return [block for (block,) in _HASH.iter_unpack(packed)]
+def make_base(worker_id: str, epoch: int, barrier: int, tiers: Tiers) -> Base:
+    """Encodes a snapshot."""
+    num_blocks = sum(map(len, tiers.values())) // HASH_BYTES
+    return Base(barrier, encode_parts(worker_id, epoch, barrier, tiers), num_blocks)
 
 
-def _parts(
-    worker_id: str, epoch: int, barrier: int, tiers: list[tuple[kv_pb2.KvTier.ValueType, bytes]]
-) -> Iterator[kv_pb2.KvSnapshot]:
-    stride = _BLOCKS_PER_PART * HASH_BYTES
-    for index, (tier, hashes) in enumerate(tiers):
-        for start in range(0, max(1, len(hashes)), stride):
-            yield kv_pb2.KvSnapshot(
-                worker_id=worker_id,
-                epoch=epoch,
-                barrier=barrier,
-                block_hashes=hashes[start : start + stride],
-                tier=tier,
-                first=index == 0 and start == 0,
-                last=index == len(tiers) - 1 and start + stride >= len(hashes),
-            )
+def fold_base(base: Base, log: Iterable[bytes]) -> Tiers:
+    """The blocks of a base and the batches after it."""
+    tiers = join_parts(map(kv_pb2.KvSnapshot.FromString, base.parts))
+    return fold(tiers, map(kv_pb2.KvEventBatch.FromString, log))
+
+
+def restore(parts: Sequence[kv_pb2.KvSnapshot], batches: Sequence[bytes]) -> WorkerBlocks:
+    """A worker from what a store kept of it. InvalidRequest: it contradicts itself."""
+    worker = WorkerBlocks.from_parts(parts)
+    for encoded in batches:
+        batch = kv_pb2.KvEventBatch.FromString(encoded)
+        if not worker.follows(batch):
+            raise InvalidRequest(f"a gap after sequence {worker.sequence}")
+        worker.apply(batch, encoded)
+    return worker
+
+
+def _growth(encoded: bytes) -> int:
+    changes = changes_of(kv_pb2.KvEventBatch.FromString(encoded))
+    return sum((1 if is_store else -1) * (len(change.block_hashes) // HASH_BYTES) for is_store, change in changes)

@@ -1,7 +1,8 @@
 """Carries the index's changes to the store, behind the index's back: bounded, never waited for. An IndexListener.
 
-Each worker is in one of three states: in step (its new batches are appended), to be written (its snapshot replaces
-what the store has), or to be forgotten. Whatever goes wrong makes it "to be written": the index is the truth.
+Each worker that publishes here is in one of three states: in step (its new batches are appended), to be written (its
+snapshot replaces what the store has), or to be forgotten. Whatever goes wrong makes it "to be written": the index is
+the truth. Workers that publish to another replica are that one's to write.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from baton.kvstore.index import Index
+from google.protobuf.message import DecodeError
+
+from baton.kvstore.index import Index, IndexListener
 from baton.kvstore.metrics import KvstoreMetrics
+from baton.kvstore.speakers import Speakers
 from baton.kvstore.store import Store, StoredWorker, StoreError
-from baton.kvstore.worker_blocks import WorkerBlocks
+from baton.kvstore.worker_blocks import WorkerBlocks, restore
 from baton.rpc.errors import InvalidRequest
-from baton.v1 import kv_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -26,18 +29,20 @@ _MIN_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 
 
-class WriteBehind:
+class WriteBehind(IndexListener):
     """Owns what the store does not have yet."""
 
     def __init__(
         self,
         index: Index,
+        speakers: Speakers,
         store: Store,
         max_backlog_bytes: int,
         metrics: KvstoreMetrics,
         on_loaded: Callable[[str], None],
     ) -> None:
         self._index = index
+        self._speakers = speakers
         self._store = store
         self._max_backlog_bytes = max_backlog_bytes
         self._metrics = metrics
@@ -50,6 +55,7 @@ class WriteBehind:
         self._stopping = asyncio.Event()
         self._problem = ""
         self._is_loaded = False
+        self._check_due = 0.0  # loop time
         self.loaded = asyncio.Event()  # the first attempt to load has ended, well or not
         index.listen(self)
 
@@ -68,12 +74,11 @@ class WriteBehind:
         """Whether the last exchange with the store went well."""
         return not self._problem
 
-    def on_batch(self, batch: kv_pb2.KvEventBatch) -> None:
+    def on_batch(self, worker: WorkerBlocks, encoded: bytes) -> None:
         """Queues a batch; a queue that grows too long becomes a snapshot to write."""
-        worker_id = batch.worker_id
-        if worker_id in self._to_write:
+        worker_id = worker.worker_id
+        if worker_id in self._to_write or not self._speakers.is_own(worker_id):
             return
-        encoded = batch.SerializeToString()
         size = self._backlog_bytes.get(worker_id, 0) + len(encoded)
         if size > self._max_backlog_bytes:
             self._write_anew(worker_id)
@@ -84,13 +89,27 @@ class WriteBehind:
 
     def on_replaced(self, worker: WorkerBlocks) -> None:
         """Queues the worker's snapshot; it is taken when it is written."""
-        self._write_anew(worker.worker_id)
+        if self._is_ours(worker.worker_id):
+            self._write_anew(worker.worker_id)
+
+    def on_rebased(self, worker: WorkerBlocks) -> None:
+        """Queues the shorter form."""
+        self.on_replaced(worker)
+
+    def on_heard(self, worker: WorkerBlocks) -> None:
+        """Makes sure that what the store has is ours to add to."""
+        worker_id = worker.worker_id
+        if self._is_ours(worker_id) and worker_id not in self._to_write:
+            self._batches.setdefault(worker_id, [])
+            self._wake.set()
 
     def on_forgotten(self, worker_id: str, epoch: int) -> None:
         """Queues the end of the worker."""
         self._drop_queued(worker_id)
-        self._to_forget.add(worker_id)
-        self._wake.set()
+        speaker = self._speakers.get(worker_id)
+        if speaker is None or speaker.is_own:
+            self._to_forget.add(worker_id)
+            self._wake.set()
 
     def stop(self) -> None:
         """Ends `run` after the exchange it is in. (On Python 3.11 the Redis client may swallow a cancellation.)"""
@@ -118,19 +137,18 @@ class WriteBehind:
 
     async def flush(self, seconds: float) -> None:
         """Writes what waits, as far as the time allows. For the end of the service, after `run`."""
-        if self.is_settled:
-            return
         try:
             async with asyncio.timeout(seconds):
-                await self._exchange()
+                while not self.is_settled:
+                    await self._exchange()
+                    self._succeeded()
         except (StoreError, TimeoutError) as error:
             _log.warning("store %s lacks the last changes: %s", self._store.name, error)
 
     async def _exchange(self) -> None:
         if not self._is_loaded:
             await self._load()
-        elif not await self._store.check():
-            self._rewrite_all()
+        await self._check()
         await self._append()
         while self._to_forget:
             worker_id = next(iter(self._to_forget))
@@ -138,6 +156,17 @@ class WriteBehind:
             self._to_forget.discard(worker_id)
         while self._to_write:
             await self._write(next(iter(self._to_write)))
+
+    async def _check(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._check_due:
+            return
+        lost = [worker_id for worker_id in await self._store.check() if self._speakers.is_own(worker_id)]
+        self._check_due = now + _CHECK_SECONDS
+        if lost:
+            _log.warning("store %s has not what was written of %d workers; written anew", self._store.name, len(lost))
+        for worker_id in lost:
+            self._write_anew(worker_id)
 
     async def _load(self) -> None:
         num_workers = 0
@@ -151,26 +180,21 @@ class WriteBehind:
         _log.info("store %s: %d workers loaded, until they confirm", self._store.name, num_workers)
 
     def _restore(self, stored: StoredWorker) -> bool:
-        """Puts what was kept of one worker into the index. False: it contradicts itself."""
-        worker_id = stored.snapshot[0].worker_id
-        worker = WorkerBlocks(worker_id, stored.snapshot[0].epoch, stored.snapshot[0].barrier)
+        """Puts what was kept of one worker into the index, silent. False: it contradicts itself."""
         try:
-            for part in stored.snapshot:
-                worker.add(part)
-            for batch in stored.batches:
-                if not worker.follows(batch):
-                    raise InvalidRequest(f"a gap after sequence {worker.sequence}")
-                worker.apply(batch)
-        except InvalidRequest as error:
-            _log.warning("store %s: worker %s is not loaded: %s", self._store.name, worker_id, error.message)
+            worker = restore(stored.snapshot, stored.batches)
+        except (InvalidRequest, DecodeError) as error:
+            worker_id = stored.snapshot[0].worker_id
+            _log.warning("store %s: worker %s is not loaded: %s", self._store.name, worker_id, error)
             return False
+        worker.is_silent = True
         self._index.restore(worker)
-        self._to_write.discard(worker_id)
         return True
 
     async def _append(self) -> None:
         batches, self._batches = self._batches, {}
         self._backlog_bytes.clear()
+        batches = {worker_id: encoded for worker_id, encoded in batches.items() if self._speakers.is_own(worker_id)}
         if not batches:
             return
         try:
@@ -186,19 +210,39 @@ class WriteBehind:
     async def _write(self, worker_id: str) -> None:
         worker = self._index.get(worker_id)
         self._to_write.discard(worker_id)
-        if worker is None:
+        if worker is None or not self._speakers.is_own(worker_id):
             return
+        barrier = worker.base.barrier
         try:
-            await self._store.write(worker_id, list(worker.snapshot()))
+            await self._store.write(worker_id, worker.epoch, worker.base.parts)
+            self._queue_since(worker, barrier)
         except BaseException:
             self._write_anew(worker_id)
             raise
         self._metrics.store_rewrites.inc()
 
-    def _rewrite_all(self) -> None:
-        _log.warning("store %s has lost what was written; every worker is written anew", self._store.name)
-        for worker in self._index:
-            self._write_anew(worker.worker_id)
+    def _queue_since(self, worker: WorkerBlocks, barrier: int) -> None:
+        """Queues the batches after a snapshot that is written now, those that came meanwhile included."""
+        worker_id = worker.worker_id
+        if self._index.get(worker_id) is not worker or worker_id in self._to_write:
+            return
+        batches = worker.since(barrier)
+        if batches is None:
+            self._write_anew(worker_id)
+            return
+        self._batches[worker_id] = list(batches)
+        self._backlog_bytes[worker_id] = 0  # the index keeps these anyway
+        if batches:
+            self._wake.set()
+
+    def _is_ours(self, worker_id: str) -> bool:
+        """Whether the worker publishes here; where it publishes elsewhere, that replica writes it."""
+        speaker = self._speakers.get(worker_id)
+        if speaker is not None and not speaker.is_own:
+            self._drop_queued(worker_id)
+            self._to_forget.discard(worker_id)
+            self._store.disown(worker_id)
+        return speaker is not None and speaker.is_own
 
     def _write_anew(self, worker_id: str) -> None:
         self._drop_queued(worker_id)

@@ -1,4 +1,4 @@
-"""host:port, checked."""
+"""host:port, one or several, checked."""
 
 from __future__ import annotations
 
@@ -11,3 +11,13 @@ def split_address(address: str, field: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise InvalidRequest(f"{field}={address!r} is not host:port with a port of 0 to 65535", field=field)
     return host, int(port)
+
+
+def split_addresses(addresses: str, field: str) -> tuple[str, ...]:
+    """The parts of `host:port,host:port`. InvalidRequest names `field`."""
+    parts = tuple(address.strip() for address in addresses.split(",") if address.strip())
+    for address in parts:
+        split_address(address, field)
+    if len(set(parts)) != len(parts):
+        raise InvalidRequest(f"{field}={addresses!r} names an address twice", field=field)
+    return parts

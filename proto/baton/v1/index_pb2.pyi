@@ -5,7 +5,9 @@ isort:skip_file
 
 import baton.v1.kv_pb2
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
@@ -27,7 +29,7 @@ class PublishRequest(google.protobuf.message.Message):
     def snapshot(self) -> baton.v1.kv_pb2.KvSnapshot: ...
     @property
     def heartbeat(self) -> global___PublishHeartbeat:
-        """Nothing new; renews the lease."""
+        """Nothing new; renews the lease. Every quarter of a second."""
 
     def __init__(
         self,
@@ -50,18 +52,28 @@ class PublishHello(google.protobuf.message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
+    FIRST_KEPT_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
     sequence: builtins.int
     """The last batch's; 0: none yet."""
+    first_kept: builtins.int
+    """The first batch that the worker can still send. 0: none."""
+    term: builtins.int
+    """Grows with every stream that the worker opens, over its restarts too: of two streams,
+    wherever they end, the one with the higher term speaks for the worker.
+    """
     def __init__(
         self,
         *,
         worker_id: builtins.str = ...,
         epoch: builtins.int = ...,
         sequence: builtins.int = ...,
+        first_kept: builtins.int = ...,
+        term: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sequence", b"sequence", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "first_kept", b"first_kept", "sequence", b"sequence", "term", b"term", "worker_id", b"worker_id"]) -> None: ...
 
 global___PublishHello = PublishHello
 
@@ -82,7 +94,7 @@ class PublishResponse(google.protobuf.message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
     SNAPSHOT_WANTED_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
-    """Everything up to here is applied."""
+    """Everything up to here is applied. After a hello: send what follows."""
     snapshot_wanted: builtins.bool
     """Send a snapshot now."""
     def __init__(
@@ -99,45 +111,96 @@ global___PublishResponse = PublishResponse
 class WatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    KNOWN_FIELD_NUMBER: builtins.int
+    OWN_ONLY_FIELD_NUMBER: builtins.int
+    own_only: builtins.bool
+    """Only workers that publish to this replica: how replicas read each other."""
+    @property
+    def known(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerPosition]:
+        """What the reader has already."""
+
     def __init__(
         self,
+        *,
+        known: collections.abc.Iterable[global___WorkerPosition] | None = ...,
+        own_only: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known", b"known", "own_only", b"own_only"]) -> None: ...
 
 global___WatchRequest = WatchRequest
+
+@typing.final
+class WorkerPosition(google.protobuf.message.Message):
+    """How far one worker's events were heard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    epoch: builtins.int
+    sequence: builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sequence", b"sequence", "worker_id", b"worker_id"]) -> None: ...
+
+global___WorkerPosition = WorkerPosition
 
 @typing.final
 class WatchResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: builtins.int
-    BATCH_FIELD_NUMBER: builtins.int
     FORGOTTEN_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
+    HEARD_FIELD_NUMBER: builtins.int
+    SILENT_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
     @property
     def snapshot(self) -> baton.v1.kv_pb2.KvSnapshot: ...
-    @property
-    def batch(self) -> baton.v1.kv_pb2.KvEventBatch: ...
     @property
     def forgotten(self) -> global___WorkerForgotten:
         """The worker holds nothing any more."""
 
     @property
     def heartbeat(self) -> global___WatchHeartbeat:
-        """Nothing new; proves that the stream lives. Every second. The first one follows the
-        snapshots of all workers that are known when the stream begins.
+        """Nothing new; proves that the stream lives. Every quarter of a second. The first one
+        follows everything that the reader lacked when the stream began.
         """
+
+    @property
+    def heard(self) -> global___WorkerHeard:
+        """The worker is heard: its entries count."""
+
+    @property
+    def silent(self) -> global___WorkerSilent:
+        """The worker is unheard of for its lease: its entries, those that are still to come
+        included, do not count until it is heard.
+        """
+
+    @property
+    def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.kv_pb2.KvEventBatch]:
+        """Of any workers, each worker's in order. In a message of their own."""
 
     def __init__(
         self,
         *,
         snapshot: baton.v1.kv_pb2.KvSnapshot | None = ...,
-        batch: baton.v1.kv_pb2.KvEventBatch | None = ...,
         forgotten: global___WorkerForgotten | None = ...,
         heartbeat: global___WatchHeartbeat | None = ...,
+        heard: global___WorkerHeard | None = ...,
+        silent: global___WorkerSilent | None = ...,
+        batches: collections.abc.Iterable[baton.v1.kv_pb2.KvEventBatch] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "forgotten", b"forgotten", "heartbeat", b"heartbeat", "message", b"message", "snapshot", b"snapshot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "forgotten", b"forgotten", "heartbeat", b"heartbeat", "message", b"message", "snapshot", b"snapshot"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["snapshot", "batch", "forgotten", "heartbeat"] | None: ...
+    def HasField(self, field_name: typing.Literal["forgotten", b"forgotten", "heard", b"heard", "heartbeat", b"heartbeat", "message", b"message", "silent", b"silent", "snapshot", b"snapshot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "forgotten", b"forgotten", "heard", b"heard", "heartbeat", b"heartbeat", "message", b"message", "silent", b"silent", "snapshot", b"snapshot"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["snapshot", "forgotten", "heartbeat", "heard", "silent"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -158,6 +221,46 @@ class WorkerForgotten(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "worker_id", b"worker_id"]) -> None: ...
 
 global___WorkerForgotten = WorkerForgotten
+
+@typing.final
+class WorkerHeard(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    epoch: builtins.int
+    term: builtins.int
+    """Of the stream on which the worker publishes; 0: on none now, its lease runs."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        term: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "term", b"term", "worker_id", b"worker_id"]) -> None: ...
+
+global___WorkerHeard = WorkerHeard
+
+@typing.final
+class WorkerSilent(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "worker_id", b"worker_id"]) -> None: ...
+
+global___WorkerSilent = WorkerSilent
 
 @typing.final
 class WatchHeartbeat(google.protobuf.message.Message):

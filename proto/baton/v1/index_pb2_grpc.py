@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class IndexServiceStub(object):
-    """The prefix-cache index: which worker holds which block.
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
     """
 
     def __init__(self, channel):
@@ -48,21 +49,26 @@ class IndexServiceStub(object):
 
 
 class IndexServiceServicer(object):
-    """The prefix-cache index: which worker holds which block.
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
     """
 
     def Publish(self, request_iterator, context):
-        """Carries one worker's events. The first message has the worker's hello. The store
-        acknowledges what is applied, and asks for a snapshot when it does not know the
-        worker's epoch or sees a gap; the worker answers with a snapshot on the same stream.
-        The loss of the stream starts the worker's lease running out.
+        """Carries one worker's events. The first message is the worker's hello. Every message
+        but the first parts of a snapshot is answered, with what is applied; the worker keeps
+        batches until then, and sends them to another replica when this one is lost. A batch
+        that was applied before is acknowledged again. A replica that does not know the
+        worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before it.
+        FAILED_PRECONDITION: another stream of the worker is newer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams everything: a snapshot of each worker, then deltas, in order.
+        """Streams everything: of each worker whether it is heard, then what the reader lacks (a
+        snapshot up to its barrier, and the batches after it), then changes as they happen, in
+        order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +96,8 @@ def add_IndexServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
-    """The prefix-cache index: which worker holds which block.
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
     """
 
     @staticmethod

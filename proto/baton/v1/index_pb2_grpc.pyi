@@ -18,46 +18,62 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class IndexServiceStub:
-    """The prefix-cache index: which worker holds which block."""
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Publish: grpc.StreamStreamMultiCallable[
         baton.v1.index_pb2.PublishRequest,
         baton.v1.index_pb2.PublishResponse,
     ]
-    """Carries one worker's events. The first message has the worker's hello. The store
-    acknowledges what is applied, and asks for a snapshot when it does not know the
-    worker's epoch or sees a gap; the worker answers with a snapshot on the same stream.
-    The loss of the stream starts the worker's lease running out.
+    """Carries one worker's events. The first message is the worker's hello. Every message
+    but the first parts of a snapshot is answered, with what is applied; the worker keeps
+    batches until then, and sends them to another replica when this one is lost. A batch
+    that was applied before is acknowledged again. A replica that does not know the
+    worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before it.
+    FAILED_PRECONDITION: another stream of the worker is newer.
     """
 
     Watch: grpc.UnaryStreamMultiCallable[
         baton.v1.index_pb2.WatchRequest,
         baton.v1.index_pb2.WatchResponse,
     ]
-    """Streams everything: a snapshot of each worker, then deltas, in order."""
+    """Streams everything: of each worker whether it is heard, then what the reader lacks (a
+    snapshot up to its barrier, and the batches after it), then changes as they happen, in
+    order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+    """
 
 class IndexServiceAsyncStub:
-    """The prefix-cache index: which worker holds which block."""
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    """
 
     Publish: grpc.aio.StreamStreamMultiCallable[
         baton.v1.index_pb2.PublishRequest,
         baton.v1.index_pb2.PublishResponse,
     ]
-    """Carries one worker's events. The first message has the worker's hello. The store
-    acknowledges what is applied, and asks for a snapshot when it does not know the
-    worker's epoch or sees a gap; the worker answers with a snapshot on the same stream.
-    The loss of the stream starts the worker's lease running out.
+    """Carries one worker's events. The first message is the worker's hello. Every message
+    but the first parts of a snapshot is answered, with what is applied; the worker keeps
+    batches until then, and sends them to another replica when this one is lost. A batch
+    that was applied before is acknowledged again. A replica that does not know the
+    worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before it.
+    FAILED_PRECONDITION: another stream of the worker is newer.
     """
 
     Watch: grpc.aio.UnaryStreamMultiCallable[
         baton.v1.index_pb2.WatchRequest,
         baton.v1.index_pb2.WatchResponse,
     ]
-    """Streams everything: a snapshot of each worker, then deltas, in order."""
+    """Streams everything: of each worker whether it is heard, then what the reader lacks (a
+    snapshot up to its barrier, and the batches after it), then changes as they happen, in
+    order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+    """
 
 class IndexServiceServicer(metaclass=abc.ABCMeta):
-    """The prefix-cache index: which worker holds which block."""
+    """The prefix-cache index: which worker holds which block. Any number of replicas may
+    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    """
 
     @abc.abstractmethod
     def Publish(
@@ -65,10 +81,12 @@ class IndexServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[baton.v1.index_pb2.PublishRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.index_pb2.PublishResponse], collections.abc.AsyncIterator[baton.v1.index_pb2.PublishResponse]]:
-        """Carries one worker's events. The first message has the worker's hello. The store
-        acknowledges what is applied, and asks for a snapshot when it does not know the
-        worker's epoch or sees a gap; the worker answers with a snapshot on the same stream.
-        The loss of the stream starts the worker's lease running out.
+        """Carries one worker's events. The first message is the worker's hello. Every message
+        but the first parts of a snapshot is answered, with what is applied; the worker keeps
+        batches until then, and sends them to another replica when this one is lost. A batch
+        that was applied before is acknowledged again. A replica that does not know the
+        worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before it.
+        FAILED_PRECONDITION: another stream of the worker is newer.
         """
 
     @abc.abstractmethod
@@ -77,6 +95,9 @@ class IndexServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.index_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.index_pb2.WatchResponse], collections.abc.AsyncIterator[baton.v1.index_pb2.WatchResponse]]:
-        """Streams everything: a snapshot of each worker, then deltas, in order."""
+        """Streams everything: of each worker whether it is heard, then what the reader lacks (a
+        snapshot up to its barrier, and the batches after it), then changes as they happen, in
+        order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+        """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

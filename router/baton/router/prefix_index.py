@@ -74,9 +74,9 @@ class PrefixIndex:
         return tuple(self._holdings)
 
     def num_blocks(self, worker_id: str) -> int:
-        """Entries of one worker, its tiers counted apart."""
+        """Entries of one worker that count, its tiers counted apart."""
         holding = self._holdings.get(worker_id)
-        return self._num_entries(holding.slot) if holding is not None else 0
+        return self._num_entries(holding.slot) if holding is not None and worker_id not in self._silent else 0
 
     def epoch(self, worker_id: str) -> int | None:
         """Of a worker's entries. None: it has none."""
@@ -111,25 +111,27 @@ class PrefixIndex:
         """Takes a worker's next batch. False: it is not the next one, and the worker's entries are dropped."""
         return not self.apply_all((batch,))
 
-    def apply_all(self, batches: Iterable[kv_pb2.KvEventBatch]) -> list[str]:
-        """Takes batches in order, at the cost of one; returns the workers that were out of step and are dropped.
+    def apply_all(self, batches: Iterable[kv_pb2.KvEventBatch]) -> dict[str, int]:
+        """Takes batches in order, at the cost of one; returns the workers that were out of step and are dropped, and
+        how many entries they had.
 
         A batch that was taken before is ignored.
         """
         changes = Changes()
-        dropped: list[str] = []
+        dropped: dict[str, int] = {}
         for batch in batches:
             holding = self._holdings.get(batch.worker_id)
             if holding is not None and holding.epoch == batch.epoch and batch.sequence <= holding.sequence:
                 continue
             if holding is None or (holding.epoch, holding.sequence + 1) != (batch.epoch, batch.sequence):
-                self.drop(batch.worker_id)
-                dropped.append(batch.worker_id)
+                # What was taken must be counted, or the worker's slot would seem empty.
+                self._change(*changes.packed())
+                changes = Changes()
+                dropped[batch.worker_id] = dropped.get(batch.worker_id, 0) + self.drop(batch.worker_id)
                 continue
             changes.add(holding.slot, batch.events)
             holding.sequence = batch.sequence
-        if changes:
-            self._change(*changes.packed())
+        self._change(*changes.packed())
         return dropped
 
     def receive(self, part: kv_pb2.KvSnapshot) -> bool:
@@ -221,6 +223,8 @@ class PrefixIndex:
 
     def _change(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
         """Applies changes in order: the n-th change of each block in the n-th round."""
+        if not fingerprints.size:
+            return
         self._note_host(columns)
         order = np.argsort(fingerprints, kind="stable")
         fingerprints, columns, stores = fingerprints[order], columns[order], stores[order]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.rpc.address import split_address
+from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 from baton.worker.transfer.kinds import parse_order
 
@@ -41,7 +41,11 @@ class WorkerConfig:
         },
     )
     kvstore: str = field(
-        default="", metadata={"help": "The kvstore to publish KV events to. Empty: none.", "metavar": "HOST:PORT"}
+        default="",
+        metadata={
+            "help": "The kvstore to publish KV events to, several replicas with commas. Empty: none.",
+            "metavar": "HOST:PORT,..",
+        },
     )
 
     model: str = field(
@@ -186,10 +190,11 @@ class WorkerConfig:
                 field="max_num_batched_tokens",
             )
         parse_order(self.transports)
-        for name in ("listen", "transfer_listen", "metrics_listen", "kvstore"):
+        for name in ("listen", "transfer_listen", "metrics_listen"):
             value: str = getattr(self, name)
             if value or name == "listen":
                 split_address(value, name)
+        split_addresses(self.kvstore, "kvstore")
 
     def num_host_blocks(self, bytes_per_block: int) -> int:
         """Blocks that host_cache_gb holds. Raises InvalidRequest where that is not one."""

@@ -1,11 +1,18 @@
-"""The stream to the kvstore: dialled, kept, dialled again. The engine numbers and fills it (events.py)."""
+"""The stream to the kvstore: dialled, kept, dialled again, at any of its replicas.
+
+The engine numbers the events (events.py) and sends them here without a pause; what a replica has not acknowledged is
+kept, so that the next one is sent only what it lacks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -13,31 +20,45 @@ from baton.rpc.channel import open_channel
 from baton.rpc.errors import NoCapacity, error_from_rpc
 from baton.v1 import index_pb2
 from baton.worker.engine_host import EngineHost
+from baton.worker.event_window import EventWindow
 from baton.worker.link import Kind
 from baton.worker.outbox import Outbox
 
 _log = logging.getLogger(__name__)
 
 _METHOD = "/baton.v1.IndexService/Publish"
-_HEARTBEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 0.25
 _HEARTBEAT = index_pb2.PublishRequest(heartbeat=index_pb2.PublishHeartbeat()).SerializeToString()
+_PATIENCE_SECONDS = 0.75  # every message is answered
 _MIN_BACKOFF_SECONDS = 0.1
-_MAX_BACKOFF_SECONDS = 2.0
-_CONNECT_SECONDS = 5.0
+_MAX_BACKOFF_SECONDS = 0.5
+_CONNECT_SECONDS = 1.0
 # A snapshot of 2 M blocks fits. A store that is further behind gets a new stream, and so a new snapshot.
 _MAX_BACKLOG_BYTES = 64 << 20
 
+_Call = grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse]
+
 
 class Publisher:
-    """Carries one engine's events to one kvstore, for as long as `run` runs. Without the store the worker serves on."""
+    """Carries one engine's events to the kvstore, for as long as `run` runs. `addresses` are its replicas.
 
-    def __init__(self, host: EngineHost, address: str, max_backlog_bytes: int = _MAX_BACKLOG_BYTES) -> None:
+    Without it the worker serves on.
+    """
+
+    def __init__(
+        self, host: EngineHost, addresses: str | Sequence[str], max_backlog_bytes: int = _MAX_BACKLOG_BYTES
+    ) -> None:
         self._host = host
-        self._address = address
+        self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._max_backlog_bytes = max_backlog_bytes
         self._streams = itertools.count(1)
         self._stream = 0
+        self._term = 0
         self._outbox = Outbox()
+        self._answered: deque[bool] = deque()  # for each message in the outbox: whether it is answered
+        self._window = EventWindow()
+        self._is_greeted = False  # the hello is answered: what the engine sends goes out at once
+        self._asked: float | None = None  # since when an answer is due
         self.num_acknowledged = 0  # the sequence that the store has applied
         self.connected = False
         self.num_connects = 0
@@ -46,29 +67,40 @@ class Publisher:
     async def run(self) -> None:
         """Publishes until cancelled, from when the engine is ready."""
         await self._host.ready.wait()
-        backoff = _MIN_BACKOFF_SECONDS
-        told = ""
-        while True:
-            try:
-                await self._publish()
-                problem = f"kvstore {self._address}: it ended the stream"
-            except grpc.aio.AioRpcError as error:
-                problem = error_from_rpc(error, f"kvstore {self._address}").message
-            except (TimeoutError, NoCapacity) as error:
-                reason = str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
-                problem = f"kvstore {self._address}: {reason}"
-            if self.connected:
-                self.connected, backoff, told = False, _MIN_BACKOFF_SECONDS, ""
-            if problem != told:
-                _log.warning("%s; serving on, the index is told later", problem)
-                told = problem
-            await asyncio.sleep(backoff)
-            backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
+        turn, backoff, told = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
+        try:
+            while True:
+                address = self._addresses[turn % len(self._addresses)]
+                problem = await self._attempt(address)
+                was_connected, self.connected = self.connected, False
+                if was_connected:
+                    backoff, told = _MIN_BACKOFF_SECONDS, ""
+                if problem != told:
+                    _log.warning("kvstore %s: %s; serving on, the index is told later", address, problem)
+                    told = problem
+                turn += 1
+                # Another replica is asked at once; a wait comes after each round.
+                if not was_connected or len(self._addresses) == 1:
+                    await asyncio.sleep(backoff / len(self._addresses))
+                    backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
+        finally:
+            self._host.send(Kind.PUBLISH_CLOSE, self._stream)
 
-    async def _publish(self) -> None:
-        self._outbox = Outbox(self._max_backlog_bytes)
+    async def _attempt(self, address: str) -> str:
+        """Publishes over one stream to its end; returns why it ended."""
+        try:
+            await self._publish(address)
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error, "it").message
+        except (TimeoutError, NoCapacity) as error:
+            return str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
+        return "it ended the stream"
+
+    async def _publish(self, address: str) -> None:
+        self._outbox, self._answered = Outbox(self._max_backlog_bytes), deque()
         self._stream = next(self._streams)
-        async with open_channel(self._address) as channel:
+        self._is_greeted, self._asked = False, None
+        async with open_channel(address) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, index_pb2.PublishResponse] = channel.stream_stream(
                 _METHOD, response_deserializer=index_pb2.PublishResponse.FromString
             )
@@ -76,20 +108,24 @@ class Publisher:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await call.wait_for_connection()
             self._host.send(Kind.PUBLISH_OPEN, self._stream)
-            writing = asyncio.create_task(self._write(call))
+            helpers = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]
             try:
                 async for response in call:
-                    self._on_response(response)
+                    self._on_response(address, response)
             except asyncio.CancelledError:
-                if not _cancelled_by_us(writing):
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
                     raise
-                await writing  # raises why
+                for helper in helpers:
+                    if helper.done():
+                        helper.result()  # raises why it cancelled the call
             finally:
-                self._host.send(Kind.PUBLISH_CLOSE, self._stream)
-                self._stream = 0
-                writing.cancel()
+                self._is_greeted = False
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse]) -> None:
+    async def _write(self, call: _Call) -> None:
         try:
             async for message in self._messages():
                 await call.write(message)
@@ -99,32 +135,69 @@ class Publisher:
             call.cancel()
             raise
 
+    async def _watch(self, call: _Call) -> None:
+        """Gives up a replica that does not answer."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            if self._asked is not None and time.monotonic() - self._asked > _PATIENCE_SECONDS:
+                call.cancel()
+                raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
+
     async def _messages(self) -> AsyncIterator[bytes]:
         while True:
             try:
                 async with asyncio.timeout(_HEARTBEAT_SECONDS):
                     message = await self._outbox.take()
             except TimeoutError:
-                message = _HEARTBEAT
-            if message is None:
-                return
+                if not self._is_greeted:
+                    continue
+                message, is_answered = _HEARTBEAT, True
+            else:
+                if message is None:
+                    return
+                is_answered = self._answered.popleft()
+            if is_answered and self._asked is None:
+                self._asked = time.monotonic()
             yield message
 
-    def _on_response(self, response: index_pb2.PublishResponse) -> None:
+    def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
+        self._asked = None
         if not self.connected:
             self.connected = True
             self.num_connects += 1
-            _log.info("publishing KV events to kvstore %s", self._address)
+            _log.info("publishing KV events to kvstore %s", address)
         self.num_acknowledged = response.acknowledged_sequence
         if response.snapshot_wanted:
             self._host.send(Kind.SNAPSHOT_WANTED, self._stream)
+        elif not self._is_greeted:
+            for message in self._window.since(response.acknowledged_sequence):
+                self._send(message)
+        else:
+            self._window.acknowledge(response.acknowledged_sequence)
+        self._is_greeted = True
 
     def _on_publish(self, channel: int, payload: bytes) -> None:
-        if channel == self._stream:
-            self._outbox.push(payload)
+        request = index_pb2.PublishRequest.FromString(payload)
+        kind = request.WhichOneof("message")
+        if kind == "hello":
+            if channel == self._stream:
+                self._say_hello(request)
+        elif kind == "batch":
+            self._window.add(request.batch.epoch, request.batch.sequence, payload)
+            if self._is_greeted:
+                self._send(payload)
+        else:
+            self._window.begin(request.snapshot.epoch)
+            if self._is_greeted:
+                self._send(payload, is_answered=request.snapshot.last)
 
+    def _say_hello(self, request: index_pb2.PublishRequest) -> None:
+        self._term = max(self._term + 1, time.time_ns())
+        self._window.begin(request.hello.epoch)
+        request.hello.term = self._term
+        request.hello.first_kept = self._window.first_kept
+        self._send(request.SerializeToString())
 
-def _cancelled_by_us(writing: asyncio.Task[None]) -> bool:
-    """Whether a CancelledError comes from the writer's call.cancel(), not from a cancelled task."""
-    task = asyncio.current_task()
-    return writing.done() and task is not None and not task.cancelling()
+    def _send(self, message: bytes, is_answered: bool = True) -> None:
+        self._answered.append(is_answered)
+        self._outbox.push(message)

@@ -11,7 +11,7 @@ from typing import Any
 
 import prometheus_client
 
-from baton.rpc.address import split_address
+from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import Unavailable
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
@@ -34,7 +34,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     host = EngineHost(config)
     worker = front.WorkerFront(host)
     peers = Peers(host)
-    publisher = Publisher(host, config.kvstore) if config.kvstore else None
+    publisher = Publisher(host, split_addresses(config.kvstore, "kvstore")) if config.kvstore else None
     server: RpcServer
     servicer = control.ControlServicer(host, lambda: server.set_ready(False))
     services = (

@@ -1,0 +1,47 @@
+"""Folds long logs into new snapshots, beside the event loop. An IndexListener."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from baton.kvstore.index import Index, IndexListener
+from baton.kvstore.worker_blocks import WorkerBlocks
+
+_log = logging.getLogger(__name__)
+
+
+class Compactor(IndexListener):
+    """At most one thread at a time; a worker's batches are taken meanwhile."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._waiting: dict[str, WorkerBlocks] = {}
+        self._task: asyncio.Task[None] | None = None
+        index.listen(self)
+
+    def on_batch(self, worker: WorkerBlocks, encoded: bytes) -> None:
+        """Queues the worker where its log is long."""
+        if worker.is_log_long:
+            self._waiting[worker.worker_id] = worker
+            if self._task is None:
+                self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Waits for the thread; what it made is dropped."""
+        self._waiting.clear()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                worker_id, worker = next(iter(self._waiting.items()))
+                base = await asyncio.to_thread(worker.compaction())
+                self._index.rebase(worker, base)
+                self._waiting.pop(worker_id, None)
+        except Exception:
+            _log.exception("a log could not be compacted; it grows on until the next attempt")
+            self._waiting.clear()
+        finally:
+            self._task = None
