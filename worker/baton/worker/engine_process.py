@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import json
 import logging
@@ -25,7 +26,7 @@ from baton.worker.engine_loop import EngineLoop
 from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
 from baton.worker.handover.handover import Handover
-from baton.worker.handover.settings import HandoverSettings
+from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
 from baton.worker.profiler import StepProfiler
 from baton.worker.settings import EngineSettings
@@ -121,8 +122,11 @@ def _make_handover(
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
     settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    kv = getattr(executor, "kv", None)
+    if kv is not None:
+        settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
     slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
-    paths = make_paths(config.transports, executor, slot_bytes, getattr(executor, "kv", None))
+    paths = make_paths(config.transports, executor, slot_bytes, kv)
     transport = Transports(
         executor,
         host.strip("[]"),
