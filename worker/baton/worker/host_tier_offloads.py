@@ -116,3 +116,4 @@ class Offloads:
         block_id = None if block_hash is None else self._clean.pop(block_hash, None)
         if block_id is not None and block_hash is not None:
             self._dirty[block_id] = block_hash
+            self._dirty.move_to_end(block_id, last=False)  # what was copied was among the coldest

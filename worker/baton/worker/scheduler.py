@@ -511,4 +511,4 @@ class Scheduler:
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:
     """How many blocks shall be had without losing what is in them: several steps' worth, or one long prompt's."""
     several_steps = 2 * num_blocks_for(budget, block_size)
-    return min(max(several_steps, num_blocks // 8), num_blocks, max(1, num_host_slots // 2))
+    return min(max(several_steps, num_blocks // 8), num_blocks, max(1, num_host_slots // 4))
