@@ -25,8 +25,8 @@ def view(worker_id="w0", role=BOTH, cordoned=False, **loads):
     return view_of(state(worker_id, role, **loads), f"host:{worker_id}", cordoned, 0.0, None)
 
 
-def standing(worker_id="w0", role=BOTH, cached=0, pending=None, rates=RATES, **loads):
-    return standing_of(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached)
+def standing(worker_id="w0", role=BOTH, cached=0, pending=None, rates=RATES, host=0, **loads):
+    return standing_of(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached, host)
 
 
 def demand(num_prompt_tokens=4000, num_output_tokens=100):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.router.kubernetes_api import DEFAULT_URL, KubernetesApi
 from baton.router.sources import check_sources
-from baton.rpc.address import split_address
+from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 
 
@@ -40,8 +40,9 @@ class RouterConfig:
     kvstore: str = field(
         default="",
         metadata={
-            "help": "Where the prefix index comes from. Empty: placement knows no prefixes.",
-            "metavar": "HOST:PORT",
+            "help": "The kvstore that the prefix index comes from, several replicas with commas. "
+            "Empty: placement knows no prefixes.",
+            "metavar": "HOST:PORT,..",
         },
     )
     state_interval_ms: int = field(
@@ -59,6 +60,18 @@ class RouterConfig:
             "minimum": 1,
         },
     )
+    ttft_objective_ms: int = field(
+        default=1000,
+        metadata={"help": "Milliseconds that readers wait for a first token without complaint.", "minimum": 1},
+    )
+    itl_objective_ms: int = field(
+        default=50,
+        metadata={
+            "help": "Milliseconds between tokens that readers take without complaint. Against the one above it says "
+            "how much a slower stream counts.",
+            "minimum": 1,
+        },
+    )
     explain_capacity: int = field(
         default=4096, metadata={"help": "Placements that can be asked for afterwards.", "minimum": 1}
     )
@@ -66,10 +79,9 @@ class RouterConfig:
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         split_address(self.listen, "listen")
-        for name in ("metrics_listen", "kvstore"):
-            value: str = getattr(self, name)
-            if value:
-                split_address(value, name)
+        if self.metrics_listen:
+            split_address(self.metrics_listen, "metrics_listen")
+        split_addresses(self.kvstore, "kvstore")
         if not self.workers:
             raise InvalidRequest("workers is empty; give at least one host:port", field="workers")
         check_sources(self.workers, "workers")

@@ -1,5 +1,7 @@
 """What a placement costs, in seconds of delay added: to the request itself, and to those it meets. Pure functions.
 
+A second between tokens is felt less than one before the first token, by `Demand.stream_part`.
+
 Everything is computed from the workers' states, their measured rates, and the placements that are on their way.
 """
 
@@ -51,7 +53,7 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
         _seat_seconds(decode, demand),
         0.0,
         0.0,
-        own + others,
+        (own + others) * demand.stream_part,
         _memory_seconds(decode, demand),
         0.0,
         decode.adapter_seconds(demand) if demand.adapter else 0.0,
@@ -66,7 +68,7 @@ def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_
         max(alone.queue, decode.backlog_seconds),
         prefill,
         0.0,
-        alone.decode + decode.num_beside * prefill,
+        alone.decode + decode.num_beside * prefill * demand.stream_part,
         alone.memory,
         restore,
         alone.adapter,
@@ -86,7 +88,7 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
         max(alone.queue, prefill.backlog_seconds),
         seconds,
         exposed + _HANDOVER_SECONDS,
-        alone.decode + prefill.num_stalled * seconds,
+        alone.decode + prefill.num_stalled * seconds * demand.stream_part,
         alone.memory,
         restore,
         max(alone.adapter, prefill.adapter_seconds(demand)),
@@ -103,7 +105,9 @@ class Screened(NamedTuple):
 
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
     """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
-    prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
+    prompt, output, adapter, part = (
+        demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter, demand.stream_part,
+    )  # fmt: skip
     context = prompt + output / 2
     bias, arrivals = traffic.bias, traffic.placements_per_second
     totals: list[float] = []
@@ -117,6 +121,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         alone = beside * (step.slope + step.context_slope * context) * output / 2
         if own_step > floor_seconds:
             alone += output * (own_step - floor_seconds)
+        alone *= part
         missing = (uncached + output + beside * output / 2) / block_size + coming - view.num_free_blocks
         if missing > 0:
             alone += missing * block_size / rates.prefill_tokens_per_second
@@ -127,19 +132,20 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         moving = uncached * view.kv_bytes_per_token / rates.transfer_bytes_per_second / (view.num_layers or 1)
         least_alone = min(least_alone, alone + moving)
         later = prefill * (arrivals * (backlog + prefill / 2) + behind)
-        total = (queue if queue > backlog else backlog) + prefill * (1 + beside) + alone + later
+        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * part) + alone + later
         totals.append(total + one.restore_seconds() if host else total)
     return Screened(totals, least_alone + _HANDOVER_SECONDS)
 
 
 def least_remotes(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> list[float]:
     """What prefilling costs at least at each worker, whoever decodes."""
-    prompt, bias = demand.num_prompt_tokens, traffic.remote_bias
-    return [
-        one.backlog_seconds
-        + max(1, prompt - one.num_cached_tokens) / one.rates.prefill_tokens_per_second * bias * (1 + one.num_stalled)
-        for one in prefills
-    ]
+    prompt, bias, part = demand.num_prompt_tokens, traffic.remote_bias, demand.stream_part
+    leasts = []
+    for one in prefills:
+        uncached = max(1, prompt - one.num_cached_tokens)
+        seconds = uncached / one.rates.prefill_tokens_per_second * bias
+        leasts.append(one.backlog_seconds + seconds * (1 + one.num_stalled * part))
+    return leasts
 
 
 def least_transfer(decode: Standing, demand: Demand) -> float:

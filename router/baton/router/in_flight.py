@@ -169,6 +169,10 @@ class InFlight:
         if pending is not None:
             for placement in pending.placements.values():
                 placement.unsettled.pop(worker_id, None)
+        self.forget_prefixes(worker_id)
+
+    def forget_prefixes(self, worker_id: str) -> None:
+        """A worker's cache is gone, and with it what was to be found there."""
         for workers in self._prefixes.values():
             workers.pop(worker_id, None)
 

@@ -19,7 +19,7 @@ from baton.router.policy import Option
 from baton.router.prefix_index import PrefixIndex
 from baton.router.prompt_sketch import sketch_of
 from baton.router.sessions import Sessions
-from baton.router.standing import Demand
+from baton.router.standing import Demand, Objectives
 from baton.router.standings import Standings
 from baton.router.worker_view import WorkerView
 from baton.rpc.block_hash import HASH_BYTES
@@ -59,6 +59,7 @@ class Placer:
         explain_capacity: int,
         clock: Callable[[], float] = time.monotonic,
         first_placement_id: int | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         self.in_flight = InFlight()
         self.decisions = Decisions(explain_capacity)
@@ -68,6 +69,7 @@ class Placer:
         self._max_queue_depth = max_queue_depth
         self._clock = clock
         self._learnt = Learnt()
+        self._objectives = objectives or Objectives()
         self._sessions = Sessions()
         self._adapters = PlacedAdapters()
         self._standings = Standings(
@@ -118,6 +120,8 @@ class Placer:
         """What was placed long enough before a state is in it; entries of a former epoch are not true any more."""
         if is_new and self._index.epoch(view.worker_id) not in (None, view.epoch):
             self._index.drop(view.worker_id)
+        if is_new:
+            self.in_flight.forget_prefixes(view.worker_id)
         self.in_flight.hear(view.worker_id, view.received)
 
     def on_lost(self, worker_id: str) -> None:
@@ -140,7 +144,12 @@ class Placer:
         num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)
         return Asked(
             model,
-            Demand(request.num_prompt_tokens, num_output_tokens, request.adapter),
+            Demand(
+                request.num_prompt_tokens,
+                num_output_tokens,
+                request.adapter,
+                self._objectives.stream_part(num_output_tokens),
+            ),
             request.tenant,
             request.tenant_weight or 1.0,
             request.priority,

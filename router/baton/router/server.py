@@ -25,6 +25,7 @@ from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.router_servicer import SERVICE_NAME, RouterServicer
 from baton.router.sources import discovery_of
+from baton.router.standing import Objectives
 from baton.router.worker_watch import WorkerWatch
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
@@ -41,7 +42,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     config.validate()
     registry = prometheus_client.CollectorRegistry()
     fleet, index = Fleet(), PrefixIndex()
-    placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity)
+    objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000)
+    placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity, objectives=objectives)
     router_id = secrets.randbits(63)
     placer.listener = news = PeerNews(router_id, placer.in_flight, fleet, time.monotonic)
     api = KubernetesApi(config.kubernetes_api)

@@ -17,6 +17,19 @@ class Demand:
     num_prompt_tokens: int
     num_output_tokens: float  # expected
     adapter: str = ""  # empty: the model itself
+    stream_part: float = 1.0  # what a second between tokens counts for, against one before the first token
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What readers expect: the seconds before the first token, and between two tokens on average."""
+
+    ttft_seconds: float = 1.0
+    itl_seconds: float = 0.05
+
+    def stream_part(self, num_output_tokens: float) -> float:
+        """A delay is felt by the part of its objective that it takes, and that of a long answer has more room."""
+        return min(1.0, self.ttft_seconds / (max(1.0, num_output_tokens) * self.itl_seconds))
 
 
 class Traffic(NamedTuple):
