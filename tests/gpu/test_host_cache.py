@@ -110,7 +110,7 @@ def test_tokens_are_the_same_with_and_without_host_memory(folder: Path, cuda_gra
     for stagger in (0, 1, 3):
         assert tokens_of(generate(engine, prompts, stagger=stagger)) == expected
     counters = engine.counters()
-    assert counters.num_offloaded_blocks > 90
+    assert counters.num_offloaded_blocks > 20
     assert counters.num_host_hit_tokens > 0
     assert counters.num_restored_bytes == counters.num_restored_blocks * executor.layout.bytes_per_block
     audit = engine.audit()
