@@ -9,8 +9,6 @@ from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.text import Texts
 from baton.services.simulate.workloads import Arrival
 
-_ITL_SHARE = 0.8  # of the limit, that decode steps may take; the rest is for prompts between them
-
 
 def requests_per_second(
     arrivals: Sequence[Arrival], texts: Texts, settings: ClusterSettings, itl_limit: float, since: float
@@ -35,17 +33,18 @@ def requests_per_second(
         prefill += device.prefill_seconds(computed, computed * (prompt.num_tokens + num_cached) // 2)
         output += arrival.num_output_tokens
         context += arrival.num_output_tokens * (prompt.num_tokens + arrival.num_output_tokens / 2)
-    mean_context = context / output
-    batch = _largest_batch(mean_context, settings, itl_limit)
+    mean_context, mean_output, mean_prefill = context / output, output / num_counted, prefill / num_counted
+    batch = _largest_batch(mean_context, mean_prefill / mean_output, settings, itl_limit)
     step = device.decode_seconds(batch, round(batch * mean_context))
-    return num_counted / (prefill + output * step / batch)
+    return 1.0 / (mean_prefill + mean_output * step / batch)
 
 
-def _largest_batch(mean_context: float, settings: ClusterSettings, itl_limit: float) -> int:
+def _largest_batch(mean_context: float, prefill_per_token: float, settings: ClusterSettings, itl_limit: float) -> int:
+    """The most requests that keep the limit. Each adds to a step, and its successors' prompts come between steps."""
     device = settings.device
     in_memory = settings.num_blocks * settings.block_size / mean_context
-    per_request = device.per_decode_request + device.per_context_token * mean_context
-    in_time = (itl_limit * _ITL_SHARE - device.base) / per_request if per_request else float("inf")
+    per_request = device.per_decode_request + device.per_context_token * mean_context + prefill_per_token
+    in_time = (itl_limit - device.base) / per_request
     return max(1, int(min(in_memory, in_time, settings.engine.max_num_requests)))
 
 

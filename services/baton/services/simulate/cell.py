@@ -19,7 +19,7 @@ from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.simulation import Simulation
 from baton.services.simulate.text import Texts
 from baton.services.simulate.traces import read_trace
-from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, generate
+from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, generate, workload_named
 
 BATON = "baton"
 _SAMPLE_SECONDS = 180.0
@@ -108,12 +108,14 @@ def policy_factory(name: str) -> PolicyFactory:
 
 def workload_of(name: str) -> Workload | None:
     """A synthetic workload. None: the name is a trace's path. Raises InvalidRequest where it is neither."""
-    if name in WORKLOADS:
-        return WORKLOADS[name]
+    workload = workload_named(name)
+    if workload is not None:
+        return workload
     if Path(name).suffix in (".jsonl", ".json", ".csv"):
         return None
     raise InvalidRequest(
-        f"workload {name!r} is unknown; there are {', '.join(WORKLOADS)}, and traces as .jsonl or .csv",
+        f"workload {name!r} is unknown; there are {', '.join(WORKLOADS)}, fixed-PROMPT-OUTPUT-HIT,"
+        " and traces as .jsonl or .csv",
         field="workload",
     )
 

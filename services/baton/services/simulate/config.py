@@ -40,7 +40,7 @@ class SimulateConfig:
     )
     max_requests: int = field(default=0, metadata={"help": "Of a trace at most. 0: all.", "minimum": 0})
     seed: int = field(default=0, metadata={"help": "Equal seeds give equal runs, bit by bit."})
-    ttft_limit: float = field(default=2.0, metadata={"help": "Seconds to the first token of a good request."})
+    ttft_limit: float = field(default=1.0, metadata={"help": "Seconds to the first token of a good request."})
     ttft_limit_per_token: float = field(default=0.0, metadata={"help": "Added to it for each prompt token."})
     itl_limit: float = field(default=0.05, metadata={"help": "Mean seconds between tokens of a good request."})
     block_size: int = field(default=64, metadata={"help": "Tokens a KV block.", "minimum": 1, "maximum": 1024})

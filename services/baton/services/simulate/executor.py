@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.timeline import Clock
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import HostCopies, KvLayout, LayerHook, ModelSpec
 
 VOCAB_SIZE = 1 << 31
 _DIGEST = bytes(range(16))
@@ -53,7 +54,8 @@ class VirtualExecutor:
         self.num_blocks = num_blocks
         self.depth = 1
         self.layer_hook: LayerHook | None = None
-        self.host = None
+        self.host: HostCopies | None = None
+        self.kv_bytes: NDArray[np.uint8] | None = None
         self._device = device
         self._clock = clock
         self._launched: deque[_Launched] = deque()
@@ -117,7 +119,9 @@ class VirtualExecutor:
         """There are no bytes: transfers are timed, not made."""
         raise NotImplementedError("the virtual executor holds no KV")
 
-    def write_blocks(self, layer: int, block_ids: Sequence[BlockId], data: memoryview) -> None:
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
         """As read_blocks."""
         raise NotImplementedError("the virtual executor holds no KV")
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+LOST_SECONDS = 60.0
+
 
 @dataclass(slots=True)
 class Record:
@@ -43,7 +45,7 @@ class Record:
 class Limits:
     """What a request must keep to count as good."""
 
-    ttft: float = 2.0
+    ttft: float = 1.0
     itl: float = 0.05  # mean of one request
     ttft_per_token: float = 0.0  # added to ttft for each prompt token
 
@@ -73,6 +75,7 @@ class Summary:
     ttft_p50: float
     ttft_p90: float
     ttft_p99: float
+    latency_mean: float  # seconds to the last token; of a refused or unfinished request LOST_SECONDS
     itl_p50: float  # of requests' means
     itl_p99: float
     hit_rate: float  # cached prompt tokens over all
@@ -127,6 +130,7 @@ def summarize(
         ttft_p50=_quantile(ttfts, 0.5),
         ttft_p90=_quantile(ttfts, 0.9),
         ttft_p99=_quantile(ttfts, 0.99),
+        latency_mean=_mean_latency(counted),
         itl_p50=_quantile(itls, 0.5),
         itl_p99=_quantile(itls, 0.99),
         hit_rate=sum(record.num_cached_tokens for record in done) / prompt_tokens,
@@ -137,6 +141,13 @@ def summarize(
         num_preemptions=sum(record.num_preemptions for record in done),
         imbalance=max(by_worker.values()) * num_workers / sum(by_worker.values()) if by_worker else math.nan,
     )
+
+
+def _mean_latency(records: Sequence[Record]) -> float:
+    if not records:
+        return math.nan
+    seconds = (LOST_SECONDS if one.finished < 0 or one.error else one.finished - one.arrived for one in records)
+    return sum(seconds) / len(records)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -11,7 +11,7 @@ from baton.services.simulate.timeline import Clock
 from baton.services.simulate.virtual_engine import CacheEvent
 from baton.services.simulate.worker import SimWorker
 from baton.v1 import kv_pb2, router_pb2
-from baton.worker.block_pool import StoredEvent
+from baton.worker.cache_events import StoredEvent
 
 
 class SimRouter:

@@ -13,10 +13,11 @@ import numpy as np
 
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.executor import VirtualExecutor
-from baton.worker.block_pool import RemovedEvent, StoredEvent
+from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import Int32
 from baton.worker.engine import Engine
 from baton.worker.outputs import StepOutputs
+from baton.worker.request_state import RequestState
 from baton.worker.settings import EngineSettings
 
 _MAX_STEPS = 512
@@ -74,14 +75,15 @@ class VirtualEngine(Engine):
         self._device = device
         self._block_size = executor.layout.block_size
         self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
-        self._is_settled = False  # the last step admitted, preempted and finished nobody
+        self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
 
     def step(self, wait: bool = True) -> StepOutputs:
         """One step, by the shipped engine."""
-        num_preemptions = self._counters.num_preemptions
+        num_preemptions, was_scheduled = self._counters.num_preemptions, bool(self._in_flight)
         outputs = super().step(wait)
         self._is_settled = (
-            outputs.num_decodes > 0
+            not was_scheduled
+            and outputs.num_decodes > 0
             and outputs.num_prefill_tokens == 0
             and not outputs.finishes
             and not outputs.failures
@@ -115,6 +117,11 @@ class VirtualEngine(Engine):
         while coast.done < target:
             self._take(coast, min(target - coast.done, self._block_size))
 
+    def end_coast(self, coast: Coast) -> None:
+        """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
+        for state in self._scheduler.batch.states_at(coast.rows):
+            self._give_tokens(state, int(self._scheduler.batch.num_computed[state.row]))
+
     def _num_blocks_for(self, spare: Int32, num_steps: int) -> int:
         return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
 
@@ -122,20 +129,16 @@ class VirtualEngine(Engine):
         device, count = self._device, len(rows)
         times, seconds = [now], []
         for _ in range(num_steps):
-            step_seconds = device.decode_seconds(count, num_context)
-            now += step_seconds
-            num_context += count
-            times.append(now)
-            seconds.append(step_seconds)
+            ends = now + device.decode_seconds(count, num_context)
+            seconds.append(ends - now)  # as the executor says it, rounded alike
+            times.append(ends)
+            now, num_context = ends, num_context + count
         return Coast(rows, times, seconds)
 
     def _take(self, coast: Coast, num_steps: int) -> None:
         """At most block_size steps: each row starts one block and fills one block at most."""
         scheduler, counters, rates = self._scheduler, self._counters, self._rates
         batch, rows, count = scheduler.batch, coast.rows, coast.num_decodes
-        states = batch.states_at(rows)
-        for state in states:
-            state.request.token_ids.extend([state.request.sampling.seed] * num_steps)
         self._move_blocks(coast, num_steps)
         batch.num_computed[rows] += num_steps
         scheduler._step += num_steps
@@ -174,7 +177,9 @@ class VirtualEngine(Engine):
             state = states[row]
             assert state is not None, "a decoding row holds a request"
             if is_full:
-                scheduler._store(state, int(computed[index]) + step + 1)
+                num_computed = int(computed[index]) + step + 1
+                self._give_tokens(state, num_computed)
+                scheduler._store(state, num_computed)
             else:
                 block_ids = scheduler.pool.allocate(1)
                 assert block_ids is not None, "a coast ends before memory does"
@@ -182,6 +187,11 @@ class VirtualEngine(Engine):
                 batch.capacity[row] += size
         if before >= 0:
             self._tell_events(coast.times[coast.done + before + 1])
+
+    def _give_tokens(self, state: RequestState, num_computed: int) -> None:
+        """A decoding request knows one token more than are computed."""
+        token_ids = state.request.token_ids
+        token_ids.extend([state.request.sampling.seed] * (num_computed + 1 - len(token_ids)))
 
     def _tell_events(self, time: float) -> None:
         events = self.take_events()

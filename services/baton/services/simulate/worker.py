@@ -115,6 +115,9 @@ class SimWorker:
 
     def kill(self) -> None:
         """As kill -9: it does nothing any more."""
+        if self._coast is not None:
+            self.observe(self._timeline.clock.now)
+            self.engine.end_coast(self._coast)
         self.alive = False
         self._turn_at = self._coast = None
         self._inbox.clear()
@@ -186,6 +189,7 @@ class SimWorker:
             self._coast = coast
             self.observe(time)
             self._take_steps(coast, time)
+            self.engine.end_coast(coast)
             self._coast = None
         self._turn_at = None
         self.clock.now = time
@@ -289,10 +293,12 @@ class SimWorker:
             self._report(self._reported_at + num_missed * _MAX_REPORT_SECONDS)
 
     def _set_observable(self) -> None:
-        coming = [queue[0][0] for queue in (self._reports, self._events) if queue]
-        coming.append(self._reported_at + _MIN_REPORT_SECONDS)
-        # Without `exact` the events of decode steps reach the router with the next report.
-        self.observable_at = 0.0 if self._coast is not None and self._settings.exact else min(coming)
+        """Without `exact`, events wait for the next report, which is due every tenth of a second."""
+        if self._settings.exact and (self._coast is not None or self._events):
+            self.observable_at = 0.0
+        else:
+            due = self._reported_at + _MIN_REPORT_SECONDS
+            self.observable_at = min(due, self._reports[0][0]) if self._reports else due
 
     def _make_handover(self, network: Network) -> Handover:
         layout = self._executor.layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ def generate(workload: Workload, texts: Texts, rate: float, seconds: float, seed
 
 
 _PAST_SECONDS = 60.0
+_FIXED = re.compile(r"fixed-(\d+)-(\d+)-(\d(?:\.\d+)?)")
 
 
 def _arrival(time: float, turn: Turn) -> Arrival:
@@ -131,6 +133,35 @@ def _rag(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
         yield [Turn(0.0, text, _length(draws, 180, 0.6, 4, 1000), texts.new_content())]
 
 
+def _mixed(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
+    """Short questions with long answers beside long documents with short ones."""
+    short, long = _plain(300, 300, 0.6)(draws, texts), _plain(9000, 60, 0.4)(draws, texts)
+    while True:
+        yield next(long if draws.random() < 0.2 else short)
+
+
+def fixed(prompt: int, output: int, hit: float) -> Workload:
+    """Prompts and answers of one length each, of which `hit` is one of 32 shared prefixes; Poisson arrivals."""
+    num_shared = round(prompt * hit)
+
+    def sessions(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
+        prefixes = [texts.start(texts.new_content(), num_shared) for _ in range(32)] if num_shared else []
+        while True:
+            content, rest = texts.new_content(), max(1, prompt - num_shared)
+            text = texts.extend(draws.choice(prefixes), content, rest) if prefixes else texts.start(content, rest)
+            yield [Turn(0.0, text, output, texts.new_content())]
+
+    return Workload(f"fixed-{prompt}-{output}-{hit:g}", "requests of one shape", sessions, 1.0)
+
+
+def workload_named(name: str) -> Workload | None:
+    """A workload of WORKLOADS, or fixed-PROMPT-OUTPUT-HIT. None: there is none of that name."""
+    shape = _FIXED.fullmatch(name)
+    if shape is not None and int(shape[1]) and int(shape[2]) and float(shape[3]) < 1:
+        return fixed(int(shape[1]), int(shape[2]), float(shape[3]))
+    return WORKLOADS.get(name)
+
+
 WORKLOADS: Mapping[str, Workload] = {
     workload.name: workload
     for workload in (
@@ -138,6 +169,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("bursty", "independent prompts, arrivals in bursts", _plain(1200, 250), 1.0, burstiness=12.0),
         Workload("chat", "conversations of several turns", _chat, 5.0),
         Workload("agents", "tool-calling programs with shared instructions", _agents, 8.0),
+        Workload("mixed", "short questions beside long documents", _mixed, 1.0),
         Workload("rag", "questions over documents, some of them popular", _rag, 1.0),
     )
 }

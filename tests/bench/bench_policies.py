@@ -1,0 +1,202 @@
+"""Baton's placement beside other systems' policies under virtual time: goodput over the load, and disaggregation.
+
+python tests/bench/bench_policies.py [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
+python tests/bench/bench_policies.py --disaggregation [--cells 216]
+Every run replays from its seed: `baton simulate` with the same flags shows one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / name)
+    for name in ("tests", "proto", "services", "router", "worker", "kvstore")
+)
+
+from bench.policies import DISAGGREGATION, PEERS
+from bench.report import render_table, write_json
+
+from baton.services.simulate.cell import BATON, Cell, run_cells
+from baton.services.simulate.metrics import Limits, Summary
+from baton.services.simulate.output import plot, table
+from baton.services.simulate.settings import ClusterSettings
+
+_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+_GRID = {
+    "prompt": (256, 1024, 4096, 16384),
+    "output": (32, 256, 1024),
+    "hit": (0.0, 0.5, 0.9),
+    "load": (0.3, 0.6, 0.9),
+}
+_MIXED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a comparison, prints its tables, and writes JSON and pictures. Returns an exit code."""
+    options = _parser().parse_args(argv)
+    document = _disaggregation(options) if options.disaggregation else _placement(options)
+    write_json(options.json, document)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton bench policies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--disaggregation", action="store_true", help="the grid of fixed thresholds instead")
+    parser.add_argument("--workloads", type=_words, default=["chat", "agents", "rag", "poisson"])
+    parser.add_argument("--workers", type=_numbers, default=[4, 16, 64])
+    parser.add_argument("--loads", type=_numbers, default=list(_LOADS))
+    parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--role", choices=("decode", "both"), default="decode", help="decode: nobody hands prompts over"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated arrivals of a run of 4 workers")
+    parser.add_argument("--min-seconds", type=float, default=20.0, help="the least, with more workers")
+    parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
+    parser.add_argument(
+        "--ttft", type=float, default=Limits().ttft, help="seconds to the first token of a good request"
+    )
+    parser.add_argument("--itl", type=float, default=Limits().itl, help="its mean seconds between tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--details", action="store_true", help="print every run")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plots", type=Path, help="a folder for one picture of each workload and size")
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(word) for word in _words(text)]
+
+
+# Placement.
+
+
+def _placement(options: argparse.Namespace) -> dict[str, object]:
+    limits = Limits(options.ttft, options.itl)
+    names = {BATON: "baton", **{PEERS[name]: name for name in options.peers}}
+    rows: list[tuple[str, ...]] = []
+    ratios: list[tuple[float, float]] = []
+    records: list[dict[str, object]] = []
+    for workload, workers in itertools.product(options.workloads, map(int, options.workers)):
+        seconds = max(options.min_seconds, options.seconds * 4 / workers)
+        cluster = ClusterSettings(roles=(options.role,) * workers)
+        cells = [
+            Cell(cluster, workload, load, seconds, options.seed, policy, limits)
+            for load in options.loads
+            for policy in names
+        ]
+        summaries = run_cells(cells, options.jobs, _say)
+        if options.details:
+            print(table(summaries))
+        if options.plots:
+            options.plots.mkdir(parents=True, exist_ok=True)
+            title = f"{workload}, {workers} workers, seed {options.seed}"
+            plot(options.plots / f"policies_{workload}_{workers}.png", summaries, title)
+        for load in options.loads:
+            row = [summary for summary in summaries if summary.load == load]
+            ratios.append((load, _compare(rows, workload, workers, row, names)))
+            records += [summary.as_dict() for summary in row]
+    header = ("workload", "workers", "load", "offered/s", "Baton good/s", "best peer", "its good/s", "ratio", "second")
+    print(render_table(header, rows))
+    high = [ratio for load, ratio in ratios if load > 0.7]
+    print(
+        f"\nworst ratio {min(ratio for _, ratio in ratios):.3f}; mean above load 0.7 "
+        f"{sum(high) / len(high) if high else float('nan'):.3f}; seed {options.seed}, TTFT <= {options.ttft:g} s, "
+        f"mean ITL <= {1000 * options.itl:g} ms; refused and unfinished requests count as failed"
+    )
+    return {"seed": options.seed, "runs": records}
+
+
+def _compare(
+    rows: list[tuple[str, ...]], workload: str, workers: int, row: Sequence[Summary], names: dict[str, str]
+) -> float:
+    ours = next(summary for summary in row if summary.policy == BATON)
+    peers = sorted((one for one in row if one is not ours), key=lambda one: -one.goodput_per_second)
+    best = peers[0]
+    ratio = ours.goodput_per_second / best.goodput_per_second if best.goodput_per_second else float("inf")
+    second = f"{names[peers[1].policy]} {peers[1].goodput_per_second:.1f}" if len(peers) > 1 else "-"
+    rows.append(
+        (
+            workload,
+            str(workers),
+            f"{ours.load:.2f}",
+            f"{ours.offered_per_second:.1f}",
+            f"{ours.goodput_per_second:.1f}",
+            names[best.policy],
+            f"{best.goodput_per_second:.1f}",
+            f"{ratio:.3f}",
+            second,
+        )
+    )
+    return ratio
+
+
+# Disaggregation.
+
+
+def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
+    limits = Limits(options.ttft, options.itl)
+    cluster = ClusterSettings(roles=("prefill", "prefill", "decode", "decode"))
+    names = {BATON: "baton", **{policy: name for name, policy in DISAGGREGATION.items()}}
+    shapes = [
+        (f"fixed-{prompt}-{output}-{hit:g}", load) for prompt, output, hit, load in itertools.product(*_GRID.values())
+    ]
+    shapes += [("mixed", load) for load in _MIXED_LOADS]
+    if options.cells:
+        shapes = shapes[:: max(1, len(shapes) // options.cells)]
+    cells = [
+        Cell(cluster, workload, load, options.seconds, options.seed, policy, limits)
+        for workload, load in shapes
+        for policy in names
+    ]
+    summaries = run_cells(cells, options.jobs, _say)
+    rows, worst, mixed = [], [], []
+    for index, (workload, load) in enumerate(shapes):
+        by_name = {names[one.policy]: one for one in summaries[index * len(names) : (index + 1) * len(names)]}
+        ours, better = by_name["baton"], min((by_name["always"], by_name["never"]), key=_cost)
+        ratio = _cost(better) / _cost(ours)
+        worst.append((ratio, workload, load))
+        if workload == "mixed":
+            mixed.append(ratio)
+        rows.append(
+            (
+                workload,
+                f"{load:.1f}",
+                *(f"{one.good_share:.3f} {1000 * _cost(one):.0f}" for one in by_name.values()),
+                f"{100 * ours.remote_share:.0f}%",
+                f"{ratio:.3f}",
+            )
+        )
+    print(render_table(("workload", "load", *(f"{name}" for name in names.values()), "remote", "ratio"), rows))
+    print("\nof each policy: share of good requests, mean seconds of a request x 1000 (unfinished and refused: 60 s)")
+    print(f"worst of {len(worst)} cells: {min(worst)}; cells below 0.97: {sum(ratio < 0.97 for ratio, *_ in worst)}")
+    if mixed:
+        print(f"mixed traffic: mean ratio {sum(mixed) / len(mixed):.3f}")
+    return {"seed": options.seed, "runs": [summary.as_dict() for summary in summaries]}
+
+
+def _cost(one: Summary) -> float:
+    """Mean seconds of a request, from its arrival to its last token."""
+    return one.latency_mean
+
+
+def _say(summary: Summary) -> None:
+    print(
+        f"{summary.workload} {summary.policy} {summary.load:g}: {summary.good_share:.3f}", file=sys.stderr, flush=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

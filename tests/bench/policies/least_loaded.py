@@ -1,0 +1,16 @@
+"""Least loaded: the fewest requests that have not ended, as a load balancer counts connections."""
+
+from __future__ import annotations
+
+from bench.policies.peer import Peer
+
+
+class LeastLoaded(Peer):
+    """Ties go round."""
+
+    uses_index = False
+
+    def choose(self, request, workers):
+        fewest = min(self.load(view.worker_id).num_requests for view in workers)
+        candidates = [view for view in workers if self.load(view.worker_id).num_requests == fewest]
+        return candidates[self._last_id % len(candidates)]

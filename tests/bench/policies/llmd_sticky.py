@@ -1,0 +1,34 @@
+"""llm-d, sticky until saturated: the worker with the longest cached prefix, until it has as much to prefill as tau.
+
+tau is what a worker prefills in one second at its peak, as it was seen to. A prefix counts from 0.8 of the prompt's
+best match on. Saturated, or without a match: the worker with the fewest prompt tokens under way.
+"""
+
+from __future__ import annotations
+
+from bench.policies.peer import Peer
+
+_AFFINITY = 0.8
+_TAU_SECONDS = 1.0
+_DEFAULT_PEAK = 10_000.0  # tokens a second, until one was seen
+
+
+class StickyUntilSaturated(Peer):
+    """The peak is the highest rate that any worker has told."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self._peak = 0.0
+
+    def choose(self, request, workers):
+        self._peak = max(self._peak, *(view.prefill_tokens_per_second for view in workers))
+        tau = (self._peak or _DEFAULT_PEAK) * _TAU_SECONDS
+        cached = self.cached_tokens(request)
+        best = max((cached.get(view.worker_id, 0) for view in workers), default=0)
+        sticky = [view for view in workers if best and cached.get(view.worker_id, 0) >= _AFFINITY * best]
+        free = [view for view in sticky if self.load(view.worker_id).num_waiting_tokens < tau]
+        return min(free or workers, key=self._busy)
+
+    def _busy(self, view):
+        load = self.load(view.worker_id)
+        return load.num_waiting_tokens, load.num_requests

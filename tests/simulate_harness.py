@@ -1,0 +1,26 @@
+"""Small simulated clusters, and what they brought."""
+
+from __future__ import annotations
+
+from baton.services.simulate.policy import BatonPolicy
+from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.simulation import Simulation
+from baton.services.simulate.text import Texts
+from baton.services.simulate.workloads import WORKLOADS, generate
+
+
+def make_simulation(texts: Texts, factory=BatonPolicy, roles=("both",) * 3, **values) -> Simulation:
+    return Simulation(ClusterSettings(roles=roles, block_size=texts.block_size, **values), factory, texts.namespace)
+
+
+def run(workload="chat", rate=8.0, seconds=3.0, seed=1, factory=BatonPolicy, **values):
+    """The records of one run, as text: equal runs have equal texts."""
+    texts = Texts(values.pop("block_size", 64))
+    arrivals = generate(WORKLOADS[workload], texts, rate, seconds, seed)
+    simulation = make_simulation(texts, factory, **values)
+    simulation.run(arrivals, 60.0)
+    return simulation
+
+
+def transcript(simulation: Simulation) -> list[str]:
+    return [repr(record) for record in simulation.gateway.records]
