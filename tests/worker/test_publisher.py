@@ -16,6 +16,7 @@ from baton.services import ports
 from baton.v1 import control_pb2, index_pb2, index_pb2_grpc, kv_pb2
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import Tier
+from baton.worker.event_window import EventWindow
 from baton.worker.events import EventLog
 from baton.worker.link import Kind
 
@@ -156,19 +157,24 @@ class Index(index_pb2_grpc.IndexServiceServicer):
         self.is_waiting = False  # for a snapshot
         self.num_snapshots = 0
         self.num_heartbeats = 0
+        self.is_hung = False
         self.gaps: list[str] = []
 
     async def Publish(  # noqa: N802
         self, requests: AsyncIterator[index_pb2.PublishRequest], context: Context
     ) -> AsyncIterator[index_pb2.PublishResponse]:
         async for request in requests:
+            if self.is_hung:
+                continue
             wanted = self._apply(request)
             yield index_pb2.PublishResponse(acknowledged_sequence=max(0, self.sequence), snapshot_wanted=wanted)
 
     def _apply(self, request: index_pb2.PublishRequest) -> bool:
         match request.WhichOneof("message"):
             case "hello":
-                self.is_waiting = (request.hello.epoch, request.hello.sequence) != (self.epoch, self.sequence)
+                hello = request.hello
+                can_follow = 0 < hello.first_kept <= self.sequence + 1 <= hello.sequence
+                self.is_waiting = hello.epoch != self.epoch or not (hello.sequence == self.sequence or can_follow)
                 return self.is_waiting
             case "snapshot":
                 self.num_snapshots += 1
@@ -247,6 +253,63 @@ async def test_a_worker_serves_without_an_index_and_tells_one_that_comes_back(fr
             async with serving_index(address, index):
                 await until(lambda index=index, number=number: len(index.hashes) == number, "the blocks so far")
             await worker.stream().generate(submit(0, list(range(200, 248))))
+
+
+async def test_another_replica_is_sent_only_what_it_lacks(free_port: int) -> None:
+    index = Index()
+    first, second = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
+    async with running_worker(free_port, kvstore=f"{first},{second}") as worker:
+        async with serving_index(first, index):
+            await until(lambda: index.num_snapshots == 1, "the snapshot")
+            await worker.stream().generate(submit(0, list(range(5, 53))))
+            await until(lambda: len(index.hashes) == 3, "the blocks")
+        await worker.stream().generate(submit(0, list(range(200, 248))))
+        # The second knows what the first did, and not what happened while neither was there.
+        async with serving_index(second, index):
+            await until(lambda: len(index.hashes) == 6, "what was not acknowledged")
+        assert index.num_snapshots == 1
+        assert index.gaps == []
+
+
+async def test_a_replica_that_does_not_answer_is_left_for_another(free_port: int) -> None:
+    silent, index = Index(), Index()
+    silent.is_hung = True
+    first, second = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
+    async with (
+        serving_index(first, silent),
+        serving_index(second, index),
+        running_worker(free_port, kvstore=f"{first},{second}"),
+    ):
+        await until(lambda: index.num_heartbeats, "the one that answers is found", 15)
+
+
+def test_the_window_keeps_what_is_not_acknowledged_and_a_little_more() -> None:
+    window = EventWindow(max_bytes=1000)
+    for sequence in range(1, 8):
+        window.add(5, sequence, bytes([sequence]) * 100)
+    assert window.first_kept == 1
+    assert [one[0] for one in window.since(4)] == [5, 6, 7]
+    window.acknowledge(5)
+    assert window.first_kept == 1, "another replica may be a little behind"
+    for sequence in range(8, 15):
+        window.add(5, sequence, bytes([sequence]) * 100)
+    assert window.first_kept == 5, "its size is bounded"
+    assert window.since(14) == []
+    window.add(6, 1, b"new epoch")
+    assert window.first_kept == 1
+    assert window.since(0) == [b"new epoch"]
+    window.begin(7)
+    assert window.first_kept == 0
+
+
+def test_the_window_lets_go_of_what_is_long_acknowledged() -> None:
+    window = EventWindow()
+    for sequence in range(1, 11):
+        window.add(5, sequence, bytes(100 << 10))
+    window.acknowledge(9)
+    assert window.first_kept == 8
+    window.acknowledge(3)
+    assert window.first_kept == 8
 
 
 def test_events_and_snapshots_name_the_tier(harness: Harness) -> None:

@@ -44,6 +44,7 @@ class IndexClient:
         self._told: set[str] = set()  # workers that this stream has told of
         self._silent_since: dict[str, float] = {}  # loop time
         self._cleaning: asyncio.Task[None] | None = None
+        self.address = ""  # of the replica that is followed, or was last
         self.connected = False
         self.num_resyncs = 0  # streams given up because of a gap
         self.num_stale_blocks = 0  # entries that were dropped because they were found to be out of step
@@ -91,7 +92,7 @@ class IndexClient:
                     if not isinstance(response, index_pb2.WatchResponse):
                         return "it ended the stream"
                     if not self.connected:
-                        self.connected = True
+                        self.connected, self.address = True, address
                         _log.info("kvstore %s: the index follows it", address)
                     if not await self._take(response):
                         self.num_resyncs += 1
