@@ -17,7 +17,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto test-gpu bench bench-gpu clean
+.PHONY: help run test check fmt proto test-gpu bench bench-gpu churn clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -68,6 +68,9 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 	$(BIN)/baton bench kernels --json build/bench/kernels.json || code=1; \
 	$(BIN)/baton bench engine --preset-table all --json build/bench/engine.json || code=1; \
 	exit $$code
+
+churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak
+	@$(BIN)/python tests/bench/transfer_churn.py $(CHURN_FLAGS)
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -62,11 +62,13 @@ class Stream:
         self.call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
         self.slots: dict[int, Slot] = defaultdict(Slot)
         self.num_frames = 0
+        self._writing = asyncio.Lock()  # a call takes one write at a time
 
     async def send(self, *submits: worker_pb2.SubmitRequest, aborts: tuple[int, ...] = ()) -> None:
         for one in submits:
             self.slots.pop(one.slot, None)  # used again
-        await self.call.write(worker_pb2.GenerateStreamRequest(submits=submits, aborts=aborts))
+        async with self._writing:
+            await self.call.write(worker_pb2.GenerateStreamRequest(submits=submits, aborts=aborts))
 
     async def read(self) -> worker_pb2.GenerateStreamResponse:
         frame = await self.call.read()
