@@ -101,6 +101,12 @@ class TcpKind:
         return _SocketSender(told, num_bytes)
 
 
+class RdmaKind(TcpKind):
+    """NIXL over whatever network UCX finds, from host memory to host memory, against one socket."""
+
+    name = "rdma"
+
+
 class HostIpcKind(TcpKind):
     """Shared memory of a host, against one copy into shared memory."""
 
@@ -182,4 +188,4 @@ class _MemorySender:
         self._words.close()
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (TcpKind(), HostIpcKind())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (TcpKind(), HostIpcKind(), RdmaKind())}
