@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -36,11 +36,16 @@ class IndexClient:
     """Keeps one PrefixIndex equal to the kvstore, for as long as `run` runs. `addresses` are its replicas."""
 
     def __init__(
-        self, index: PrefixIndex, addresses: str | Sequence[str], retention_seconds: float = _RETENTION_SECONDS
+        self,
+        index: PrefixIndex,
+        addresses: str | Sequence[str],
+        retention_seconds: float = _RETENTION_SECONDS,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._index = index
         self._addresses = list(split_addresses(addresses, "kvstore")) if isinstance(addresses, str) else list(addresses)
         self._retention_seconds = retention_seconds
+        self._dial = dial
         self._told: set[str] = set()  # workers that this stream has told of
         self._silent_since: dict[str, float] = {}  # loop time
         self._cleaning: asyncio.Task[None] | None = None
@@ -82,7 +87,7 @@ class IndexClient:
     async def _follow(self, address: str) -> str:
         """Hears one stream to its end; returns why it ended."""
         self._told = set()
-        async with open_channel(address) as channel:
+        async with self._dial(address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
             call = stub.Watch(index_pb2.WatchRequest(known=self._positions()))
             try:

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
@@ -46,11 +46,16 @@ class Publisher:
     """
 
     def __init__(
-        self, host: EngineHost, addresses: str | Sequence[str], max_backlog_bytes: int = _MAX_BACKLOG_BYTES
+        self,
+        host: EngineHost,
+        addresses: str | Sequence[str],
+        max_backlog_bytes: int = _MAX_BACKLOG_BYTES,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._host = host
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._max_backlog_bytes = max_backlog_bytes
+        self._dial = dial
         self._streams = itertools.count(1)
         self._stream = 0
         self._term = 0
@@ -100,7 +105,7 @@ class Publisher:
         self._outbox, self._answered = Outbox(self._max_backlog_bytes), deque()
         self._stream = next(self._streams)
         self._is_greeted, self._asked = False, None
-        async with open_channel(address) as channel:
+        async with self._dial(address) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, index_pb2.PublishResponse] = channel.stream_stream(
                 _METHOD, response_deserializer=index_pb2.PublishResponse.FromString
             )
@@ -139,7 +144,8 @@ class Publisher:
         """Gives up a replica that does not answer."""
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
-            if self._asked is not None and time.monotonic() - self._asked > _PATIENCE_SECONDS:
+            now = asyncio.get_running_loop().time()
+            if self._asked is not None and now - self._asked > _PATIENCE_SECONDS:
                 call.cancel()
                 raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
 
@@ -157,7 +163,7 @@ class Publisher:
                     return
                 is_answered = self._answered.popleft()
             if is_answered and self._asked is None:
-                self._asked = time.monotonic()
+                self._asked = asyncio.get_running_loop().time()
             yield message
 
     def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
