@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from baton.kvstore.redis_store import RedisStore
 from baton.kvstore.speakers import Speaker, Speakers
 from baton.kvstore.worker_blocks import WorkerBlocks, restore
 from baton.kvstore.write_behind import WriteBehind
+from baton.services import ports
 from baton.v1 import kv_pb2
 
 
@@ -39,14 +41,14 @@ async def what_redis_has(url, namespace="baton"):
     return found
 
 
-async def saved(url, worker):
+async def saved(url, worker, seconds=10):
     """Waits until Redis has all of a worker."""
 
     async def agrees():
         found = await what_redis_has(url)
         return found.get(worker.worker_id) == (worker.epoch, worker.sequence, worker.blocks)
 
-    await eventually(agrees, "redis has everything", 10)
+    await eventually(agrees, "redis has everything", seconds)
 
 
 async def test_snapshot_and_deltas_are_in_redis(redis_server, start_kvstore, connect):
@@ -205,6 +207,71 @@ async def test_a_redis_that_does_not_answer_costs_nobody_a_wait(redis_server, st
     await eventually(lambda: errors_in(caplog), "it is logged")
     assert "did not answer in time" in errors_in(caplog)[0]
     await saved(redis_server.url, worker)
+
+
+async def test_a_redis_that_hangs_costs_nobody_a_wait_and_is_told_when_it_goes_on(
+    redis_server, start_kvstore, connect, caplog
+):
+    kvstore = await start_kvstore(redis_url=redis_server.url, redis_timeout_ms=200)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore)
+    await worker.join()
+    await worker.store(1)
+    await saved(redis_server.url, worker)
+    redis_server.process.send_signal(signal.SIGSTOP)
+    try:
+        for number in range(2, 20):
+            async with asyncio.timeout(1):
+                await worker.store(number)
+        await eventually(lambda: replica.held() == worker.blocks, "routers hear everything")
+        await eventually(lambda: errors_in(caplog), "it is logged")
+        assert "did not answer in time" in errors_in(caplog)[0]
+    finally:
+        redis_server.process.send_signal(signal.SIGCONT)
+    await saved(redis_server.url, worker)
+
+
+async def test_a_redis_that_became_a_replica_is_survived_and_written_when_it_is_master_again(
+    redis_server, start_kvstore, connect, client, caplog
+):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    replica = await connect.replica(kvstore)
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    await saved(redis_server.url, worker)
+    client.execute_command("REPLICAOF", "127.0.0.1", ports.free_ports(1)[0])  # nobody is there
+    await worker.store(2)
+    await eventually(lambda: "takes no writes" in caplog.text, "it is logged")
+    await eventually(lambda: replica.held() == {1, 2}, "routers hear everything")
+    client.execute_command("REPLICAOF", "NO", "ONE")
+    await saved(redis_server.url, worker)
+
+
+async def test_a_failover_that_lost_the_last_writes_is_noticed_without_any_worker_doing_anything(
+    redis_server, start_kvstore, connect, client
+):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks={1})
+    await worker.join()
+    await worker.store(2)
+    await saved(redis_server.url, worker)
+    client.save()  # what the new master has
+    await worker.store(3)
+    await saved(redis_server.url, worker)
+    redis_server.process.kill()
+    redis_server.process.wait(5)
+    redis_server.start()
+    assert (await what_redis_has(redis_server.url))["w1"][1] == 1
+    await saved(redis_server.url, worker, 20)
+
+
+async def test_what_redis_keeps_is_small(redis_server, start_kvstore, connect, client):
+    kvstore = await start_kvstore(redis_url=redis_server.url)
+    worker = await connect.worker(kvstore, blocks=set(range(100_000)))
+    await worker.join()
+    await saved(redis_server.url, worker)
+    used = sum(client.memory_usage(key, samples=0) for key in client.keys("baton:*"))
+    assert used / 100_000 < 24
 
 
 async def test_a_long_log_becomes_a_snapshot_and_old_generations_go(redis_server, start_kvstore, connect, client):

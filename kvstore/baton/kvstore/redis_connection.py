@@ -72,15 +72,20 @@ def translated(name: str) -> Iterator[None]:
     try:
         yield
     except redis_errors.OutOfMemoryError as error:
-        raise StoreError("full", f"{name} is full: {error}") from error
+        raise StoreError("full", f"{name} is full: {_brief(error)}") from error
     except redis_errors.ReadOnlyError as error:
-        raise StoreError("read-only", f"{name} is a replica that takes no writes: {error}") from error
+        raise StoreError("read-only", f"{name} is a replica that takes no writes: {_brief(error)}") from error
     except (redis_errors.TimeoutError, TimeoutError) as error:
         raise StoreError("slow", f"{name} did not answer in time") from error
     except (redis_errors.ConnectionError, redis_errors.ClusterError, OSError) as error:
-        raise StoreError("unreachable", f"{name} cannot be reached: {error}") from error
+        raise StoreError("unreachable", f"{name} cannot be reached: {_brief(error)}") from error
     except redis_errors.RedisError as error:
-        raise StoreError("other", f"{name}: {error}") from error
+        raise StoreError("other", f"{name}: {_brief(error)}") from error
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong; the client's messages about pipelines begin with the command and its data."""
+    return str(error).rpartition("caused error: ")[2][:200]
 
 
 def _without_password(url: str) -> str:
