@@ -160,6 +160,16 @@ def test_the_coldest_blocks_are_copied_before_they_are_evicted():
     pool.audit()
 
 
+def test_a_part_of_the_room_is_kept_for_what_must_be_copied_now():
+    pool, offloads = make_pool(8, target=8, room=17)
+    cache(pool, *range(8))
+    assert len(offloads.take(pool.num_empty)) == 3
+    assert offloads.room == 14
+    assert pool.allocate(8) is not None
+    assert len(offloads.take(pool.num_empty)) == 5
+    assert offloads.num_dropped == 0
+
+
 def test_empty_blocks_need_no_copies():
     pool, offloads = make_pool(4, target=2)
     cache(pool, 1, 2)

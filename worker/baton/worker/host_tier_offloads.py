@@ -14,6 +14,10 @@ from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, HostSlot
 from baton.worker.host_tier import HostTier
 
+# What is copied ahead of time takes this part of the room in one step: most of it is for what must be copied now, and
+# reading many blocks at once would show between two tokens.
+_STEPS_TO_FILL = 8
+
 
 class Offloads:
     """Cached blocks that nobody holds: `clean` with a copy in host memory or on its way, or `dirty`."""
@@ -60,7 +64,9 @@ class Offloads:
 
     def take(self, num_empty: int) -> list[tuple[BlockId, HostSlot]]:
         """The copies to start now, ahead of the next step."""
-        while self._dirty and num_empty + len(self._clean) < self._target:
+        for _ in range(-(-self.room // _STEPS_TO_FILL)):
+            if not self._dirty or num_empty + len(self._clean) >= self._target:
+                break
             block_id, block_hash = next(iter(self._dirty.items()))
             if not self._begin(block_id, block_hash):
                 break

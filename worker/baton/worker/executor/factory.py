@@ -54,6 +54,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
         eos_every=config.sim_eos_every,
         num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
+        host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
         speed=speed,
     )
 
