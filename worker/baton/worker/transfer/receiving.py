@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from baton.rpc.errors import DataLoss, InternalError, ServiceError, Unsupported
 from baton.worker.core import BlockId
@@ -190,7 +190,9 @@ class Receiving:
             if header is None:
                 ended = True
                 continue
-            slot = self._slot_of(header)
+            slot = self._slot_of(header, {slot for slot, _ in announced})
+            if self._transfers.find(header) is not None:
+                self._transfer_ids.add(header.transfer_id)
             bulk.announced(slot, header.num_bytes)
             announced.append((slot, header))
 
@@ -243,13 +245,15 @@ class Receiving:
             lambda: seconds,
         )
 
-    def _slot_of(self, header: PieceHeader) -> int:
+    def _slot_of(self, header: PieceHeader, announced: Container[int]) -> int:
         slot = header.slot
         if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
             raise DataLoss(
                 f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
                 f"slots of {self._slots.slot_bytes} bytes"
             )
+        if slot in announced:
+            raise DataLoss(f"a piece in slot {slot} came, which was not given back")
         return slot
 
     def _take_slot(self, bulk: BulkReceiver, slot: int, header: PieceHeader) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
 from baton.worker.transfer.sockets import MAX_BUFFERS, readable, skip
 
-_WAKE_BYTES = 512 << 10  # that are there before the thread is woken
+_WAKE_BYTES = 512 << 10  # that are there before the thread is woken,
+_WAKE_SECONDS = 0.05  # or so much later, whatever is there
 
 
 def receive_into(
@@ -28,13 +30,13 @@ def receive_into(
     """
     left = sum(view.nbytes for view in views)
     taken, first, wake = 0, 0, 1
+    moved_at = time.monotonic()
     try:
         while left:
             if wake != min(left, _WAKE_BYTES):
                 wake = min(left, _WAKE_BYTES)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-            if not readable(sock, seconds):
-                raise ConnectionError(f"nothing of a piece came for {seconds:g} s")
+            readable(sock, _WAKE_SECONDS)
             if not transfers.enter(transfer):
                 return taken
             count = 0
@@ -45,6 +47,10 @@ def receive_into(
                     landing()
             finally:
                 transfers.leave(transfer, count, part if not left else None)
+            if count:
+                moved_at = time.monotonic()
+            elif time.monotonic() >= moved_at + seconds:
+                raise ConnectionError(f"nothing of a piece came for {seconds:g} s")
             taken += count
             first = skip(views, first, count)
     finally:
