@@ -162,6 +162,13 @@ class WorkerConfig:
         default="",
         metadata={"help": "A JSON line for each engine step, and a summary at exit. Empty: off.", "metavar": "FILE"},
     )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced requests' spans. Empty: none.",
+            "metavar": "URL",
+        },
+    )
     engine_process: bool = field(
         default=True, metadata={"help": "Run the engine in a process of its own. Only the simulator can do without."}
     )

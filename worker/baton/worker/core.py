@@ -140,4 +140,5 @@ class Request:
     deadline: float | None = None  # monotonic seconds
     prefill_only: bool = False  # a prefill for another worker: ends with its first token, holds its blocks until freed
     remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here
+    traceparent: str = ""  # W3C trace context of whoever asks; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over

@@ -17,6 +17,7 @@ from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.profiler import StepProfiler
 from baton.worker.sessions import Sessions
+from baton.worker.spans import SpanSender
 from baton.worker.state import StateReporter, host_cache_message, load_message
 from baton.worker.step_trace import StepTrace
 
@@ -38,6 +39,7 @@ class EngineLoop:
         identity: worker_pb2.WorkerState,
         profiler: StepProfiler,
         trace: StepTrace | None = None,
+        spans: SpanSender | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
@@ -46,6 +48,9 @@ class EngineLoop:
         self._handover = handover
         self._identity = identity
         self._profiler = profiler
+        self._spans = spans
+        if spans is not None:
+            handover.prefill_side.on_record = handover.decode_side.on_record = spans.record
         self._step = self._advance if trace is None else partial(trace.step, self._advance)
         self._watching = False
         self._clock = clock
@@ -162,6 +167,8 @@ class EngineLoop:
             facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
             _log.info("prefill finished", extra=facts)
         self._sessions.emit(outputs)
+        if self._spans is not None and outputs.finishes:
+            self._spans.finished(outputs.finishes)
         self._events.collect()
         self._control.check()
         if self._profiler.active:

@@ -30,6 +30,7 @@ from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
 from baton.worker.profiler import StepProfiler
 from baton.worker.settings import EngineSettings
+from baton.worker.spans import SpanSender
 from baton.worker.state import model_message
 from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.factory import make_paths
@@ -99,7 +100,8 @@ def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
         cleanup.callback(profiler.close)
         identity = _identity(config, start["worker_id"], engine, executor)
-        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace)
+        spans = SpanSender(link.send) if config.otlp_endpoint else None
+        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans)
         if own_process:
             gc.collect()
             gc.freeze()

@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     STATE = 25  # WatchStateResponse
     PUBLISH = 26  # PublishRequest
     LOG = 27  # JSON: a log record
+    SPAN = 28  # JSON: a span that ended
     # both ways: prefill streams that other workers opened to this one
     PREFILL_OPEN = 40
     PREFILL = 41  # PrefillStreamRequest in, PrefillStreamResponse out

@@ -19,7 +19,9 @@ from baton.v1 import control_pb2_grpc
 from baton.worker import control, front
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_host import EngineHost
+from baton.worker.link import Kind
 from baton.worker.metrics import WorkerCollector
+from baton.worker.otlp import SpanExporter
 from baton.worker.peers import Peers
 from baton.worker.publisher import Publisher
 
@@ -33,6 +35,9 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     config.validate()
     host = EngineHost(config)
     worker = front.WorkerFront(host)
+    exporter = _span_exporter(config)
+    if exporter is not None:
+        host.on(Kind.SPAN, exporter.on_span)
     peers = Peers(host)
     publisher = Publisher(host, split_addresses(config.kvstore, "kvstore")) if config.kvstore else None
     server: RpcServer
@@ -67,8 +72,16 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
             await peers.close()
             failure = host.end if host.ended.is_set() else None
             await host.stop()
+            if exporter is not None:
+                await asyncio.to_thread(exporter.close)
     if failure is not None:
         raise failure
+
+
+def _span_exporter(config: WorkerConfig) -> SpanExporter | None:
+    if not config.otlp_endpoint:
+        return None
+    return SpanExporter(config.otlp_endpoint, config.worker_id or config.listen, config.model_name)
 
 
 def _facts(config: WorkerConfig) -> dict[str, str]:

@@ -61,6 +61,7 @@ def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str,
         arrival=now,
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         remote_prefill=submit.HasField("prefill"),
+        traceparent=submit.traceparent,
     )
 
 
@@ -86,6 +87,7 @@ def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, no
         arrival=now,
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         prefill_only=True,
+        traceparent=submit.traceparent,
     )
 
 

@@ -112,6 +112,7 @@ class DecodeSide:
         self._send = send
         self._close_peer = close_peer
         self._clock = clock
+        self.on_record: Callable[[TransferRecord], None] = log_record
         self._backoff = PeerBackoff()
         self._channels = itertools.count(1)
         self._prefill_ids = itertools.count(1)
@@ -468,7 +469,7 @@ class DecodeSide:
         record = self._record_of(exchange)
         counters.transfer_seconds.observe(record.seconds)
         counters.exposed_seconds.observe(record.exposed_seconds)
-        log_record(record)
+        self.on_record(record)
         self._backoff.succeeded(exchange.peer.endpoint.address)
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)
@@ -513,7 +514,7 @@ class DecodeSide:
         kinds = self._transport.totals_by_kind().items()
         return TransferRecord(
             request_id=public_id(exchange.request),
-            traceparent="",
+            traceparent=exchange.request.traceparent,
             transport=",".join(name for name, totals in kinds if totals.num_received_bytes),
             num_bytes=exchange.num_landed_bytes,
             num_retries=exchange.num_retries,

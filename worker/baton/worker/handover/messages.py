@@ -22,6 +22,7 @@ def prefill_submit(
         priority=request.priority,
         timeout_ms=0 if request.deadline is None else max(1, round((request.deadline - now) * 1000)),
         num_output_tokens=num_tokens - request.num_prompt_tokens,
+        traceparent=request.traceparent,
     )
 
 

@@ -98,6 +98,7 @@ class PrefillSide:
         self._counters = counters
         self._send = send
         self._flush = flush
+        self.on_record: Callable[[PushRecord], None] = log_record
         self._close_peer = close_peer
         self._clock = clock
         self._serial = itertools.count(1)
@@ -457,7 +458,7 @@ class PrefillSide:
         self._counters.tail_seconds.observe(now - computed_at)
         record = PushRecord(
             request_id=public_id(job.request),
-            traceparent="",
+            traceparent=job.request.traceparent,
             num_tokens=len(job.request.token_ids),
             num_cached_tokens=job.num_cached_tokens,
             num_bytes=job.num_bytes,
@@ -465,7 +466,7 @@ class PrefillSide:
             computed_at=computed_at,
             completed_at=now,
         )
-        log_record(record)
+        self.on_record(record)
 
     def _end(self, job: _Job) -> None:
         """Frees the job's blocks, wherever it stands."""
