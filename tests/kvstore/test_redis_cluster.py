@@ -17,11 +17,13 @@ from baton.kvstore.worker_blocks import restore
 from baton.services import ports
 
 NUM_SLOTS = 16_384
+BUS = 10_000  # a node's second port, above its first
 
 
 class RedisCluster:
     def __init__(self, folder):
-        self.ports = ports.free_ports(3)  # the cluster's bus is 10,000 above
+        free = [port for port in ports.free_ports(20) if ports.why_unusable(f"127.0.0.1:{port + BUS}") is None]
+        self.ports = free[:3]
         self._folder = folder
         self._processes = {}
 
