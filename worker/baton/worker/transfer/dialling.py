@@ -10,22 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from baton.rpc.errors import DataLoss, Mismatch, ServiceError, Unavailable
+from baton.rpc.errors import Mismatch, ServiceError, Unavailable
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.bulk import BulkPath, Slots
-from baton.worker.transfer.frames import (
-    GREETING_BYTES,
-    Greeting,
-    Open,
-    check_greeting_body,
-    decode_greeting,
-    decode_refused,
-    decode_welcome,
-    encode_open,
-)
+from baton.worker.transfer.frames import Open, encode_open
+from baton.worker.transfer.greetings import receive_welcome
 from baton.worker.transfer.kinds import NAMES, Route
 from baton.worker.transfer.outgoing import SEND_SECONDS, InlineOutgoing, Outgoing, SlotOutgoing
-from baton.worker.transfer.sockets import dial, receive_exactly
+from baton.worker.transfer.sockets import dial
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -93,7 +85,7 @@ class Dialler:
             offer = b"" if path is None else _translated(path.offer, route.name)
             opened = Open(NAMES[route.name], self._executor.layout.tp_rank, self._epoch, offer)
             sock.sendall(encode_open(opened))
-            slots = _receive_welcome(sock)
+            slots = receive_welcome(sock)
             totals = self._totals.of(route.name)
             if path is None:
                 return InlineOutgoing(sock, self._executor, totals)
@@ -110,17 +102,6 @@ class Dialler:
                 f"the receiver has {slots.num_slots} slots of {slots.slot_bytes} bytes; "
                 f"a piece has up to {self._max_piece_bytes}"
             )
-
-
-def _receive_welcome(sock: socket.socket) -> Slots:
-    what, num_bytes, crc = decode_greeting(receive_exactly(sock, GREETING_BYTES))
-    body = bytes(receive_exactly(sock, num_bytes))
-    check_greeting_body(body, crc)
-    if what is Greeting.REFUSED:
-        raise decode_refused(body)
-    if what is not Greeting.WELCOME:
-        raise DataLoss(f"the receiver answered {what.name}, expected WELCOME or REFUSED")
-    return decode_welcome(body)
 
 
 def _translated(call: Callable[[], T], name: str) -> T:

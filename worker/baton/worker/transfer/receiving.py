@@ -19,23 +19,19 @@ from baton.worker.transfer.bulk import BulkPath, BulkReceiver, Slots
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.frames import (
-    GREETING_BYTES,
     PIECE_BYTES,
-    Greeting,
     Open,
     PieceHeader,
-    check_greeting_body,
-    decode_greeting,
-    decode_open,
     decode_piece,
     encode_credit,
     encode_refused,
     encode_welcome,
 )
+from baton.worker.transfer.greetings import receive_open
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
 from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.scatter import receive_into
-from baton.worker.transfer.sockets import keep_alive, limit_receives, readable, receive_exactly, shut_down
+from baton.worker.transfer.sockets import keep_alive, limit_receives, readable, shut_down
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -106,7 +102,7 @@ class Receiving:
 
     def _greet(self) -> bool:
         """Whether the sender is served. Raises DataLoss for one that speaks something else."""
-        opened = self._receive_open()
+        opened = receive_open(self._sock)
         name = name_of(opened.kind)
         try:
             if name not in self._paths:
@@ -133,17 +129,6 @@ class Receiving:
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
         self._slots = self._bulk.slots
-
-    def _receive_open(self) -> Open:
-        try:
-            what, num_bytes, crc = decode_greeting(receive_exactly(self._sock, GREETING_BYTES))
-            if what is not Greeting.OPEN:
-                raise DataLoss(f"the connection begins with {what.name}, expected OPEN")
-            body = bytes(receive_exactly(self._sock, num_bytes))
-        except BlockingIOError:
-            raise DataLoss(f"the connection did not say what it is in {_GREETING_SECONDS:g} s") from None
-        check_greeting_body(body, crc)
-        return decode_open(body)
 
     # Pieces.
 
