@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -25,6 +26,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             for name, service in one.services.items():
                 report.sections.append((f"log of {name}", service.log_tail()))
     return report
+
+
+@pytest.fixture
+def abort_seconds() -> float:
+    """How long clients come and go again; BATON_TEST_ABORT_SECONDS=600 is the long form."""
+    return float(os.environ.get("BATON_TEST_ABORT_SECONDS", "20"))
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ def transfer_rig(
     transports: str = "tcp",
     environs: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
     decode_flags: Mapping[str, object] | None = None,
+    vocab_size: int = 4000,
 ) -> Iterator[TransferRig]:
     """Starts both workers. `environs` are of the prefill and of the decode worker."""
     with ExitStack() as cleanup:
@@ -147,4 +148,4 @@ def transfer_rig(
             worker.spawn()
         for worker in (prefill, decode):
             worker.wait_ready()
-        yield TransferRig(prefill, decode, proxy, transports)
+        yield TransferRig(prefill, decode, proxy, transports, vocab_size)

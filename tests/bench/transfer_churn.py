@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -97,6 +97,7 @@ class Churner:
             await self._wait_for_blocks([one for one in self._rig.workers if one is not victim])
             if victim is not None:
                 await self._rig.restart(victim)
+                self._counted.pop(victim.name, None)
             done = [one for one in submits if stream.slots[one.slot].finish and one.slot not in leaves]
             await self._compare(stream, self._rng.sample(done, min(4, len(done))))
 
@@ -158,7 +159,7 @@ class Churner:
             await asyncio.sleep(0.25)
 
     async def _count_transfers(self) -> None:
-        """Adds what the workers counted since the last time; their counters begin anew with a restart."""
+        """Adds what the workers counted since the last time. One that is killed was asked just before."""
         for worker in self._rig.workers:
             counters = (await worker.stats()).counters
             transfers = counters.transfers
@@ -170,10 +171,7 @@ class Churner:
                 "local prefills instead": counters.num_local_fallbacks,
             }
             before = self._counted.get(worker.name, {})
-            restarted = any(now[name] < before.get(name, 0) for name in now)
-            self._report.transfers.update(
-                {name: value - (0 if restarted else before.get(name, 0)) for name, value in now.items()}
-            )
+            self._report.transfers.update({name: value - before.get(name, 0) for name, value in now.items()})
             self._counted[worker.name] = now
 
 
@@ -214,7 +212,8 @@ def main() -> int:
     facts = machine_facts(("grpcio",))
     print(f"KV hand-over churn, {options.transports}, seed {options.seed}; {facts_line(facts)}")
     print(table(report))
-    write_json(options.json, {"facts": facts, "seed": options.seed, **asdict(report)})
+    figures = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(report).items()}
+    write_json(options.json, {"facts": facts, "seed": options.seed, **figures})
     return int(not clean(report))
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from load import story_prompts
 from stack import start_stack
-
-
-@pytest.fixture
-def abort_seconds() -> float:
-    """How long clients come and go; BATON_TEST_ABORT_SECONDS=600 is the long form."""
-    return float(os.environ.get("BATON_TEST_ABORT_SECONDS", "20"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,72 @@
+"""Faults of the KV hand-over between workers on two GPUs: the scenarios of tests/e2e, over each transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transfer_scenarios as scenarios
+from gpu_engines import make_model
+from transfer_rig import TransferRig, transfer_rig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each worker has a GPU of its own"),
+]
+
+# Equal tokens whoever shares the batch; little memory, so that a restart takes seconds.
+FLAGS = {
+    "executor": "cuda",
+    "dtype": "bfloat16",
+    "batch_invariant": True,
+    "kv_cache_memory": 1 << 30,
+    "max_num_requests": 32,
+    "max_model_len": 2048,
+}
+
+
+@pytest.fixture(scope="module", params=["ipc", "nccl", "tcp"])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransferRig]:
+    """A worker on each of the first two GPUs. Tests restart what they kill."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = folder / "llama"
+    model.mkdir()
+    make_model("llama-128", model)
+    environs = ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
+    with transfer_rig(folder, {**FLAGS, "model": str(model)}, request.param, environs, vocab_size=500) as made:
+        yield made
+
+
+@pytest.mark.parametrize("state", ["accept", "moving", "first_token", "sent", "complete", "abort"])
+@pytest.mark.parametrize("victim", scenarios.VICTIMS)
+def test_a_worker_killed_in_any_state_leaves_nothing_behind(rig: TransferRig, victim: str, state: str) -> None:
+    asyncio.run(scenarios.kill(rig, victim, state))
+
+
+@pytest.mark.parametrize("victim", scenarios.VICTIMS)
+def test_a_worker_suspended_for_5_s_costs_the_other_its_lease_at_most(rig: TransferRig, victim: str) -> None:
+    asyncio.run(scenarios.suspend(rig, victim, "accept"))
+
+
+@pytest.mark.parametrize("what", ["connection", "stream", "both"])
+def test_what_is_cut_is_dialled_again_and_costs_only_time(rig: TransferRig, what: str) -> None:
+    asyncio.run(scenarios.cut(rig, what, "accept"))
+
+
+def test_a_slow_peer_slows_only_its_own_request(rig: TransferRig) -> None:
+    asyncio.run(scenarios.slow_peer(rig))
+
+
+def test_bytes_corrupted_in_flight_are_in_no_token(rig: TransferRig) -> None:
+    asyncio.run(scenarios.corrupted(rig, 6))
+
+
+def test_both_sides_restarted_work_again(rig: TransferRig) -> None:
+    asyncio.run(scenarios.both_restarted(rig))
+
+
+def test_a_thousand_aborts_a_minute_leave_no_block_behind(rig: TransferRig, abort_seconds: float) -> None:
+    assert asyncio.run(scenarios.aborts(rig, abort_seconds)) > 0
