@@ -14,6 +14,7 @@ from baton.router.fleet import Fleet, Worker
 from baton.router.metrics import RouterMetrics
 from baton.router.peer_news import PeerNews
 from baton.router.peers import Peers
+from baton.router.placement_log import PlacementLog
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.worker_view import WorkerView
@@ -45,6 +46,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._metrics = metrics
         self._news = news
         self._peers = peers
+        self._placement_log = PlacementLog()
         self._models_changed = asyncio.Event()
         self._closing = False
         fleet.listen(self)
@@ -52,9 +54,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def close(self) -> None:
         """Ends the streams."""
         self._closing = True
+        self._placement_log.flush()
         self.on_models()
 
-    async def Place(self, request: router_pb2.PlaceRequest, context: Context) -> router_pb2.PlaceResponse:  # noqa: N802
+    def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        """Place, which waits for nothing."""
         began = time.perf_counter()
         try:
             response = self._placer.place(request)
@@ -62,22 +66,23 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self._metrics.refusals.labels(error.code.name).inc()
             _log.info("not placed: %s", error.message, extra={"request_id": request.request_id})
             raise
-        remote = response.HasField("prefill")
-        self._metrics.placed(remote, time.perf_counter() - began)
-        _log.info(
-            "placed on %s, prefill %s",
-            response.decode.worker_id,
-            response.prefill.worker_id or "there",
-            extra={"request_id": request.request_id},
-        )
+        self._metrics.placed(response.HasField("prefill"), time.perf_counter() - began)
+        self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)
         return response
 
-    async def Report(self, request: router_pb2.ReportRequest, context: Context) -> router_pb2.ReportResponse:  # noqa: N802
+    def report(self, request: router_pb2.ReportRequest) -> router_pb2.ReportResponse:
+        """Report, which waits for nothing."""
         for reported in request.outcomes:
             outcome = self._placer.report(reported)
             if outcome is not None:
                 self._metrics.reported(outcome)
         return router_pb2.ReportResponse()
+
+    async def Place(self, request: router_pb2.PlaceRequest, context: Context) -> router_pb2.PlaceResponse:  # noqa: N802
+        return self.place(request)
+
+    async def Report(self, request: router_pb2.ReportRequest, context: Context) -> router_pb2.ReportResponse:  # noqa: N802
+        return self.report(request)
 
     async def Explain(self, request: router_pb2.ExplainRequest, context: Context) -> router_pb2.ExplainResponse:  # noqa: N802
         if request.WhichOneof("placement") is None:
