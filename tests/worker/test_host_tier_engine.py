@@ -22,7 +22,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.cache_events import StoredEvent
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, HostSlot, Request, Tier
+from baton.worker.core import BlockId, HostSlot, Request, StepPlan, Tier
 from baton.worker.engine import Engine, EngineSettings
 from baton.worker.executor.base import RestoreCopy
 from baton.worker.executor.cpu import CpuExecutor
@@ -187,6 +187,25 @@ def test_requests_with_one_prefix_wait_for_one_copy():
     assert rig.engine.counters().num_restored_blocks == 20
 
 
+def test_a_prefix_comes_back_into_blocks_that_a_step_in_flight_still_writes():
+    clock = Clock()
+    rig = make_host_rig(clock, num_blocks=12, depth=2)
+    prompt = prompt_of(41)
+    rig.run(make_request(prompt, 1))
+    evict_everything(rig, clock)
+    low = make_request(prompt_of(40, salt=3), 4, priority=1)
+    high = make_request(prompt, 4, priority=0)
+    rig.submit(low)
+    rig.step()
+    rig.submit(high)
+    rig.step()
+    assert rig.engine._states[low.request_id].phase is Phase.WAITING
+    assert rig.engine._states[high.request_id].phase is Phase.RESTORING
+    rig.drain()
+    check(rig, low, high)
+    assert rig.engine.counters().num_host_hit_tokens >= 40
+
+
 @pytest.mark.parametrize("how", ["abort", "deadline"])
 def test_a_request_that_ends_while_its_prefix_comes_back_leaves_it_to_the_cache(how: str):
     clock = Clock()
@@ -331,6 +350,31 @@ def test_counters_and_load_reach_the_metrics():
     assert values["baton_worker_restore_bytes_per_second"] > 0
     assert values["baton_worker_host_blocks"] == 100
     assert values["baton_worker_cached_host_blocks"] == rig.engine.load().num_cached_host_blocks > 0
+
+
+def test_a_simulated_copy_is_ordered_with_steps_as_a_devices_is():
+    executor = make_executor(num_host_blocks=4)
+    host = executor.host
+    assert host is not None
+    size = executor.layout.bytes_per_block_layer
+
+    def write(value: int) -> None:
+        for layer in range(executor.layout.num_layers):
+            executor.write_blocks(layer, [BlockId(0)], memoryview(bytes([value]) * size))
+
+    write(1)
+    host.offload([(BlockId(0), HostSlot(0))])
+    executor.launch(StepPlan(1))
+    executor.collect()
+    write(2)
+    assert host.poll().slots == [0]
+    executor.launch(StepPlan(2))
+    host.restore(RestoreCopy(1, ((HostSlot(0), BlockId(0)),), fenced=True))
+    assert host.poll().restores == []
+    assert executor.read_blocks(0, [BlockId(0)]) == bytes([2]) * size
+    executor.collect()
+    assert host.poll().restores == [(1, 0.0)]
+    assert executor.read_blocks(0, [BlockId(0)]) == bytes([1]) * size
 
 
 # The CPU executor.
