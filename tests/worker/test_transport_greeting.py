@@ -31,6 +31,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.transfer import dialling
 from baton.worker.transfer.base import Landed, Outbound, PushFailed, PushFenced
 from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.dialling import Dialler
 from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.frames import (
     GREETING_BYTES,
@@ -54,6 +55,7 @@ from baton.worker.transfer.frames import (
 )
 from baton.worker.transfer.host_ipc import HostIpcPath
 from baton.worker.transfer.kinds import NAMES, Route, address_of, parse_order, routes_to
+from baton.worker.transfer.totals import Totals
 
 HOST = "boot.1"
 
@@ -201,6 +203,20 @@ def test_a_refused_kind_is_replaced_once_logged_and_remembered(many, caplog):
     sent, taken = sender.transport.totals_by_kind(), receiver.transport.totals_by_kind()
     assert (sent["ipc"].num_fallbacks, sent["ipc"].num_sent_pieces, sent["tcp"].num_sent_pieces) == (1, 0, 8)
     assert (taken["ipc"].num_refused, taken["tcp"].num_received_pieces) == (1, 8)
+
+
+def test_a_kind_that_was_refused_is_asked_again_after_a_while(many):
+    executor, paths = full()
+    receiver = many.make(executor, paths=paths)
+    ours = HostKv()
+    mine, clock = {"ipc": HostIpcPath(ours, SLOT_BYTES), "tcp": None}, [100.0]
+    totals = Totals(mine)
+    dialler = Dialler(ours, mine, EPOCH, 0, totals, lambda: clock[0])
+    routes = [Route(name, "127.0.0.1", receiver.port) for name in ("ipc", "tcp")]
+    for passed, num_fallbacks in ((0, 1), (59, 1), (2, 2)):
+        clock[0] += passed
+        dialler.open(routes, threading.Condition(), lambda sock: None).close()
+        assert totals.by_kind()["ipc"].num_fallbacks == num_fallbacks
 
 
 def test_without_another_kind_a_refusal_fails_the_push(many):

@@ -63,12 +63,16 @@ class Dialler:
                 return self._open(route, sock, changed)
             except (ServiceError, ConnectionError, TimeoutError) as error:
                 reason = error.message if isinstance(error, ServiceError) else str(error)
-                self._avoided[route] = now + _AVOID_SECONDS
+                self._avoid(route, now)
                 self._totals.of(route.name).fell_back()
                 _log.warning(
                     "KV goes to %s:%d over %s: %s failed: %s", route.host, route.port, after.name, route.name, reason
                 )
         return self._open(usable[-1], self._dial(usable[-1], dialled), changed)
+
+    def _avoid(self, route: Route, now: float) -> None:
+        known = {other: until for other, until in list(self._avoided.items()) if until > now}
+        self._avoided = {**known, route: now + _AVOID_SECONDS}
 
     def _dial(self, route: Route, dialled: Callable[[socket.socket], None]) -> socket.socket:
         sock = dial(route.host, route.port, _CONNECT_SECONDS, SEND_SECONDS)
