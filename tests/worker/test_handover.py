@@ -103,6 +103,36 @@ def test_the_first_token_goes_out_before_the_kv_is_in(pair, network):
     assert decode.handover.counters().exposed_seconds.sum > 0
 
 
+def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, network):
+    prefill, decode = pair
+    told: list[str] = []
+
+    def tap(node, kind, payload):
+        if kind == Kind.PREFILL:
+            told.append(worker_pb2.PrefillStreamResponse.FromString(payload).WhichOneof("message"))
+        return payload
+
+    def on_layer(plan, layer):
+        """The last layer's KV arrives while the device still samples."""
+        inner(plan, layer)
+        until = time.monotonic() + 0.1
+        while layer == prefill.executor.layout.num_layers - 1 and time.monotonic() < until:
+            prefill.handover.tick()
+
+    inner = prefill.handover.prefill_side.on_layer
+    warm = make_request(prompt_of(20, 1), 2)
+    decode.submit(warm, prefill)
+    turn_until(pair, finished(decode, warm))
+    turn_until(pair, idle(*pair))
+    network.tap = tap
+    prefill.executor.layer_hook = on_layer
+    request = make_request(prompt_of(300), 6)
+    decode.submit(request, prefill)
+    turn_until(pair, finished(decode, request))
+    assert decode.seen.tokens[request.request_id] == expected_for(request)
+    assert told.index("first_token") < told.index("sent")
+
+
 def test_sampling_and_resumed_output_give_the_tokens_that_would_have_come(pair):
     prefill, decode = pair
     sampling = SamplingParams(temperature=0.75, seed=17)

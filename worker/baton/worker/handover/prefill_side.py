@@ -69,6 +69,7 @@ class _Job:
     computed_at: float = 0.0
     computed: bool = False
     hold_until: float = math.inf  # a computed prompt without a lease
+    pushed: bool = False
     num_pieces: int = 0
     num_bytes: int = 0
 
@@ -363,6 +364,8 @@ class PrefillSide:
         self._forget_rows(job)
         message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
         self._send_to(job.peer, Message(first_token=message))
+        if job.lease is not None:
+            self._tell_if_sent(job, job.lease)
 
     # The transport, and time.
 
@@ -371,7 +374,13 @@ class PrefillSide:
         job = self._pushes.get(event.push_id)
         if job is not None and job.lease is not None:
             job.num_pieces, job.num_bytes = event.num_pieces, event.num_bytes
-            self._apply(job, job.lease.pushed(self._clock()))
+            job.pushed = True
+            self._tell_if_sent(job, job.lease)
+
+    def _tell_if_sent(self, job: _Job, lease: SenderLease) -> None:
+        """Not before the first token: a decode worker with all KV and no token would compute one itself."""
+        if job.pushed and job.computed:
+            self._apply(job, lease.pushed(self._clock()))
 
     def on_push_failed(self, event: PushFailed) -> None:
         """A push cannot go on."""
