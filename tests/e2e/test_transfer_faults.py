@@ -75,6 +75,7 @@ def test_both_sides_restarted_work_again(sim: TransferRig) -> None:
     asyncio.run(scenarios.both_restarted(sim))
 
 
+@pytest.mark.timeout(1200)
 def test_a_thousand_aborts_a_minute_leave_no_block_behind(sim: TransferRig, abort_seconds: float) -> None:
     assert asyncio.run(scenarios.aborts(sim, abort_seconds)) >= abort_seconds * 1000 / 60 * 0.6
 

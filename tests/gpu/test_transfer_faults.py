@@ -68,5 +68,6 @@ def test_both_sides_restarted_work_again(rig: TransferRig) -> None:
     asyncio.run(scenarios.both_restarted(rig))
 
 
+@pytest.mark.timeout(1200)
 def test_a_thousand_aborts_a_minute_leave_no_block_behind(rig: TransferRig, abort_seconds: float) -> None:
     assert asyncio.run(scenarios.aborts(rig, abort_seconds)) > 0
