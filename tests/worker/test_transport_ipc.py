@@ -138,7 +138,7 @@ def slow(executor):
         assert go_on.wait(30)
         write(*arguments)
 
-    executor.write_blocks = slow_write
+    executor.write_blocks, executor.kv_bytes = slow_write, None
     return executor, go_on
 
 

@@ -134,7 +134,7 @@ def test_a_fence_waits_for_the_piece_that_is_being_written(many, kind):
         assert go_on.wait(10)
         write(layer, block_ids, data)
 
-    executor.write_blocks = slow_write
+    executor.write_blocks, executor.kv_bytes = slow_write, None
     sender, receiver = many.make(filled(make_kv(kind)), kind), many.make(executor, kind)
     receiver.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(receiver))
