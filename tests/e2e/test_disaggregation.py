@@ -26,6 +26,8 @@ def test_kv_really_came_from_the_prefill_worker(load_of_32, tandem_stack):
     assert after.num_transfer_bytes > before[decode.plan.name].num_transfer_bytes
     assert after.num_failed_transfers == 0
     assert after.num_checksum_errors == 0
+    assert after.transfers.num_stranded_blocks == after.transfers.num_retries == 0
+    assert sum(after.transfers.exposed_seconds.counts) == after.transfers.num_transfers
 
 
 def test_no_block_is_held_after_the_load(load_of_32, tandem_stack):
