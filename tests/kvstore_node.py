@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import grpc
@@ -99,7 +100,15 @@ class FakeWorker:
     async def batch(self, *events):
         self.sequence += 1
         batch = kv_pb2.KvEventBatch(worker_id=self.worker_id, epoch=self.epoch, sequence=self.sequence, events=events)
-        return await self.ask(batch=batch)
+        return await self.send_batch(batch)
+
+    async def send_batch(self, batch):
+        """What the replica says of it: at once where it is out of step, else with the next heartbeat."""
+        await self.send(batch=batch)
+        response = await self.heartbeat()
+        if response.snapshot_wanted:
+            await self.hear()
+        return response
 
     async def heartbeat(self):
         return await self.ask(heartbeat=index_pb2.PublishHeartbeat())
@@ -110,8 +119,9 @@ class FakeWorker:
             await asyncio.sleep(0.05)
 
     async def ask(self, **message):
-        await self.send(**message)
-        return await self.hear()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.send(**message)
+        return await self.hear()  # an ended stream says why
 
     async def send(self, **message):
         await self._call.write(index_pb2.PublishRequest(**message))

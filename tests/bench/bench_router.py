@@ -161,15 +161,16 @@ async def measure_services(options: argparse.Namespace) -> list[Row]:
         ]
         try:
             prompts = [random_blocks(draw, 256) for _ in range(64)]
-            publishers = await publish(kvstore, prompts, num_workers, draw)
-            beats = asyncio.create_task(heartbeats(publishers))
+            beats: list[asyncio.Task] = []
+            publishers = await publish(kvstore, prompts, num_workers, draw, beats)
             async with open_channel(router) as channel:
                 stub = router_pb2_grpc.RouterServiceStub(channel)
                 await until_ready(stub, num_workers)
                 rows = await measure_place(stub, prompts, options, processes[1])
             await asyncio.sleep(1)
             rows += await measure_idle(processes, options.idle_seconds, num_workers)
-            beats.cancel()
+            for beat in beats:
+                beat.cancel()
             for publisher in publishers:
                 await publisher.close()
         except BaseException:
@@ -190,8 +191,10 @@ def start(log: object, *words: str) -> psutil.Popen:
     return psutil.Popen([sys.executable, "-m", "baton.services.cli", *words], stdout=log, stderr=subprocess.STDOUT)
 
 
-async def publish(address: str, prompts: list[bytes], num_workers: int, draw: random.Random) -> list[FakeWorker]:
-    """Every prompt is held by a few workers, to some depth."""
+async def publish(
+    address: str, prompts: list[bytes], num_workers: int, draw: random.Random, beats: list[asyncio.Task]
+) -> list[FakeWorker]:
+    """Every prompt is held by a few workers, to some depth. Whoever has published goes on to say that it lives."""
     publishers = []
     for number in range(num_workers):
         worker = FakeWorker(address, f"w{number}", epoch=1)
@@ -209,17 +212,17 @@ async def publish(address: str, prompts: list[bytes], num_workers: int, draw: ra
             stored = kv_pb2.BlocksStored(block_hashes=prompt[: 16 * draw.randint(1, 256)], tier=1)
             events = [kv_pb2.KvEvent(stored=stored)]
             batch = kv_pb2.KvEventBatch(worker_id=worker.worker_id, epoch=1, sequence=worker.sequence, events=events)
-            await worker.ask(batch=batch)
+            await worker.send_batch(batch)
         publishers.append(worker)
+        beats.append(asyncio.create_task(heartbeats(worker)))
     return publishers
 
 
-async def heartbeats(publishers: list[FakeWorker]) -> None:
-    """What idle workers send."""
+async def heartbeats(publisher: FakeWorker) -> None:
+    """What an idle worker sends."""
     while True:
-        await asyncio.sleep(1)
-        for publisher in publishers:
-            await publisher.heartbeat()
+        await publisher.heartbeat()
+        await asyncio.sleep(0.5)
 
 
 async def until_ready(stub: router_pb2_grpc.RouterServiceStub, num_workers: int) -> None:

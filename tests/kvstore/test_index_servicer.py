@@ -128,7 +128,7 @@ async def test_a_worker_sends_again_what_was_not_acknowledged(start_kvstore, con
     response = await again.hello()
     assert (response.acknowledged_sequence, response.snapshot_wanted) == (1, False)
     for batch in lost:  # the first one was applied before
-        response = await again.ask(batch=batch)
+        response = await again.send_batch(batch)
     assert response.acknowledged_sequence == 3
     await eventually(lambda: replica.held() == {1, 2, 3, 4}, "all")
     assert replica.kinds.count("snapshot") == 1
@@ -162,7 +162,7 @@ async def test_a_worker_that_was_silent_counts_again_as_soon_as_nothing_is_missi
     again = await connect.worker(kvstore, sequence=1, kept=[missing])
     assert not (await again.hello()).snapshot_wanted
     assert replica.held() is None, "a batch is still to come"
-    await again.ask(batch=missing)
+    await again.send_batch(missing)
     await eventually(lambda: replica.held() == {1, 2}, "it is there")
     assert replica.kinds.count("snapshot") == 1
 

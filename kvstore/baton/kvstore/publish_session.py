@@ -57,7 +57,9 @@ class PublishSession:
 
     def _batch(self, batch: kv_pb2.KvEventBatch) -> index_pb2.PublishResponse | None:
         applied = self._index.apply(batch)
-        if applied is Applied.OUT_OF_STEP and self._awaits_snapshot:
+        if applied is Applied.YES:
+            return None  # the next heartbeat's answer acknowledges it
+        if self._awaits_snapshot:
             # Sent before the worker read the request for a snapshot, which will include it.
             return None
         return self._answer(applied)

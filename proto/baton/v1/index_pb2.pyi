@@ -29,7 +29,7 @@ class PublishRequest(google.protobuf.message.Message):
     def snapshot(self) -> baton.v1.kv_pb2.KvSnapshot: ...
     @property
     def heartbeat(self) -> global___PublishHeartbeat:
-        """Nothing new; renews the lease. Every quarter of a second."""
+        """Renews the lease, and asks how far this replica is. Every quarter of a second."""
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class IndexClient:
         self._cleaning: asyncio.Task[None] | None = None
         self.address = ""  # of the replica that is followed, or was last
         self.connected = False
+        self.is_whole = False  # the stream has told of everything
         self.num_resyncs = 0  # streams given up because of a gap
         self.num_stale_blocks = 0  # entries that were dropped because they were found to be out of step
 
@@ -63,6 +64,7 @@ class IndexClient:
                 address = self._addresses[turn % len(self._addresses)]
                 problem = await self._follow(address)
                 was_connected, self.connected = self.connected, False
+                self.is_whole = False
                 if was_connected:
                     backoff = _MIN_BACKOFF_SECONDS
                     problems = dict.fromkeys(self._addresses, "")
@@ -86,7 +88,7 @@ class IndexClient:
 
     async def _follow(self, address: str) -> str:
         """Hears one stream to its end; returns why it ended."""
-        self._told = set()
+        self._told, self.is_whole = set(), False
         async with self._dial(address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
             call = stub.Watch(index_pb2.WatchRequest(known=self._positions()))
@@ -163,6 +165,7 @@ class IndexClient:
 
     def _look_around(self) -> None:
         """A heartbeat: everything known has been told of; what is not, nobody vouches for."""
+        self.is_whole = True
         for worker_id in self._index.worker_ids:
             if worker_id not in self._told:
                 self._silence(worker_id)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _METHOD = "/baton.v1.IndexService/Publish"
 _HEARTBEAT_SECONDS = 0.25
 _HEARTBEAT = index_pb2.PublishRequest(heartbeat=index_pb2.PublishHeartbeat()).SerializeToString()
-_PATIENCE_SECONDS = 0.75  # every message is answered
+_PATIENCE_SECONDS = 0.75  # every heartbeat is answered
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
@@ -150,21 +150,30 @@ class Publisher:
                 raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
 
     async def _messages(self) -> AsyncIterator[bytes]:
+        due = time.monotonic() + _HEARTBEAT_SECONDS
         while True:
             try:
-                async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     message = await self._outbox.take()
             except TimeoutError:
-                if not self._is_greeted:
-                    continue
-                message, is_answered = _HEARTBEAT, True
-            else:
-                if message is None:
-                    return
-                is_answered = self._answered.popleft()
-            if is_answered and self._asked is None:
-                self._asked = asyncio.get_running_loop().time()
+                due = time.monotonic() + _HEARTBEAT_SECONDS
+                if self._is_greeted:
+                    self._ask()
+                    yield _HEARTBEAT
+                continue
+            if message is None:
+                return
+            if self._answered.popleft():
+                self._ask()
             yield message
+            if self._is_greeted and time.monotonic() >= due:
+                due = time.monotonic() + _HEARTBEAT_SECONDS
+                self._ask()
+                yield _HEARTBEAT
+
+    def _ask(self) -> None:
+        if self._asked is None:
+            self._asked = time.monotonic()
 
     def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
         self._asked = None
@@ -177,7 +186,7 @@ class Publisher:
             self._host.send(Kind.SNAPSHOT_WANTED, self._stream)
         elif not self._is_greeted:
             for message in self._window.since(response.acknowledged_sequence):
-                self._send(message)
+                self._send(message, is_answered=False)
         else:
             self._window.acknowledge(response.acknowledged_sequence)
         self._is_greeted = True
@@ -191,7 +200,7 @@ class Publisher:
         elif kind == "batch":
             self._window.add(request.batch.epoch, request.batch.sequence, payload)
             if self._is_greeted:
-                self._send(payload)
+                self._send(payload, is_answered=False)
         else:
             self._window.begin(request.snapshot.epoch)
             if self._is_greeted:
@@ -202,8 +211,8 @@ class Publisher:
         self._window.begin(request.hello.epoch)
         request.hello.term = self._term
         request.hello.first_kept = self._window.first_kept
-        self._send(request.SerializeToString())
+        self._send(request.SerializeToString(), is_answered=True)
 
-    def _send(self, message: bytes, is_answered: bool = True) -> None:
+    def _send(self, message: bytes, is_answered: bool) -> None:
         self._answered.append(is_answered)
         self._outbox.push(message)
