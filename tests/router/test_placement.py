@@ -210,7 +210,9 @@ standings = st.lists(
     min_size=1, max_size=12, unique_by=lambda one: one.view.worker_id,
 )  # fmt: skip
 traffics = st.builds(Traffic, st.floats(0, 100), st.floats(0.25, 4), st.floats(0.25, 4))
-demands = st.builds(Demand, st.integers(1, 50_000), st.floats(1, 2000))
+demands = st.builds(
+    Demand, st.integers(1, 50_000), st.floats(1, 2000), st.just(""), st.floats(0.05, 1), st.sampled_from([0.0, 0.05])
+)
 
 
 @given(standings, demands, traffics, st.integers(0, 100))

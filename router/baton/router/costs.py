@@ -1,6 +1,6 @@
 """What a placement costs, in seconds of delay added: to the request itself, and to those it meets. Pure functions.
 
-A second between tokens is felt less than one before the first token, by `Demand.stream_part`.
+A second between tokens is felt less than one before the first token, by `Standing.stream_part`.
 
 Everything is computed from the workers' states, their measured rates, and the placements that are on their way.
 """
@@ -45,15 +45,14 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
     step = decode.rates.step
     beside, num_output_tokens = decode.num_beside, demand.num_output_tokens
     context = demand.num_prompt_tokens + num_output_tokens / 2
-    own_step = step.base + step.slope * (beside + 1) + step.context_slope * (decode.view.num_context_tokens + context)
-    own = num_output_tokens * (own_step - floor_seconds) if own_step > floor_seconds else 0.0
+    own = num_output_tokens * max(0.0, decode.step_seconds(demand) - floor_seconds)
     # The others are half through, on average.
     others = beside * (step.slope + step.context_slope * context) * num_output_tokens / 2
     return Costs(
         _seat_seconds(decode, demand),
         0.0,
         0.0,
-        (own + others) * demand.stream_part,
+        (own + others) * decode.stream_part(demand),
         _memory_seconds(decode, demand),
         0.0,
         decode.adapter_seconds(demand) if demand.adapter else 0.0,
@@ -68,7 +67,7 @@ def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_
         max(alone.queue, decode.backlog_seconds),
         prefill,
         0.0,
-        alone.decode + decode.num_beside * prefill * demand.stream_part,
+        alone.decode + decode.num_beside * prefill * decode.stream_part(demand),
         alone.memory,
         restore,
         alone.adapter,
@@ -88,7 +87,7 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
         max(alone.queue, prefill.backlog_seconds),
         seconds,
         exposed + _HANDOVER_SECONDS,
-        alone.decode + prefill.num_stalled * seconds * demand.stream_part,
+        alone.decode + prefill.num_stalled * seconds * prefill.stream_part(demand),
         alone.memory,
         restore,
         max(alone.adapter, prefill.adapter_seconds(demand)),
@@ -105,9 +104,9 @@ class Screened(NamedTuple):
 
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
     """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
-    prompt, output, adapter, part = (
-        demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter, demand.stream_part,
-    )  # fmt: skip
+    prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
+    strained = demand.itl_seconds > 0
+    part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
     context = prompt + output / 2
     bias, arrivals = traffic.bias, traffic.placements_per_second
     totals: list[float] = []
@@ -121,7 +120,8 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         alone = beside * (step.slope + step.context_slope * context) * output / 2
         if own_step > floor_seconds:
             alone += output * (own_step - floor_seconds)
-        alone *= part
+        felt = part * own_step if strained else part
+        alone *= felt
         missing = (uncached + output + beside * output / 2) / block_size + coming - view.num_free_blocks
         if missing > 0:
             alone += missing * block_size / rates.prefill_tokens_per_second
@@ -132,19 +132,21 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         moving = uncached * view.kv_bytes_per_token / rates.transfer_bytes_per_second / (view.num_layers or 1)
         least_alone = min(least_alone, alone + moving)
         later = prefill * (arrivals * (backlog + prefill / 2) + behind)
-        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * part) + alone + later
+        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * felt) + alone + later
         totals.append(total + one.restore_seconds() if host else total)
     return Screened(totals, least_alone + _HANDOVER_SECONDS)
 
 
 def least_remotes(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> list[float]:
     """What prefilling costs at least at each worker, whoever decodes."""
-    prompt, bias, part = demand.num_prompt_tokens, traffic.remote_bias, demand.stream_part
+    prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
     leasts = []
     for one in prefills:
         uncached = max(1, prompt - one.num_cached_tokens)
         seconds = uncached / one.rates.prefill_tokens_per_second * bias
-        leasts.append(one.backlog_seconds + seconds * (1 + one.num_stalled * part))
+        stalled = one.num_stalled * one.stream_part(demand) if one.num_stalled else 0.0
+        coming = arrivals * (one.backlog_seconds + seconds / 2) + one.num_behind
+        leasts.append(one.backlog_seconds + seconds * (1 + stalled + coming))
     return leasts
 
 

@@ -149,6 +149,7 @@ class Placer:
                 num_output_tokens,
                 request.adapter,
                 self._objectives.stream_part(num_output_tokens),
+                self._objectives.itl_seconds,
             ),
             request.tenant,
             request.tenant_weight or 1.0,

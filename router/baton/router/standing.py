@@ -18,6 +18,7 @@ class Demand:
     num_output_tokens: float  # expected
     adapter: str = ""  # empty: the model itself
     stream_part: float = 1.0  # what a second between tokens counts for, against one before the first token
+    itl_seconds: float = 0.0  # the objective between tokens. 0: a second counts the same however slow a stream is
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,18 @@ class Standing(NamedTuple):
     def num_stalled(self) -> int:
         """Requests that stand still while it prefills for another worker."""
         return self.num_beside if self.view.mixes_phases else 0
+
+    def step_seconds(self, demand: Demand) -> float:
+        """A decode step with the request in the batch, half through."""
+        step = self.rates.step
+        context = self.view.num_context_tokens + demand.num_prompt_tokens + demand.num_output_tokens / 2
+        return step.base + step.slope * (self.num_beside + 1) + step.context_slope * context
+
+    def stream_part(self, demand: Demand) -> float:
+        """What a second between tokens counts for here: more, the more of their objective the streams take already."""
+        if not demand.itl_seconds:
+            return demand.stream_part
+        return demand.stream_part * self.step_seconds(demand) / demand.itl_seconds
 
     def prefill_seconds(self, demand: Demand) -> float:
         """Computing what is not cached; a whole hit still computes one token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Protocol, cast
 
 import hpack
 
@@ -86,9 +86,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(_SETTINGS + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW))
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(_SETTINGS + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW))
         self._watch = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._check_silence)
         self._calls.on_open(self)
 
