@@ -41,6 +41,12 @@ class CallContext:
         """Ends the call. Always raises."""
         raise Aborted(code, details, trailing_metadata)
 
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Generated code calls it before it raises NotImplementedError, which says the same."""
+
+    def set_details(self, details: str) -> None:
+        """As set_code."""
+
     def invocation_metadata(self) -> Metadata:
         """The request's headers but for HTTP/2's own."""
         return tuple((name, value) for name, value in self._stream.fields.items() if not name.startswith(":"))

@@ -69,6 +69,6 @@ def timeout_seconds(value: str) -> float | None:
     if not value:
         return None
     digits, unit = value[:-1], value[-1]
-    if not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS or unit not in _UNITS:
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_TIMEOUT_DIGITS or unit not in _UNITS:
         raise ValueError(f"grpc-timeout {value!r} is not up to 8 digits and one of H, M, S, m, u, n")
     return int(digits) * _UNITS[unit]
