@@ -388,6 +388,8 @@ class Engine:
             self._outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
             self._scheduler.hold(state)
         else:
+            if state.first_token is None:
+                state.first_token = self._clock()
             self._append_token(state, token_id, logprobs)
 
     def _append_token(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:

@@ -41,6 +41,13 @@ class Draft:
 
     def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
+        for state, chunk in list(self.chunks.items()):
+            # What another worker prefilled goes on as a decode at once.
+            first = int(batch.num_computed[state.row])
+            whole = chunk == 1 and first + 1 == len(state.token_ids)
+            if whole and first >= state.request.num_prompt_tokens:
+                del self.chunks[state]
+                batch.start_decoding(state)
         decode_rows = batch.decode_rows()
         num_decodes = len(decode_rows)
         states = batch.states_at(decode_rows) + list(self.chunks)

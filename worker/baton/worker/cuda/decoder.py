@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,21 @@ class StepInputs(NamedTuple):
     query_start_loc: Tensor  # [num_seqs + 1]
     num_decodes: int
     tiles: PrefillTiles | None  # of the sequences behind the decodes, numbered from 0
+
+
+class DecoderPieces(Protocol):
+    """Memory that graphs read and write, and the graphs."""
+
+    inputs: Tensor  # [3, max_tokens] int32: tokens, positions, slot mapping
+    residual: Tensor  # [max_tokens, hidden]
+    qkv: Tensor  # [max_tokens, (q + 2 kv heads) * head_dim]
+    mixed: Tensor  # [max_tokens, q heads * head_dim]
+
+    def begin(self, inputs: StepInputs) -> int:
+        """Takes a step's inputs over. Returns the size to replay."""
+
+    def replay(self, size: int, index: int) -> None:
+        """Queues piece `index`."""
 
 
 class Decoder:
@@ -92,6 +107,34 @@ class Decoder:
         for index, layer in enumerate(self._weights.layers):
             update = self._layer(index, layer, residual, update, inputs)
         return residual if update is None else residual.add_(update)
+
+    def forward_in_pieces(self, pieces: DecoderPieces, inputs: StepInputs) -> Tensor:
+        """`forward`, with everything between two attentions as one graph."""
+        num_tokens = inputs.tokens.shape[0]
+        size = pieces.begin(inputs)
+        for index in range(self._config.num_layers):
+            pieces.replay(size, index)
+            if self.on_written is not None:
+                self.on_written(index)
+            self._attend(index, pieces.qkv[:num_tokens], inputs, pieces.mixed[:num_tokens])
+        pieces.replay(size, self._config.num_layers)
+        return pieces.residual[:num_tokens]
+
+    def piece(self, index: int, pieces: DecoderPieces, size: int) -> None:
+        """What is between the attentions of layers index - 1 and index, for `size` tokens; graphs record it."""
+        residual, mixed = pieces.residual[:size], pieces.mixed[:size]
+        tokens, positions, slot_mapping = pieces.inputs[:, :size]
+        layers = self._weights.layers
+        update: Tensor | None = None
+        if index == 0:
+            residual.copy_(functional.embedding(tokens, self._weights.embed))
+        else:
+            update = self._rest(layers[index - 1], residual, mixed)
+        if index < len(layers):
+            qkv = self._project(layers[index], residual, update, out=pieces.qkv[:size])
+            self._write(index, layers[index], qkv, positions, slot_mapping)
+        elif update is not None:
+            residual.add_(update)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, hidden] of the residual stream to [n, vocab]."""
@@ -160,14 +203,26 @@ class Decoder:
         self, index: int, layer: LayerWeights, residual: Tensor, update: Tensor | None, inputs: StepInputs
     ) -> Tensor | None:
         """Returns what is still to be added to the residual stream."""
-        eps, linear = self._config.rms_norm_eps, functional.linear
-        few = residual.shape[0] <= MAX_TOKENS and self._fuses
+        qkv = self._project(layer, residual, update)
+        return self._rest(layer, residual, self._attention(index, layer, qkv, inputs))
+
+    def _project(
+        self, layer: LayerWeights, residual: Tensor, update: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """Queries, keys and values, before RoPE."""
+        eps = self._config.rms_norm_eps
         if update is None:
             normed = rms_norm(residual, layer.input_norm, eps)
         else:
             normed = rms_norm(update, layer.input_norm, eps, residual=residual)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        mixed = self._attention(index, layer, qkv, inputs)
+        if layer.qkv_bias is None:
+            return torch.mm(normed, layer.qkv.t(), out=out)
+        return torch.addmm(layer.qkv_bias, normed, layer.qkv.t(), out=out)
+
+    def _rest(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor | None:
+        """What follows attention. Returns what is still to be added to the residual stream."""
+        eps, linear = self._config.rms_norm_eps, functional.linear
+        few = residual.shape[0] <= MAX_TOKENS and self._fuses
         if few:
             small_linear(mixed, layer.o, self._workspace, residual=residual, out=residual)
             normed = rms_norm(residual, layer.post_norm, eps)
@@ -182,12 +237,20 @@ class Decoder:
 
     def _attention(self, index: int, layer: LayerWeights, qkv: Tensor, inputs: StepInputs) -> Tensor:
         """RoPE, the write of K and V, and attention: [num_tokens, q heads * head_dim]."""
+        self._write(index, layer, qkv, inputs.positions, inputs.slot_mapping)
+        if self.on_written is not None:
+            self.on_written(index)
+        width = self._config.num_q_heads * self._config.head_dim
+        return self._attend(index, qkv, inputs, torch.empty(len(qkv), width, dtype=qkv.dtype, device=qkv.device))
+
+    def _write(self, index: int, layer: LayerWeights, qkv: Tensor, positions: Tensor, slot_mapping: Tensor) -> None:
+        """RoPE in place, and K and V into the pool."""
         config = self._config
         rope_and_cache(
             qkv,
             self.cache[index],
-            inputs.positions,
-            inputs.slot_mapping,
+            positions,
+            slot_mapping,
             self._cos_sin,
             config.num_q_heads,
             q_norm=layer.q_norm,
@@ -195,13 +258,13 @@ class Decoder:
             eps=config.rms_norm_eps,
             kv_scale=self._kv_scales[index],
         )
-        if self.on_written is not None:
-            self.on_written(index)
-        num_tokens = qkv.shape[0]
+
+    def _attend(self, index: int, qkv: Tensor, inputs: StepInputs, out: Tensor) -> Tensor:
+        """Into `out` [num_tokens, q heads * head_dim]."""
+        config = self._config
         width = config.num_q_heads * config.head_dim
         query = qkv[:, :width].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]
-        out = torch.empty(num_tokens, width, dtype=qkv.dtype, device=qkv.device)
-        heads = out.view(num_tokens, config.num_q_heads, config.head_dim)
+        heads = out.view(len(qkv), config.num_q_heads, config.head_dim)
         # More decodes than rows: generated tokens that are computed again.
         for first in range(0, inputs.num_decodes, self._max_seqs):
             self._decode_attention(index, query, heads, inputs, first, min(first + self._max_seqs, inputs.num_decodes))

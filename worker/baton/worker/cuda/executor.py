@@ -25,10 +25,11 @@ from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
-from baton.worker.cuda.graphs import DecodeGraphs, graph_sizes
+from baton.worker.cuda.graphs import DecodeGraphs, Progress, graph_sizes
 from baton.worker.cuda.host_cache import HostCache
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.cuda.memory import allocate_kv, check_weights_fit, graph_bytes, num_blocks_that_fit, open_device
+from baton.worker.cuda.pieces import Pieces, piece_bytes
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
 from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.stepper import Stepper
@@ -97,6 +98,9 @@ class CudaExecutor:
                 sizes = graph_sizes(config.max_num_requests)
                 self._graphs = DecodeGraphs(sizes, device, self._record, phases.progress("decode graphs"))
                 phases.end("decode graphs")
+                if not config.batch_invariant:
+                    self._stepper.pieces = self._make_pieces(model_config, dtype, phases.progress("layer graphs"))
+                    phases.end("layer graphs")
         phases.log(self.num_blocks, config.block_size)
 
     @torch.inference_mode()
@@ -284,6 +288,11 @@ class CudaExecutor:
         except Exception as error:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
 
+    def _make_pieces(self, model: ModelConfig, dtype: torch.dtype, progress: Progress) -> Pieces:
+        pieces = Pieces(self._decoder, model, self._config.max_num_batched_tokens, dtype, self._device)
+        pieces.record(progress)
+        return pieces
+
     def _num_blocks(self, model: ModelConfig, dtype: torch.dtype) -> int:
         config = self._config
         per_block = self.layout.bytes_per_block
@@ -299,7 +308,7 @@ class CudaExecutor:
         peak = torch.cuda.max_memory_reserved(self._device)
         if config.cuda_graphs:
             sizes = graph_sizes(config.max_num_requests)
-            peak += graph_bytes(model, dtype, sizes)
+            peak += graph_bytes(model, dtype, sizes) + piece_bytes(model, dtype, config.max_num_batched_tokens)
         return num_blocks_that_fit(per_block, config.gpu_memory_utilization, peak, self._device)
 
 

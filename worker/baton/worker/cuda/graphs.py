@@ -6,6 +6,8 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32
+
+T = TypeVar("T")
 
 _NUM_STAGINGS = 4  # more than the steps that can be in flight
 
@@ -77,17 +81,23 @@ class DecodeGraphs:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # The largest first: the others fit into its memory.
         for done, size in enumerate(reversed(self._sizes), 1):
-            graph = torch.cuda.CUDAGraph()
-            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache each time.
-            with torch.cuda.stream(stream), _uncollected():
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    tokens = record(self.numbers[: 2 * size], size)
-                finally:
-                    graph.capture_end()
-            self._graphs[size] = graph, tokens
+            numbers = self.numbers[: 2 * size]
+            self._graphs[size] = capture(partial(record, numbers, size), pool, stream)
             progress(done, len(self._sizes))
         torch.cuda.synchronize(self._device)
+
+
+def capture(launch: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
+    """What `launch` queues, as a graph in the pool's memory, and what it returned."""
+    graph = torch.cuda.CUDAGraph()
+    # Not torch.cuda.graph: it collects garbage and empties the allocator's cache each time.
+    with torch.cuda.stream(stream), _uncollected():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            answer = launch()
+        finally:
+            graph.capture_end()
+    return graph, answer
 
 
 @contextmanager

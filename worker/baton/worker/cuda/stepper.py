@@ -12,6 +12,7 @@ from baton.worker.core import StepPlan
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.cuda.decoder import Decoder, StepInputs
+from baton.worker.cuda.pieces import Pieces
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
 
 _TILE_ROWS = 128
@@ -31,6 +32,7 @@ class Stepper:
         *,
         batch_invariant: bool = False,
     ) -> None:
+        self.pieces: Pieces | None = None  # graphs for steps of few tokens
         self._batch = batch
         self._decoder = decoder
         self._sampler = sampler
@@ -66,7 +68,11 @@ class Stepper:
         num_tokens, longest = int(starts[-1]), int(columns.counts.max())
         tiles = self._tiles(columns)
         inputs = self._inputs(rows, computed, query_starts, num_tokens, longest, columns.num_decodes, tiles)
-        hidden = self._decoder.forward(inputs)
+        pieces = self.pieces
+        if pieces is not None and tiles is not None and pieces.fit(num_tokens):
+            hidden = self._decoder.forward_in_pieces(pieces, inputs)
+        else:
+            hidden = self._decoder.forward(inputs)
         if not len(chosen):
             return torch.empty(0, dtype=torch.int32, device=self._device), None
         picked, last = up[-2 * len(chosen) :].view(2, -1)

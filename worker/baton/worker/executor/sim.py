@@ -244,6 +244,11 @@ class SimExecutor:
 
     def _compute(self, plan: StepPlan) -> StepResult:
         admitted = {init.row for init in plan.admitted}
+        for index in range(plan.num_decodes if admitted else 0):
+            row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
+            if row in admitted:
+                self._digests[row] = self._kv.digest(self._tables[row], start)
+                self._last_tokens[row] = self._prompts[row][start]
         for index in range(plan.num_decodes, len(plan.rows)):
             row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
             if row in admitted:
