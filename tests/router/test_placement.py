@@ -202,8 +202,8 @@ loads = st.fixed_dictionaries(
 roles = st.sampled_from([PREFILL, DECODE, BOTH])
 standings = st.lists(
     st.builds(
-        lambda number, role, cached, host, load, coming: standing(
-            f"w{number}", role, cached, PendingLoad(coming, coming * 100, coming, coming), host=min(host, cached), **load
+        lambda number, role, cached, host, load, n: standing(
+            f"w{number}", role, cached, PendingLoad(n, n * 100, n, n), host=min(host, cached), **load
         ),
         st.integers(0, 10**6), roles, st.integers(0, 4000), st.integers(0, 4000), loads, st.integers(0, 50),
     ),

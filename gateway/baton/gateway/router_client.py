@@ -57,6 +57,7 @@ class Placed:
 
     response: router_pb2.PlaceResponse
     router: _Router
+    at: float  # monotonic seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +126,7 @@ class RouterClient:
                     failures.append(f"{router.address}: {error.code().name} {error.details() or ''}".rstrip())
                     self._counters.placement_retries += 1
                 else:
-                    return Placed(response, router)
+                    return Placed(response, router, time.monotonic())
             if time.monotonic() + delay > limit:
                 self._counters.placement_failures += 1
                 raise answered or self._nobody_answers(time.monotonic() - started, failures)

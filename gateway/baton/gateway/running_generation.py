@@ -55,6 +55,12 @@ class _Use:
         self._left = num_choices
         self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
         self._cached: list[int] = []
+        self.waits = True  # no token has come
+
+    def first_token(self) -> None:
+        """The first token of any choice came."""
+        self.waits = False
+        self._outcome.first_token_us = max(1, round((time.monotonic() - self._placed.at) * 1e6))
 
     @property
     def predicted_cached_tokens(self) -> int:
@@ -89,6 +95,8 @@ class _Run:
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         choice = self.choice
+        if self.use.waits:
+            self.use.first_token()
         # Tokens that were on their way when a stop string matched or the client left.
         if choice.finished:
             return
