@@ -2,6 +2,8 @@
 
 MODEL ?= models/storyteller-7m
 UP_FLAGS ?=
+CHAOS_SEED ?= 0
+CHAOS_SEEDS ?= 1000
 PYTEST_FLAGS ?=
 # Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
 TORCH ?= torch==2.13.0
@@ -17,7 +19,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto test-gpu bench bench-gpu churn clean
+.PHONY: help run test check fmt proto test-gpu bench bench-gpu churn chaos-sim clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -59,7 +61,7 @@ test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
 bench: $(VENV)/.installed-dev ## Run every benchmark that needs nothing else; `make bench NAME=wire` runs one
-	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels serve,$(BENCHES))); do \
+	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels policies serve,$(BENCHES))); do \
 	  echo "== $$name"; $(BIN)/baton bench $$name $(BENCH_FLAGS); done
 
 bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmarks on an NVIDIA GPU; JSON in build/bench
@@ -71,6 +73,9 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 
 churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak
 	@$(BIN)/python tests/bench/transfer_churn.py $(CHURN_FLAGS)
+
+chaos-sim: $(VENV)/.installed-dev ## Break a simulated fleet by CHAOS_SEEDS seeds, and check that its index tells the truth
+	@$(BIN)/baton simulate --chaos $(CHAOS_SEED) --chaos-seeds $(CHAOS_SEEDS)
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

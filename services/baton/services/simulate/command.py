@@ -15,7 +15,7 @@ from baton.services.simulate.cell import Cell, policy_factory, run_cells, worklo
 from baton.services.simulate.config import SimulateConfig
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.metrics import Limits, Summary
-from baton.services.simulate.output import plot, table, write_json
+from baton.services.simulate.output import chaos_line, plot, table, write_json
 from baton.services.simulate.settings import ClusterSettings
 from baton.worker.settings import EngineSettings
 
@@ -30,6 +30,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except (settings.SettingsError, ServiceError) as error:
         print(f"baton simulate: {error}", file=sys.stderr)
         return 2
+    if config.chaos is not None:
+        return _chaos(config)
     try:
         summaries = run_cells(cells, config.jobs or os.cpu_count() or 1, _say)
         print(table(summaries))
@@ -38,6 +40,24 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"baton simulate: {error.message}", file=sys.stderr)
         return 1
     return 0
+
+
+def _chaos(config: SimulateConfig) -> int:
+    """Runs the seeds, a line each, and says what was wrong."""
+    from baton.services.simulate.chaos import run_seeds
+
+    assert config.chaos is not None, "asked for"
+    seeds = range(config.chaos, config.chaos + config.chaos_seeds)
+    num_bad = 0
+    for report in run_seeds(seeds, config.chaos_seconds, config.jobs or os.cpu_count() or 1):
+        num_bad += bool(report.problems)
+        print(chaos_line(report), flush=True)
+        for problem in report.problems:
+            print(f"    {problem}", flush=True)
+        if report.problems:
+            print("    faults: " + "; ".join(report.faults), flush=True)
+    print(f"{len(seeds)} seeds, {num_bad} with problems")
+    return 1 if num_bad else 0
 
 
 def cells_of(config: SimulateConfig) -> list[Cell]:

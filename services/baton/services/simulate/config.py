@@ -65,6 +65,9 @@ class SimulateConfig:
         default=None, metadata={"help": "Instead: faults of this seed, and what they break.", "metavar": "SEED"}
     )
     chaos_seeds: int = field(default=1, metadata={"help": "With --chaos: so many seeds from it on.", "minimum": 1})
+    chaos_seconds: float = field(
+        default=30.0, metadata={"help": "With --chaos: simulated seconds of a seed.", "minimum": 6.0}
+    )
 
     def validate(self) -> None:
         """Raises InvalidRequest for values that cannot be."""

@@ -6,10 +6,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.metrics import Summary
+
+if TYPE_CHECKING:
+    from baton.services.simulate.chaos import ChaosReport
 
 _HEADER = (
     "policy",
@@ -82,6 +85,19 @@ def plot(path: Path, summaries: Sequence[Summary], title: str) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def chaos_line(report: ChaosReport) -> str:
+    """One seed: how much happened, and how wrong the index was."""
+    parts = [
+        f"{kind} {counts.num_decisions} decisions, {100 * counts.phantom_rate:.3f} % phantom,"
+        f" {100 * counts.miss_rate:.3f} % missed"
+        for kind, counts in report.checker.counts.items()
+    ]
+    return (
+        f"seed {report.seed}: {len(report.faults)} faults, {report.num_requests} requests, {report.num_failed} failed;"
+        f" {'; '.join(parts)}: {'PROBLEMS' if report.problems else 'ok'}"
+    )
 
 
 def _short(policy: str) -> str:

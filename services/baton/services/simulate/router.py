@@ -54,6 +54,11 @@ class SimRouter:
             if worker.observable_at <= now and worker.alive:
                 self._look_at(worker, now)
 
+    def lose(self, worker: SimWorker, problem: str) -> None:
+        """A worker's stream of states ended."""
+        self._workers.remove(worker)
+        self.fleet.lose(worker.address, problem)
+
     def _look_at(self, worker: SimWorker, now: float) -> None:
         worker.observe(now)
         for arrived, state in worker.take_reports(now):

@@ -31,18 +31,28 @@ class Run:
 class Simulation:
     """Workers, one router and its policy, and the gateways, on one timeline."""
 
-    def __init__(self, settings: ClusterSettings, factory: PolicyFactory, namespace: bytes, seed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        factory: PolicyFactory,
+        namespace: bytes,
+        seed: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
         settings.validate()
         self.settings = settings
-        self.timeline = Timeline()
+        self.timeline = timeline or Timeline()
         self.network = Network(self.timeline, settings.delays.peer)
-        self.router = SimRouter(factory, seed, settings.max_queue_depth)
+        self.router = self._make_router(factory, seed)
         self.workers: dict[str, SimWorker] = {}
         self.gateway = SimGateway(self.timeline, settings, self.router, self.workers, namespace)
         self._num_epochs = 0
         self._is_coming = False
         for number, role in enumerate(settings.roles):
             self.start_worker(f"w{number:02d}", role)
+
+    def _make_router(self, factory: PolicyFactory, seed: int) -> SimRouter:
+        return SimRouter(factory, seed, self.settings.max_queue_depth)
 
     def start_worker(self, worker_id: str, role: str) -> SimWorker:
         """A fresh worker joins, now."""
@@ -59,6 +69,13 @@ class Simulation:
         self.workers[worker_id] = worker
         self.router.add(worker, self.timeline.clock.now)
         return worker
+
+    def kill_worker(self, worker: SimWorker) -> None:
+        """As kill -9: its streams end, now."""
+        worker.kill()
+        self.network.leave(worker)
+        self.router.lose(worker, "its stream ended")
+        self.gateway.lose(worker)
 
     def run(self, arrivals: Iterable[Arrival], drain_seconds: float) -> Run:
         """Goes on until every request has ended, or so long after the last arrival."""

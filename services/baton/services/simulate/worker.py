@@ -14,8 +14,10 @@ from baton.services.simulate.timeline import Clock
 from baton.services.simulate.virtual_engine import CacheEvent, Coast, VirtualEngine
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request
+from baton.worker.events import EventLog
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
+from baton.worker.link import Kind
 from baton.worker.outputs import StepOutputs
 from baton.worker.state import load_message, model_message
 from baton.worker.transfer.layout import layout_message
@@ -71,6 +73,7 @@ class SimWorker:
         )
         self.engine = VirtualEngine(self._executor, settings.device, settings.engine, epoch, self.clock)
         self.engine.on_events = self._send_events
+        self.event_log: EventLog | None = None  # publishes, where there is a kvstore
         self.handover = self._make_handover(network)
         self._identity = worker_pb2.WorkerState(
             worker_id=worker_id,
@@ -107,6 +110,14 @@ class SimWorker:
     def frame(self, kind: int, channel: int, payload: bytes) -> None:
         """A frame of a hand-over's stream arrives now."""
         self._receive(lambda: self.handover.handlers[kind](channel, payload))
+
+    def publish(self, send: Callable[[int, int, bytes], None]) -> None:
+        """From now on cache events are numbered and sent as the engine process does."""
+        self.event_log = EventLog(self.engine, self.worker_id, send, self.clock)
+
+    def publish_frame(self, kind: int, channel: int) -> None:
+        """The publisher opened or closed a stream, or wants a snapshot."""
+        self._receive(lambda: self._on_publish_frame(kind, channel))
 
     def wake(self) -> None:
         """The transport has something to tell."""
@@ -211,9 +222,10 @@ class SimWorker:
         if self.engine.waits:
             self._follow_step()
             return
-        limit = min(
-            (one for one in (self.engine.next_deadline(), self.handover.deadline) if one is not None), default=None
-        )
+        deadlines = [self.engine.next_deadline(), self.handover.deadline]
+        if self.event_log is not None:
+            deadlines.append(self.event_log.deadline)
+        limit = min((one for one in deadlines if one is not None), default=None)
         if not self.engine.has_work():
             if limit is not None:
                 self._schedule(max(now, limit))
@@ -256,9 +268,19 @@ class SimWorker:
         if prefill is not None and request.remote_prefill:
             self.handover.expect(request, prefill)
 
+    def _on_publish_frame(self, kind: int, channel: int) -> None:
+        assert self.event_log is not None, "nobody publishes without a log"
+        if kind == Kind.PUBLISH_OPEN:
+            self.event_log.open(channel)
+        elif kind == Kind.PUBLISH_CLOSE:
+            self.event_log.close(channel)
+        else:
+            self.event_log.snapshot()
+
     def _reset(self) -> None:
         self.engine.reset_prefix_cache()
         self._events.clear()
+        self._collect_events()
         self._report(self.clock.now)
 
     # Reports and events.
@@ -269,6 +291,9 @@ class SimWorker:
         self._is_changed = True
 
     def _collect_events(self) -> None:
+        if self.event_log is not None:
+            self.event_log.collect()
+            return
         events = self.engine.take_events()
         if events:
             self._send_events(self.clock.now, events)

@@ -1,0 +1,50 @@
+"""Faults by seed against the real index path; `make chaos-sim` runs many more seeds, for longer."""
+
+import pytest
+
+from baton.services.cli import main
+from baton.services.simulate.chaos import run_chaos
+from baton.services.simulate.checker import STEADY
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_index_is_right_a_second_after_any_fault(seed):
+    report = run_chaos(seed, seconds=8.0)
+    assert report.problems == []
+    assert report.num_failed == 0
+    assert report.faults
+    assert report.checker.counts[STEADY].num_believed > 0
+
+
+def test_chaos_replays_from_its_seed():
+    first, second = run_chaos(7, seconds=7.0), run_chaos(7, seconds=7.0)
+    assert first == second
+    assert first != run_chaos(8, seconds=7.0)
+
+
+def test_an_index_that_hears_nothing_is_found_out(monkeypatch):
+    """The checker itself: a router whose index takes no removals believes in phantoms."""
+    from baton.router.prefix_index import PrefixIndex
+
+    apply_all = PrefixIndex.apply_all
+
+    def deaf(self, batches):
+        kept = []
+        for batch in batches:
+            events = [event for event in batch.events if not event.HasField("removed")]
+            del batch.events[:]
+            batch.events.extend(events)
+            kept.append(batch)
+        return apply_all(self, kept)
+
+    monkeypatch.setattr(PrefixIndex, "apply_all", deaf)
+    report = run_chaos(3, seconds=8.0)
+    assert any("believed are" in problem for problem in report.problems)
+    assert any("the router's index has" in problem for problem in report.problems)
+
+
+def test_the_command_prints_a_line_a_seed(capsys):
+    assert main(["simulate", "--chaos", "1", "--chaos-seeds", "2", "--chaos-seconds", "6", "--jobs", "1"], {}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["seed 1", "seed 2"]
+    assert lines[-1] == "2 seeds, 0 with problems"
