@@ -103,15 +103,16 @@ class FakeWorker:
         return await self.send_batch(batch)
 
     async def send_batch(self, batch):
-        """What the replica says of it: at once where it is out of step, else with the next heartbeat."""
-        await self.send(batch=batch)
+        """What the replica says of it: at once where it is out of step, else in answer to a heartbeat."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.send(batch=batch)
         response = await self.heartbeat()
         if response.snapshot_wanted:
             await self.hear()
         return response
 
     async def heartbeat(self):
-        return await self.ask(heartbeat=index_pb2.PublishHeartbeat())
+        return await self.ask(heartbeat=index_pb2.PublishHeartbeat(wants_answer=True))
 
     async def keep_beating(self):
         while True:

@@ -179,6 +179,16 @@ async def test_a_worker_that_was_forgotten_while_it_hung_is_asked_for_a_snapshot
     await eventually(lambda: replica.held() == {1}, "back")
 
 
+async def test_a_heartbeat_is_answered_where_it_asks(start_kvstore, connect):
+    worker = await connect.worker(await start_kvstore(), sequence=3)
+    await worker.join()
+    await worker.send(heartbeat=index_pb2.PublishHeartbeat())
+    await worker.send(heartbeat=index_pb2.PublishHeartbeat())
+    worker.sequence += 1
+    await worker.send(batch=stored_batch(worker, 7))
+    assert (await worker.heartbeat()).acknowledged_sequence == 4
+
+
 async def test_heartbeats_keep_a_worker(start_kvstore, connect):
     kvstore = await start_kvstore(lease_ms=1000)
     replica = await connect.replica(kvstore)
@@ -246,7 +256,7 @@ async def test_a_worker_cannot_speak_for_another(start_kvstore, connect):
     await worker.join()
     worker.worker_id = "w2"
     with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"on the stream of worker 'w1'"):
-        await worker.batch(stored(1))
+        await worker.ask(batch=stored_batch(worker, 1))
 
 
 async def test_malformed_hashes_end_the_stream_and_drop_the_worker(start_kvstore, connect):
@@ -255,10 +265,10 @@ async def test_malformed_hashes_end_the_stream_and_drop_the_worker(start_kvstore
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
     await eventually(lambda: replica.held() == {1}, "the snapshot")
-    event = stored(2)
-    event.stored.block_hashes = b"short"
+    batch = stored_batch(worker, 2, sequence=1)
+    batch.events[0].stored.block_hashes = b"short"
     with pytest.raises((AssertionError, grpc.aio.AioRpcError), match="it must be 16 a block"):
-        await worker.batch(event)
+        await worker.ask(batch=batch)
     await eventually(lambda: replica.held() is None, "dropped")
 
 

@@ -38,7 +38,7 @@ class PublishSession:
         if kind == "snapshot":
             self._check_worker(request.snapshot.worker_id, "snapshot.worker_id")
             return self._snapshot(request.snapshot)
-        return self._heartbeat()
+        return self._heartbeat(request.heartbeat)
 
     def _hello(self, hello: index_pb2.PublishHello) -> index_pb2.PublishResponse:
         if self.worker_id:
@@ -48,17 +48,19 @@ class PublishSession:
         self.worker_id, self.term, self._owed_sequence = hello.worker_id, hello.term, hello.sequence
         return self._answer(self._index.confirm(hello.worker_id, hello.epoch, hello.sequence, hello.first_kept))
 
-    def _heartbeat(self) -> index_pb2.PublishResponse:
+    def _heartbeat(self, heartbeat: index_pb2.PublishHeartbeat) -> index_pb2.PublishResponse | None:
         known = self._index.get(self.worker_id)
         if known is None and not self._awaits_snapshot:
             # Forgotten while its stream hung.
             return self._answer(Applied.OUT_OF_STEP)
+        if not heartbeat.wants_answer:
+            return None
         return index_pb2.PublishResponse(acknowledged_sequence=known.sequence if known is not None else 0)
 
     def _batch(self, batch: kv_pb2.KvEventBatch) -> index_pb2.PublishResponse | None:
         applied = self._index.apply(batch)
         if applied is Applied.YES:
-            return None  # the next heartbeat's answer acknowledges it
+            return None  # the answer to a heartbeat acknowledges it
         if self._awaits_snapshot:
             # Sent before the worker read the request for a snapshot, which will include it.
             return None

@@ -29,7 +29,7 @@ class PublishRequest(google.protobuf.message.Message):
     def snapshot(self) -> baton.v1.kv_pb2.KvSnapshot: ...
     @property
     def heartbeat(self) -> global___PublishHeartbeat:
-        """Renews the lease, and asks how far this replica is. Every quarter of a second."""
+        """Renews the lease. About three times a second."""
 
     def __init__(
         self,
@@ -81,9 +81,17 @@ global___PublishHello = PublishHello
 class PublishHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    WANTS_ANSWER_FIELD_NUMBER: builtins.int
+    wants_answer: builtins.bool
+    """Say how far this replica is. Not every heartbeat wants it: most of them cost nothing
+    but their arrival.
+    """
     def __init__(
         self,
+        *,
+        wants_answer: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["wants_answer", b"wants_answer"]) -> None: ...
 
 global___PublishHeartbeat = PublishHeartbeat
 

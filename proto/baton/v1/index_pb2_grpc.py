@@ -54,10 +54,10 @@ class IndexServiceServicer(object):
     """
 
     def Publish(self, request_iterator, context):
-        """Carries one worker's events. The first message is the worker's hello. It, every
-        heartbeat and the last part of a snapshot are answered, with what is applied; the
-        worker keeps batches until then, and sends them to another replica when this one is
-        lost. A batch that was applied before changes nothing. A replica that does not know
+        """Carries one worker's events. The first message is the worker's hello. It, a
+        heartbeat that asks for it and the last part of a snapshot are answered, with what is
+        applied; the worker keeps batches until then, and sends them to another replica when
+        this one is lost. A batch that was applied before changes nothing. A replica that does not know
         the worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before.
         FAILED_PRECONDITION: another stream of the worker is newer.
         """

@@ -27,9 +27,9 @@ from baton.worker.outbox import Outbox
 _log = logging.getLogger(__name__)
 
 _METHOD = "/baton.v1.IndexService/Publish"
-_HEARTBEAT_SECONDS = 0.25
-_HEARTBEAT = index_pb2.PublishRequest(heartbeat=index_pb2.PublishHeartbeat()).SerializeToString()
-_PATIENCE_SECONDS = 0.75  # every heartbeat is answered
+_HEARTBEAT_SECONDS = 0.3
+_HEARTBEATS_PER_ANSWER = 3
+_PATIENCE_SECONDS = 0.75
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
@@ -57,6 +57,7 @@ class Publisher:
         self._max_backlog_bytes = max_backlog_bytes
         self._dial = dial
         self._streams = itertools.count(1)
+        self._heartbeats = itertools.count(0)
         self._stream = 0
         self._term = 0
         self._outbox = Outbox()
@@ -158,8 +159,7 @@ class Publisher:
             except TimeoutError:
                 due = time.monotonic() + _HEARTBEAT_SECONDS
                 if self._is_greeted:
-                    self._ask()
-                    yield _HEARTBEAT
+                    yield self._heartbeat()
                 continue
             if message is None:
                 return
@@ -168,8 +168,14 @@ class Publisher:
             yield message
             if self._is_greeted and time.monotonic() >= due:
                 due = time.monotonic() + _HEARTBEAT_SECONDS
-                self._ask()
-                yield _HEARTBEAT
+                yield self._heartbeat()
+
+    def _heartbeat(self) -> bytes:
+        wants_answer = next(self._heartbeats) % _HEARTBEATS_PER_ANSWER == 0
+        if wants_answer:
+            self._ask()
+        heartbeat = index_pb2.PublishHeartbeat(wants_answer=wants_answer)
+        return index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString()
 
     def _ask(self) -> None:
         if self._asked is None:
