@@ -137,7 +137,7 @@ class SimGateway:
         if not worker.alive:
             self._failed(self._calls[request.request_id], worker, None)
             return
-        worker.submit(request, prefill)
+        worker.submit(request, prefill, self._calls[request.request_id].arrival.prompt.hash_list())
 
     def _find_first_tokens(self, outputs: StepOutputs, time: float) -> None:
         for request in outputs.requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from baton.rpc.block_hash import HASH_BYTES, cache_namespace
+from baton.worker.core import BlockHash
 
 _WORD_BYTES = 4
 
@@ -74,6 +75,11 @@ class Text:
         if self._hashes is None:
             self._hashes = self._hash()
         return self._hashes
+
+    def hash_list(self) -> list[BlockHash]:
+        """block_hashes, cut; a new list."""
+        packed = self.block_hashes
+        return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
 
     def _hash(self) -> bytes:
         texts, parent = self._texts, self.parent

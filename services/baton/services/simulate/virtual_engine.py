@@ -14,7 +14,7 @@ import numpy as np
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.executor import VirtualExecutor
 from baton.worker.cache_events import RemovedEvent, StoredEvent
-from baton.worker.core import Int32
+from baton.worker.core import BlockHash, Int32, Request
 from baton.worker.engine import Engine
 from baton.worker.outputs import StepOutputs
 from baton.worker.request_state import RequestState
@@ -75,7 +75,18 @@ class VirtualEngine(Engine):
         self._device = device
         self._block_size = executor.layout.block_size
         self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
+        self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
         self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
+
+    def know_hashes(self, request_id: str, block_hashes: list[BlockHash]) -> None:
+        """The hashes of a prompt's full blocks, made before: `submit` would find the same."""
+        self._known_hashes[request_id] = block_hashes
+
+    def _new_state(self, request: Request) -> RequestState:
+        state = super()._new_state(request)
+        if self._settings.prefix_caching:
+            state.block_hashes = self._known_hashes.pop(request.request_id, [])
+        return state
 
     def step(self, wait: bool = True) -> StepOutputs:
         """One step, by the shipped engine."""

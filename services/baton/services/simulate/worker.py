@@ -13,7 +13,7 @@ from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.timeline import Clock
 from baton.services.simulate.virtual_engine import CacheEvent, Coast, VirtualEngine
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import Request
+from baton.worker.core import BlockHash, Request
 from baton.worker.events import EventLog
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
@@ -95,8 +95,12 @@ class SimWorker:
 
     # What reaches the worker.
 
-    def submit(self, request: Request, prefill: types_pb2.Endpoint | None) -> None:
-        """A generation arrives now."""
+    def submit(
+        self, request: Request, prefill: types_pb2.Endpoint | None, block_hashes: list[BlockHash] | None = None
+    ) -> None:
+        """A generation arrives now; with the prompt's hashes, where they are known."""
+        if block_hashes is not None:
+            self.engine.know_hashes(request.request_id, block_hashes)
         self._receive(lambda: self._submit(request, prefill))
 
     def abort(self, request_id: str) -> None:
