@@ -219,18 +219,20 @@ demands = st.builds(
 @settings(deadline=None)
 def test_the_quick_pass_agrees_with_the_costs_in_full(fleet, wanted, traffic, rotation):
     floor = min(one.rates.step.seconds(1) for one in fleet)
-    totals, least_alone = costs.screen(fleet, wanted, floor, traffic)
-    for one, total in zip(fleet, totals, strict=True):
+    for one, total, queued_there, alone_there in zip(fleet, *costs.screen(fleet, wanted, floor, traffic), strict=True):
         alone = costs.decode_alone(one, wanted, floor)
         assert total == pytest.approx(sum(costs.local(one, wanted, alone, traffic)))
-        assert least_alone <= sum(alone) - alone.queue + costs.least_transfer(one, wanted) + 1e-9
-        least = costs.least_remotes([one], wanted, traffic)[0]
+        there = sum(alone) + costs.least_transfer(one, wanted)
+        assert alone_there == pytest.approx(there - alone.queue)
+        assert queued_there == pytest.approx(there)
+        (queued,), (work,) = costs.remote_bounds([one], wanted, traffic)
         for other in fleet:
             if other is not one:
                 base = costs.decode_alone(other, wanted, floor)
                 pair = costs.remote(other, one, wanted, base, traffic)
-                bound = least + sum(base) - base.queue + costs.least_transfer(other, wanted)
-                assert sum(pair) >= bound - 1e-9
+                there = sum(base) + costs.least_transfer(other, wanted)
+                assert sum(pair) * (1 + 1e-9) >= queued + there - base.queue - 1e-9
+                assert sum(pair) * (1 + 1e-9) >= work + there - 1e-9
 
 
 @given(standings, demands, traffics, st.integers(0, 100))

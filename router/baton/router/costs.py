@@ -7,7 +7,6 @@ Everything is computed from the workers' states, their measured rates, and the p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,7 +98,9 @@ class Screened(NamedTuple):
     """What all decode workers cost, without the parts."""
 
     totals: list[float]  # of local, for each
-    least_alone: float  # the least that any of them adds to a remote prefill, its transfer and hand-over included
+    # What each adds at least to a remote prefill, its transfer and hand-over included: with its queue, and without.
+    queued: list[float]
+    alone: list[float]
 
 
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
@@ -110,7 +111,8 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
     context = prompt + output / 2
     bias, arrivals = traffic.bias, traffic.placements_per_second
     totals: list[float] = []
-    least_alone = math.inf
+    queued: list[float] = []
+    without: list[float] = []
     for one in decodes:
         view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _ = one
         step, block_size = rates.step, view.block_size or 1
@@ -129,25 +131,41 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
             alone += one.adapter_seconds(demand)
         excess = requests + 1 - behind - view.max_num_requests
         queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
-        moving = uncached * view.kv_bytes_per_token / rates.transfer_bytes_per_second / (view.num_layers or 1)
-        least_alone = min(least_alone, alone + moving)
+        moving = (
+            (uncached if uncached > 0 else 0)
+            * view.kv_bytes_per_token
+            / rates.transfer_bytes_per_second
+            / (view.num_layers or 1)
+        )
+        without.append(alone + moving + _HANDOVER_SECONDS)
+        queued.append(alone + moving + _HANDOVER_SECONDS + queue)
         later = prefill * (arrivals * (backlog + prefill / 2) + behind)
         total = (queue if queue > backlog else backlog) + prefill * (1 + beside * felt) + alone + later
         totals.append(total + one.restore_seconds() if host else total)
-    return Screened(totals, least_alone + _HANDOVER_SECONDS)
+    return Screened(totals, queued, without)
 
 
-def least_remotes(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> list[float]:
-    """What prefilling costs at least at each worker, whoever decodes."""
+class RemoteBounds(NamedTuple):
+    """What prefilling costs at least at each worker, whoever decodes: with its queue, and without."""
+
+    queued: list[float]
+    work: list[float]
+
+
+def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> RemoteBounds:
+    """Bounds for every prefill worker, in one pass."""
     prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
-    leasts = []
+    queued: list[float] = []
+    work: list[float] = []
     for one in prefills:
-        uncached = max(1, prompt - one.num_cached_tokens)
-        seconds = uncached / one.rates.prefill_tokens_per_second * bias
-        stalled = one.num_stalled * one.stream_part(demand) if one.num_stalled else 0.0
-        coming = arrivals * (one.backlog_seconds + seconds / 2) + one.num_behind
-        leasts.append(one.backlog_seconds + seconds * (1 + stalled + coming))
-    return leasts
+        uncached, backlog = prompt - one.num_cached_tokens, one.backlog_seconds
+        seconds = (uncached if uncached > 1 else 1) / one.rates.prefill_tokens_per_second * bias
+        met = 1.0 + arrivals * (backlog + seconds / 2) + one.num_behind
+        if one.num_stalled:
+            met += one.num_stalled * one.stream_part(demand)
+        work.append(seconds * met)
+        queued.append(backlog + seconds * met)
+    return RemoteBounds(queued, work)
 
 
 def least_transfer(decode: Standing, demand: Demand) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.router import costs
-from baton.router.costs import Costs
+from baton.router.costs import Costs, RemoteBounds, Screened
 from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 
 # With many workers only the best of each side are paired.
@@ -42,20 +42,20 @@ def rank(
     if not decodes:
         return []
     floor = min([one.rates.step.base + one.rates.step.slope for one in decodes])
-    totals, least_alone = costs.screen(decodes, demand, floor, traffic)
+    screened = costs.screen(decodes, demand, floor, traffic)
     count = len(decodes)
     order = [
         (total, -1 if one.is_preferred else (place - rotation) % count, place)
-        for place, (total, one) in enumerate(zip(totals, decodes, strict=True))
+        for place, (total, one) in enumerate(zip(screened.totals, decodes, strict=True))
     ]
     order.sort()
     decider = _Decider(decodes, prefills, demand, floor, rotation, traffic)
     options = [decider.local(place, turn) for _, turn, place in (order if complete else order[:_LOCALS])]
     if prefills:
-        leasts = costs.least_remotes(prefills, demand, traffic)
+        bounds = costs.remote_bounds(prefills, demand, traffic)
         best = math.inf if complete else options[0].total
-        if min(leasts) + least_alone <= best:
-            options += decider.pairs(leasts, best)
+        if max(min(bounds.queued) + min(screened.alone), min(bounds.work) + min(screened.queued)) <= best:
+            options += decider.pairs(screened, bounds, best)
     # Not disaggregating needs one worker less: it wins between equals.
     options.sort(key=lambda option: (option.total, option.prefill is not None, option.turn))
     return options
@@ -79,44 +79,35 @@ class _Decider:
         cost = costs.local(decode, self.demand, alone, self.traffic)
         return Option(decode, None, cost, sum(cost), turn)
 
-    def pairs(self, leasts: Sequence[float], best: float) -> list[Option]:
+    def pairs(self, screened: Screened, bounds: RemoteBounds, best: float) -> list[Option]:
         """Two stages: each side is ranked by what it costs on its own, then the first are paired while they may win.
 
-        `leasts`: of each prefill worker. `best`: the total that a pair must not exceed; infinite: all first ones.
+        `best`: the total that a pair must not exceed; infinite: all first ones.
         """
-        count = len(leasts)
-        order = sorted(range(count), key=lambda place: (leasts[place], (place - self.rotation) % count))
+        queued, count = bounds.queued, len(bounds.queued)
+        least_work = min(bounds.work)
+        order = sorted(range(count), key=lambda place: (queued[place], (place - self.rotation) % count))
         options: list[Option] = []
-        for side in self._sides()[:_PAIRED_DECODES]:
+        sides = sorted(range(len(self.decodes)), key=lambda place: (screened.queued[place], self._turn(place)))
+        for side in sides[:_PAIRED_DECODES]:
+            if screened.queued[side] + least_work > best:
+                break
+            decode, turn = self.decodes[side], self._turn(side)
+            alone = costs.decode_alone(decode, self.demand, self.floor)
             num_paired = 0
             for place in order:
-                if num_paired == _PAIRED_PREFILLS or leasts[place] + side.least > best:
+                if num_paired == _PAIRED_PREFILLS or queued[place] + screened.alone[side] > best:
                     break
                 prefill = self.prefills[place]
-                if _fit(side.decode, prefill):
+                if _fit(decode, prefill):
                     num_paired += 1
-                    cost = costs.remote(side.decode, prefill, self.demand, side.alone, self.traffic)
-                    options.append(Option(side.decode, prefill, cost, sum(cost), side.turn))
+                    cost = costs.remote(decode, prefill, self.demand, alone, self.traffic)
+                    options.append(Option(decode, prefill, cost, sum(cost), turn))
                     best = best if best == math.inf else min(best, options[-1].total)
         return options
 
-    def _sides(self) -> list[_Side]:
-        sides, count = [], len(self.decodes)
-        for place, decode in enumerate(self.decodes):
-            alone = costs.decode_alone(decode, self.demand, self.floor)
-            least = sum(alone) - alone.queue + costs.least_transfer(decode, self.demand)
-            turn = -1 if decode.is_preferred else (place - self.rotation) % count
-            sides.append(_Side(least, turn, decode, alone))
-        return sorted(sides, key=lambda one: (one.least + one.alone.queue, one.turn))
-
-
-class _Side(NamedTuple):
-    """A decode worker that waits for a partner."""
-
-    least: float  # seconds of every pair with it, beside what the prefill worker costs
-    turn: int
-    decode: Standing
-    alone: Costs
+    def _turn(self, place: int) -> int:
+        return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
 
 
 def _fit(decode: Standing, prefill: Standing) -> bool:

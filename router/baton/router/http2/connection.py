@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._calls = calls
         self._buffer = bytearray()
         self._decoder = hpack.Decoder(max_header_list_size=_MAX_HEADER_BYTES)
+        self._known_blocks: dict[bytes, dict[str, str]] = {}
         self._has_preface = False
         self._headers: tuple[int, bool, bytearray] | None = None  # stream, whether it ends it, block so far
         self._last_stream_id = 0
@@ -258,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def _open(self, stream_id: int, ends: bool, block: bytes) -> None:
         # Always decoded, whatever becomes of it: the client's table and ours must stay the same.
-        fields = {str(name): str(value) for name, value in self._decoder.decode(block)}
+        fields = self._fields(block)
         known = self.streams.get(stream_id)
         if known is not None:
             self._receive(known, b"", ends)  # trailers: nobody sends any
@@ -272,6 +273,18 @@ class Connection(asyncio.Protocol):
         stream = self.streams[stream_id] = Stream(stream_id, fields, self._initial_send_window)
         if ends:
             self._receive(stream, b"", True)
+
+    def _fields(self, block: bytes) -> dict[str, str]:
+        """Decodes headers. A client repeats itself: a block of indices alone means the same until its table changes."""
+        known = self._known_blocks.get(block)
+        if known is not None:
+            return known
+        fields = {str(name): str(value) for name, value in self._decoder.decode(block)}
+        if not block or min(block) < 0x80:
+            self._known_blocks.clear()
+        elif len(self._known_blocks) < _HEADER_CACHE:
+            self._known_blocks[block] = fields
+        return fields
 
     def _take_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         stream = self.streams.get(stream_id)
