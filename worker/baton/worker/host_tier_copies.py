@@ -39,6 +39,8 @@ class HostCopier:
         """Takes what has landed, and how much can be started. Ahead of each schedule. Raises DeviceLost."""
         if self._host is None:
             return
+        if not len(self._scheduler.batch):
+            self._host.hurry()
         landed = self._host.poll()
         counters, offloads = self._counters, self._scheduler.offloads
         counters.offload_seconds += landed.offload_seconds
@@ -48,9 +50,12 @@ class HostCopier:
         counters.num_offloaded_bytes += len(landed.slots) * self._bytes_per_block
         for restore_id, seconds in landed.restores:
             num_blocks = self._scheduler.restore_ended(restore_id, landed=True)
-            self._scheduler.restores.cost.observe(num_blocks, seconds)
             counters.num_restored_blocks += num_blocks
             counters.num_restored_bytes += num_blocks * self._bytes_per_block
+            if seconds:
+                landed.timed.append((num_blocks, seconds))
+        for num_blocks, seconds in landed.timed:
+            self._scheduler.restores.cost.observe(num_blocks, seconds)
             counters.restore_seconds += seconds
         offloads.room = self._host.room()
 

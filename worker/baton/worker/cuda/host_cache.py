@@ -7,7 +7,7 @@ blocks; whoever offloads asks for room first, so that nothing ever waits for it.
 
 In: pieces of megabytes are copied to the device and scattered into the pool, one after the other, on a third stream.
 Steps do not wait for it, and it waits for steps only where fenced: nobody reads the blocks before poll has said that
-they are there.
+they are there. Where nothing else runs, the next step waits on the device instead, and is launched meanwhile.
 
 A block is contiguous in host memory, and neighbouring slots go in one copy.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import mmap
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class _Leaving:
 @dataclass(slots=True)
 class _Arriving:
     restore_id: int
+    num_blocks: int
     began: torch.cuda.Event
     done: torch.cuda.Event
 
@@ -80,6 +82,9 @@ class HostCache:
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._leaving: deque[_Leaving] = deque()
         self._arriving: deque[_Arriving] = deque()
+        self._hurried: deque[_Arriving] = deque()  # told of before they landed
+        self._told: list[tuple[int, float]] = []
+        weakref.finalize(self, _unpin, self._slots.data_ptr())
 
     def room(self) -> int:
         """Blocks of staging memory that are free."""
@@ -105,10 +110,25 @@ class HostCache:
             raise_if_lost(error, self._wait_for_device)  # waits: no part of it goes on
             raise
 
+    def hurry(self) -> None:
+        """Whoever else writes the pool waits too: what a hurried copy writes may be free again before it lands."""
+        if not self._arriving:
+            return
+        last = self._arriving[-1].done
+        torch.cuda.current_stream().wait_event(last)
+        self._kv.after = last
+        self._told += [(arriving.restore_id, 0.0) for arriving in self._arriving]
+        self._hurried += self._arriving
+        self._arriving.clear()
+
     def poll(self) -> LandedCopies:
         """What has landed since the last call. Raises DeviceLost where nothing can run any more."""
-        landed = LandedCopies()
+        landed = LandedCopies(restores=self._told)
+        self._told = []
         try:
+            while self._hurried and self._hurried[0].done.query():  # type: ignore[no-untyped-call]
+                hurried = self._hurried.popleft()
+                landed.timed.append((hurried.num_blocks, _seconds(hurried)))
             while self._leaving and self._leaving[0].done.query():  # type: ignore[no-untyped-call]
                 leaving = self._leaving.popleft()
                 self._ring.put_back(len(leaving.slots))
@@ -161,7 +181,7 @@ class HostCache:
                     arrived.copy_(self._slots[slot : slot + length], non_blocking=True)
                 block_ids = [block_id for _, block_id in piece]
                 self._kv.scatter(self._layers, block_ids, self._arrived[: len(piece)].view(-1))
-            self._arriving.append(_Arriving(restore.restore_id, began, _record()))
+            self._arriving.append(_Arriving(restore.restore_id, len(copies), began, _record()))
 
 
 def _pieces(copies: Sequence[tuple[HostSlot, BlockId]], most: int) -> Iterator[Sequence[tuple[HostSlot, BlockId]]]:
@@ -177,6 +197,11 @@ def _record() -> torch.cuda.Event:
 
 def _seconds(copy: _Leaving | _Arriving) -> float:
     return float(copy.began.elapsed_time(copy.done)) / 1000
+
+
+def _unpin(address: int) -> None:
+    """Before the memory is given back, so that others may pin it."""
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def _pinned(num_slots: int, bytes_per_block: int) -> Tensor:

@@ -21,6 +21,7 @@ class KvCopies:
 
     def __init__(self, pool: Callable[[], Tensor]) -> None:
         self._pool = pool
+        self.after: torch.cuda.Event | None = None  # writes to the pool come after it
 
     @property
     def device(self) -> torch.device:
@@ -46,8 +47,14 @@ class KvCopies:
     @torch.inference_mode()
     def scatter(self, layers: range, block_ids: Sequence[BlockId], values: Tensor) -> None:
         """Queues the copy of `values` [num_bytes] uint8 into these blocks, which are distinct."""
+        self.order(torch.cuda.current_stream())
         pool = self._pool()[layers.start : layers.stop]
         scatter_blocks(pool, self._index(block_ids), _shaped(values, pool, len(block_ids)))
+
+    def order(self, stream: torch.cuda.Stream) -> None:
+        """What is queued on the stream from now on may write to the pool."""
+        if self.after is not None:
+            stream.wait_event(self.after)
 
     def lane(self, num_slots: int, slot_bytes: int) -> CopyLane:
         """For one connection's copies between the pool, which stays where it is, and so many slots of memory."""

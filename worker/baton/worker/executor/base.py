@@ -68,7 +68,8 @@ class LandedCopies:
     """What was completed since the last time."""
 
     slots: list[HostSlot] = field(default_factory=list)
-    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds
+    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds; 0: `timed` says later
+    timed: list[tuple[int, float]] = field(default_factory=list)  # blocks and seconds of restores that were hurried
     offload_seconds: float = 0.0  # while blocks were copied out
 
 
@@ -89,6 +90,10 @@ class HostCopies(Protocol):
 
     def restore(self, restore: RestoreCopy) -> None:
         """Starts copying blocks in. Nobody reads or writes them until it has landed."""
+
+    def hurry(self) -> None:
+        """Steps launched from now on wait, on the device, for the copies in that are under way, so that poll tells of
+        them at once: for when nobody else would wait with them. Nothing to do where steps are not launched ahead."""
 
     def poll(self) -> LandedCopies:
         """What has landed since the last call."""

@@ -45,6 +45,9 @@ class HostMemory:
             self._blocks[:, block_id] = self._slots[slot]
         self._landed.restores.append((restore.restore_id, time.perf_counter() - started))
 
+    def hurry(self) -> None:
+        """Nothing to do."""
+
     def poll(self) -> LandedCopies:
         """What was copied since the last call."""
         landed, self._landed = self._landed, LandedCopies()

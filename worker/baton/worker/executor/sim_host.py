@@ -79,6 +79,9 @@ class SimHost:
         if not restore.fenced:
             self._blocks()[:, [block_id for _, block_id in restore.copies]] = _NONSENSE
 
+    def hurry(self) -> None:
+        """Nothing to do."""
+
     def poll(self) -> LandedCopies:
         """What has landed since the last call."""
         landed = LandedCopies()

@@ -71,6 +71,7 @@ class DeviceSlots:
     """One sender's slots in device memory, as a BulkReceiver has them."""
 
     def __init__(self, kv: KvCopies, memory: Tensor, slot_bytes: int) -> None:
+        self._kv = kv
         self._lane = kv.lane(memory.numel() // slot_bytes, slot_bytes)
         self._memory = memory  # uint8
         self._slot_bytes = slot_bytes
@@ -88,6 +89,7 @@ class DeviceSlots:
         """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
+        self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address + slot * self._slot_bytes, self._raw_stream)
         self._stream.synchronize()
 
