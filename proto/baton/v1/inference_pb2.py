@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"U\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xfd\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x06 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\t\n\x01n\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x1b\n\x13keep_special_tokens\x18\x0c \x01(\x08\x12\x17\n\x0fskip_detokenize\x18\r \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\tB\x08\n\x06prompt\"\x8f\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.UsageB\r\n\x0bstop_reason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xac\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"U\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xa7\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x06 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\t\n\x01n\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x1b\n\x13keep_special_tokens\x18\x0c \x01(\x08\x12\x17\n\x0fskip_detokenize\x18\r \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12(\n\nconstraint\x18\x0f \x01(\x0b\x32\x14.baton.v1.ConstraintB\x08\n\x06prompt\"\x8f\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.UsageB\r\n\x0bstop_reason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xac\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=207
   _globals['_TOKENIDS']._serialized_end=236
   _globals['_GENERATEREQUEST']._serialized_start=239
-  _globals['_GENERATEREQUEST']._serialized_end=620
-  _globals['_GENERATERESPONSE']._serialized_start=623
-  _globals['_GENERATERESPONSE']._serialized_end=894
-  _globals['_USAGE']._serialized_start=896
-  _globals['_USAGE']._serialized_end=976
-  _globals['_LISTMODELSREQUEST']._serialized_start=978
-  _globals['_LISTMODELSREQUEST']._serialized_end=997
-  _globals['_LISTMODELSRESPONSE']._serialized_start=999
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1056
-  _globals['_TOKENIZEREQUEST']._serialized_start=1058
-  _globals['_TOKENIZEREQUEST']._serialized_end=1154
-  _globals['_TOKENIZERESPONSE']._serialized_start=1156
-  _globals['_TOKENIZERESPONSE']._serialized_end=1216
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1218
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1271
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1273
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1307
-  _globals['_INFERENCESERVICE']._serialized_start=1310
-  _globals['_INFERENCESERVICE']._serialized_end=1610
+  _globals['_GENERATEREQUEST']._serialized_end=662
+  _globals['_GENERATERESPONSE']._serialized_start=665
+  _globals['_GENERATERESPONSE']._serialized_end=936
+  _globals['_USAGE']._serialized_start=938
+  _globals['_USAGE']._serialized_end=1018
+  _globals['_LISTMODELSREQUEST']._serialized_start=1020
+  _globals['_LISTMODELSREQUEST']._serialized_end=1039
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1041
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1098
+  _globals['_TOKENIZEREQUEST']._serialized_start=1100
+  _globals['_TOKENIZEREQUEST']._serialized_end=1196
+  _globals['_TOKENIZERESPONSE']._serialized_start=1198
+  _globals['_TOKENIZERESPONSE']._serialized_end=1258
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1260
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1313
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1315
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1349
+  _globals['_INFERENCESERVICE']._serialized_start=1352
+  _globals['_INFERENCESERVICE']._serialized_end=1652
 # @@protoc_insertion_point(module_scope)

@@ -96,6 +96,7 @@ class GenerateRequest(google.protobuf.message.Message):
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     SKIP_DETOKENIZE_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -123,6 +124,10 @@ class GenerateRequest(google.protobuf.message.Message):
     def sampling(self) -> baton.v1.types_pb2.SamplingParams: ...
     @property
     def stop(self) -> baton.v1.types_pb2.StopConditions: ...
+    @property
+    def constraint(self) -> baton.v1.types_pb2.Constraint:
+        """What the text must be. Unset: anything."""
+
     def __init__(
         self,
         *,
@@ -140,9 +145,10 @@ class GenerateRequest(google.protobuf.message.Message):
         keep_special_tokens: builtins.bool = ...,
         skip_detokenize: builtins.bool = ...,
         adapter: builtins.str = ...,
+        constraint: baton.v1.types_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest

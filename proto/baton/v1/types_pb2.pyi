@@ -229,6 +229,104 @@ class StopConditions(google.protobuf.message.Message):
 global___StopConditions = StopConditions
 
 @typing.final
+class Constraint(google.protobuf.message.Message):
+    """What the text of an answer must be. End-of-sequence can be drawn only where the answer may end, and the
+    generation ends where nothing may follow. Exactly one form is set.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class JsonObject(google.protobuf.message.Message):
+        """Any JSON object."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+
+    @typing.final
+    class Choices(google.protobuf.message.Message):
+        """At least one text, none of them empty."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        TEXTS_FIELD_NUMBER: builtins.int
+        @property
+        def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+        def __init__(
+            self,
+            *,
+            texts: collections.abc.Iterable[builtins.str] | None = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
+
+    JSON_OBJECT_FIELD_NUMBER: builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: builtins.int
+    REGEX_FIELD_NUMBER: builtins.int
+    CHOICES_FIELD_NUMBER: builtins.int
+    GRAMMAR_FIELD_NUMBER: builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: builtins.int
+    NO_WHITESPACE_FIELD_NUMBER: builtins.int
+    WHITESPACE_PATTERN_FIELD_NUMBER: builtins.int
+    NO_ADDITIONAL_PROPERTIES_FIELD_NUMBER: builtins.int
+    LENIENT_FIELD_NUMBER: builtins.int
+    REASONING_END_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    json_schema: builtins.str
+    """The text of a JSON Schema: an object, or true."""
+    regex: builtins.str
+    """Rust's regex syntax, without look-around; matches the whole answer."""
+    grammar: builtins.str
+    """A context-free grammar: Lark with llguidance's extensions, or GBNF (`root ::= ...`)."""
+    structural_tag: builtins.str
+    """Free text with constrained parts, as JSON: {"type": "structural_tag", "format": ...} or
+    {"triggers": [...], "structures": [{"begin", "schema", "end"}]}.
+    """
+    no_whitespace: builtins.bool
+    """Of JSON forms: no whitespace but inside strings."""
+    whitespace_pattern: builtins.str
+    """Of JSON forms: the regex of whitespace between tokens. Empty: up to 64 blanks and line ends."""
+    no_additional_properties: builtins.bool
+    """Of JSON forms: objects that list properties and say nothing of others take no others."""
+    lenient: builtins.bool
+    """Of JSON forms: keywords that cannot be enforced are ignored instead of refused."""
+    @property
+    def json_object(self) -> global___Constraint.JsonObject:
+        """Any JSON object."""
+
+    @property
+    def choices(self) -> global___Constraint.Choices:
+        """One of these texts."""
+
+    @property
+    def reasoning_end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The constraint starts behind the first occurrence of these tokens in the output (the end of the reasoning);
+        until then everything may be drawn but end-of-sequence. Empty: it starts at once.
+        """
+
+    def __init__(
+        self,
+        *,
+        json_object: global___Constraint.JsonObject | None = ...,
+        json_schema: builtins.str = ...,
+        regex: builtins.str = ...,
+        choices: global___Constraint.Choices | None = ...,
+        grammar: builtins.str = ...,
+        structural_tag: builtins.str = ...,
+        no_whitespace: builtins.bool = ...,
+        whitespace_pattern: builtins.str = ...,
+        no_additional_properties: builtins.bool = ...,
+        lenient: builtins.bool = ...,
+        reasoning_end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lenient", b"lenient", "no_additional_properties", b"no_additional_properties", "no_whitespace", b"no_whitespace", "reasoning_end_token_ids", b"reasoning_end_token_ids", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["form", b"form"]) -> typing.Literal["json_object", "json_schema", "regex", "choices", "grammar", "structural_tag"] | None: ...
+
+global___Constraint = Constraint
+
+@typing.final
 class TokenLogprobs(google.protobuf.message.Message):
     """One token's log-probabilities: natural logarithms of the model's distribution before
     temperature and filters; -9999 stands for minus infinity.

@@ -57,6 +57,7 @@ class SubmitRequest(google.protobuf.message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     slot: builtins.int
     """Names the request on this stream. May be used again after its finish or failure."""
     request_id: builtins.str
@@ -90,6 +91,12 @@ class SubmitRequest(google.protobuf.message.Message):
     def resume(self) -> global___ResumeState:
         """Set when the request ran elsewhere before."""
 
+    @property
+    def constraint(self) -> baton.v1.types_pb2.Constraint:
+        """Of the output, what `resume` holds included. Unset: none. INVALID_ARGUMENT, naming constraint.*, where it cannot be
+        compiled, or not within bounds.
+        """
+
     def __init__(
         self,
         *,
@@ -106,9 +113,10 @@ class SubmitRequest(google.protobuf.message.Message):
         adapter: builtins.str = ...,
         tenant: builtins.str = ...,
         traceparent: builtins.str = ...,
+        constraint: baton.v1.types_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -399,6 +407,7 @@ class PrefillSubmit(google.protobuf.message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     prefill_id: builtins.int
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
@@ -421,6 +430,10 @@ class PrefillSubmit(google.protobuf.message.Message):
 
     @property
     def stop(self) -> baton.v1.types_pb2.StopConditions: ...
+    @property
+    def constraint(self) -> baton.v1.types_pb2.Constraint:
+        """Of the output: the first token is drawn under it. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -436,9 +449,10 @@ class PrefillSubmit(google.protobuf.message.Message):
         num_output_tokens: builtins.int = ...,
         adapter: builtins.str = ...,
         traceparent: builtins.str = ...,
+        constraint: baton.v1.types_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "prefill_id", b"prefill_id", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "prefill_id", b"prefill_id", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PrefillSubmit = PrefillSubmit
 
