@@ -8,7 +8,7 @@ would find that out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,21 +91,18 @@ class PrefixIndex:
     def lookup(self, block_hashes: bytes) -> dict[str, int]:
         """How many of the first blocks each worker holds without a gap, in any tier; without those that hold none."""
         _, held = self._prefixes(block_hashes)
-        if held is None:
-            return {}
-        depths = _sum_rows(held)
-        return {name: depth for name, depth in zip(self._names, depths.tolist(), strict=False) if depth}
+        names = self._names
+        return {names[slot]: depth for slot, depth in _ends(held)} if held.size else {}
 
     def find(self, block_hashes: bytes) -> dict[str, HeldPrefix]:
         """As `lookup`, by tier. A block in both tiers counts as on the device."""
-        masks, held = self._prefixes(block_hashes)
-        if held is None:
+        on_device, held = self._prefixes(block_hashes)
+        if not held.size:
             return {}
-        depths = _sum_rows(held)
-        on_device = _sum_rows(masks[:, DEVICE] & held)
-        slots = depths.nonzero()[0]
-        figures = zip(slots.tolist(), on_device[slots].tolist(), depths[slots].tolist(), strict=True)
-        return {self._names[slot]: HeldPrefix(device, depth - device) for slot, device, depth in figures}
+        counts = _sum_rows(on_device & held).tolist()
+        return {
+            self._names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in sorted(_ends(held))
+        }
 
     def apply(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Takes a worker's next batch. False: it is not the next one, and the worker's entries are dropped."""
@@ -193,22 +190,24 @@ class PrefixIndex:
     def _num_entries(self, slot: int) -> int:
         return int(self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS].sum())
 
-    def _prefixes(self, block_hashes: bytes) -> tuple[Masks, Masks | None]:
-        """The holders of each of the first blocks, and the live slots that hold it and all before. [n, words]"""
+    def _prefixes(self, block_hashes: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The slots that have each of the first blocks on the device, and the live ones that hold it and all before
+        in any tier. [n, words]"""
         places = self._table.find_prefix(fingerprints_of(block_hashes))
-        masks = self._holders.masks(self._table.codes.take(places, mode="clip"))
+        codes = self._table.codes.take(places, mode="clip")
+        on_device = self._holders.words_of(codes, DEVICE)
+        anywhere = on_device | self._holders.words_of(codes, HOST) if self._uses_host else on_device
         if not places.size:
-            return masks, None
+            return on_device, anywhere
         if self._live is None:
             counting = (one for name, one in self._holdings.items() if name not in self._silent)
             self._live = self._holders.mask_of([one.slot for one in counting])
-        anywhere = masks[:, DEVICE] | masks[:, HOST] if self._uses_host else masks[:, DEVICE]
         if anywhere.shape[1] == 1:  # numpy is several times quicker on one dimension
             held = np.bitwise_and.accumulate(anywhere.ravel()).reshape(-1, 1)
         else:
             held = np.bitwise_and.accumulate(anywhere, axis=0)
         held &= self._live[DEVICE]
-        return masks, held
+        return on_device, held
 
     def _fill(self, block_hashes: bytes, column: int) -> None:
         """Stores blocks in one column, in any order."""
@@ -319,16 +318,37 @@ class _Sweep:
     at: int
 
 
-def _sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How often each bit is set, over all rows; quick where few rows differ from the one before. [words * 64]"""
-    num_rows, words = masks.shape
+def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where runs of equal rows begin, and the number of rows."""
     differs = masks[1:, 0] != masks[:-1, 0]
-    for word in range(1, words):
+    for word in range(1, masks.shape[1]):
         differs |= masks[1:, word] != masks[:-1, word]
     changes = differs.nonzero()[0]
     edges = np.zeros(changes.size + 2, np.int64)
     edges[1:-1] = changes + 1
-    edges[-1] = num_rows
+    edges[-1] = masks.shape[0]
+    return edges
+
+
+def _ends(held: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """Each slot that is in the first row, and the number of rows that it is in; it is in no later one again."""
+    edges = _edges(held)
+    if held.shape[1] == 1:
+        rows: list[int] = held[edges[:-1], 0].tolist()
+    else:
+        rows = [int.from_bytes(row.tobytes(), "little") for row in held[edges[:-1]].astype("<u8", copy=False)]
+    rows.append(0)
+    for before, after, depth in zip(rows, rows[1:], edges[1:].tolist(), strict=False):
+        ended = before & ~after
+        while ended:
+            lowest = ended & -ended
+            yield lowest.bit_length() - 1, depth
+            ended ^= lowest
+
+
+def _sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How often each bit is set, over all rows; quick where few rows differ from the one before. [words * 64]"""
+    edges = _edges(masks)
     begins, lengths = edges[:-1], edges[1:] - edges[:-1]
     bits = np.unpackbits(masks[begins].astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
     return (lengths.astype(np.float32) @ bits.astype(np.float32)).astype(np.int64)  # exact up to 2**24 rows
