@@ -20,6 +20,7 @@ sys.path.extend(
 )
 
 from bench.policies import DISAGGREGATION, PEERS
+from bench.policies.clairvoyant import run_bound
 from bench.report import render_table, write_json
 
 from baton.services.simulate.cell import BATON, Cell, run_cells
@@ -34,6 +35,18 @@ _GRID = {
     "hit": (0.0, 0.5, 0.9),
     "load": (0.3, 0.6, 0.9),
 }
+_HEADER = (
+    "workload",
+    "workers",
+    "load",
+    "offered/s",
+    "Baton good/s",
+    "best peer",
+    "its good/s",
+    "ratio",
+    "second",
+    "of bound",
+)
 _MIXED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.0)
 
 
@@ -59,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated arrivals of a run of 4 workers")
     parser.add_argument("--min-seconds", type=float, default=20.0, help="the least, with more workers")
+    parser.add_argument("--rules", type=_words, default=list(DISAGGREGATION), help=f"of {', '.join(DISAGGREGATION)}")
     parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
     parser.add_argument(
         "--ttft", type=float, default=Limits().ttft, help="seconds to the first token of a good request"
@@ -66,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--itl", type=float, default=Limits().itl, help="its mean seconds between tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--bound", action="store_true", help="Baton beside a clairvoyant bound, too")
     parser.add_argument("--details", action="store_true", help="print every run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path, help="a folder for one picture of each workload and size")
@@ -104,11 +119,27 @@ def _placement(options: argparse.Namespace) -> dict[str, object]:
             options.plots.mkdir(parents=True, exist_ok=True)
             title = f"{workload}, {workers} workers, seed {options.seed}"
             plot(options.plots / f"policies_{workload}_{workers}.png", summaries, title)
+        bounds = {}
+        if options.bound:
+            ours = [cell for cell in cells if cell.policy == BATON]
+            bounds = {one.load: one for one in run_cells(ours, options.jobs, _say, run_bound)}
+            records += [summary.as_dict() for summary in bounds.values()]
         for load in options.loads:
             row = [summary for summary in summaries if summary.load == load]
-            ratios.append((load, _compare(rows, workload, workers, row, names)))
+            ratios.append((load, _compare(rows, workload, workers, row, names, bounds.get(load))))
             records += [summary.as_dict() for summary in row]
-    header = ("workload", "workers", "load", "offered/s", "Baton good/s", "best peer", "its good/s", "ratio", "second")
+    header = (
+        "workload",
+        "workers",
+        "load",
+        "offered/s",
+        "Baton good/s",
+        "best peer",
+        "its good/s",
+        "ratio",
+        "second",
+        "bound",
+    )
     print(render_table(header, rows))
     high = [ratio for load, ratio in ratios if load > 0.7]
     print(
@@ -120,7 +151,12 @@ def _placement(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _compare(
-    rows: list[tuple[str, ...]], workload: str, workers: int, row: Sequence[Summary], names: dict[str, str]
+    rows: list[tuple[str, ...]],
+    workload: str,
+    workers: int,
+    row: Sequence[Summary],
+    names: dict[str, str],
+    bound: Summary | None,
 ) -> float:
     ours = next(summary for summary in row if summary.policy == BATON)
     peers = sorted((one for one in row if one is not ours), key=lambda one: -one.goodput_per_second)
@@ -138,6 +174,7 @@ def _compare(
             f"{best.goodput_per_second:.1f}",
             f"{ratio:.3f}",
             second,
+            f"{ours.goodput_per_second / bound.goodput_per_second:.3f}" if bound else "-",
         )
     )
     return ratio
@@ -149,7 +186,8 @@ def _compare(
 def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
     limits = Limits(options.ttft, options.itl)
     cluster = ClusterSettings(roles=("prefill", "prefill", "decode", "decode"))
-    names = {BATON: "baton", **{policy: name for name, policy in DISAGGREGATION.items()}}
+    rules = list(dict.fromkeys(("always", "never", *options.rules)))
+    names = {BATON: "baton", **{DISAGGREGATION[name]: name for name in rules}}
     shapes = [
         (f"fixed-{prompt}-{output}-{hit:g}", load) for prompt, output, hit, load in itertools.product(*_GRID.values())
     ]

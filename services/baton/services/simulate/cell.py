@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.capacity import requests_per_second
-from baton.services.simulate.metrics import Limits, Summary, summarize
+from baton.services.simulate.metrics import Limits, Record, Summary, summarize
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory
 from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.simulation import Simulation
@@ -47,24 +47,12 @@ def run_cell(cell: Cell) -> Summary:
     """Runs one cell. Raises InvalidRequest for one that cannot be."""
     logging.getLogger("baton").setLevel(logging.CRITICAL)  # a simulated fleet would log like a real one
     texts = Texts(cell.cluster.block_size)
-    arrivals, load = _arrivals(cell, texts)
+    arrivals = arrivals_of(cell, texts)
     simulation = Simulation(cell.cluster, policy_factory(cell.policy), texts.namespace, cell.seed)
     cpu = time.process_time()
     run = simulation.run(arrivals, cell.drain_seconds)
     cpu = time.process_time() - cpu
-    last = arrivals[-1].time if arrivals else 0.0
-    end = max(min(cell.seconds, last), 1e-9) if cell.seconds else last
-    summary = summarize(
-        run.records,
-        cell.limits,
-        end * _WARM_SHARE,
-        end,
-        policy=cell.policy,
-        workload=cell.workload,
-        num_workers=len(cell.cluster.roles),
-        load=load,
-        seed=cell.seed,
-    )
+    summary = summary_of(cell, arrivals, run.records)
     extra = {
         "simulated_seconds": run.simulated_seconds,
         "cpu_seconds": cpu,
@@ -75,17 +63,39 @@ def run_cell(cell: Cell) -> Summary:
     return replace(summary, extra=extra)
 
 
-def run_cells(cells: Sequence[Cell], num_processes: int, on_done: Callable[[Summary], None]) -> list[Summary]:
+def summary_of(cell: Cell, arrivals: Sequence[Arrival], records: Sequence[Record]) -> Summary:
+    """The figures of a cell's run."""
+    last = arrivals[-1].time if arrivals else 0.0
+    end = max(min(cell.seconds, last), 1e-9) if cell.seconds else last
+    return summarize(
+        records,
+        cell.limits,
+        end * _WARM_SHARE,
+        end,
+        policy=cell.policy,
+        workload=cell.workload,
+        num_workers=len(cell.cluster.roles),
+        load=cell.load,
+        seed=cell.seed,
+    )
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    num_processes: int,
+    on_done: Callable[[Summary], None],
+    run: Callable[[Cell], Summary] = run_cell,
+) -> list[Summary]:
     """Runs all of them, several at a time; their order is kept."""
     if num_processes <= 1 or len(cells) == 1:
         summaries = []
         for cell in cells:
-            summaries.append(run_cell(cell))
+            summaries.append(run(cell))
             on_done(summaries[-1])
         return summaries
     found: dict[int, Summary] = {}
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        pending = {pool.submit(run_cell, cell): index for index, cell in enumerate(cells)}
+        pending = {pool.submit(run, cell): index for index, cell in enumerate(cells)}
         for future in as_completed(pending):
             found[pending[future]] = summary = future.result()
             on_done(summary)
@@ -120,18 +130,18 @@ def workload_of(name: str) -> Workload | None:
     )
 
 
-def _arrivals(cell: Cell, texts: Texts) -> tuple[list[Arrival], float]:
-    """The arrivals, and the load that they are."""
+def arrivals_of(cell: Cell, texts: Texts) -> list[Arrival]:
+    """A cell's requests. Raises InvalidRequest for a workload that is none."""
     workload = workload_of(cell.workload)
     if workload is None:
         arrivals = read_trace(Path(cell.workload), texts, cell.load, cell.max_requests)
         if cell.seconds:
             arrivals = [arrival for arrival in arrivals if arrival.time < cell.seconds]
-        return arrivals, cell.load
+        return arrivals
     if cell.rate:
-        return generate(workload, texts, cell.rate, cell.seconds, cell.seed), cell.load
+        return generate(workload, texts, cell.rate, cell.seconds, cell.seed)
     capacity = _capacity(cell, workload)
-    return generate(workload, texts, cell.load * capacity, cell.seconds, cell.seed), cell.load
+    return generate(workload, texts, cell.load * capacity, cell.seconds, cell.seed)
 
 
 def _capacity(cell: Cell, workload: Workload) -> float:
