@@ -1,0 +1,37 @@
+"""Llama 3.1 to 3.3: the whole output is {"name": "f", "parameters": {...}}, more calls behind a semicolon."""
+
+from __future__ import annotations
+
+from baton.gateway.parsing.call_object import read_call_object
+from baton.gateway.parsing.source import Steps, markers
+from baton.gateway.parsing.text_parser import ToolParser
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3JsonParser(ToolParser):
+    """Only the names of the request's tools are calls, as nothing else tells a call from an answer in JSON.
+
+    Calls are at the start of the output, or behind <|python_tag|>.
+    """
+
+    def parse(self) -> Steps[None]:
+        tag = ""
+        while True:
+            if (yield from self.attempt(self._call(), tag)):
+                while (yield from self.attempt(self._next_call(), "")):
+                    pass
+            tag = yield from self.source.until(markers(_PYTHON_TAG), self.out.content)
+            if not tag:
+                return
+
+    def _call(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        yield from read_call_object(self.source, self.out, self.tools.__contains__)
+
+    def _next_call(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        if (yield from self.source.take(";", ",")):
+            yield from self.source.skip_space()
+        yield from self.source.take(_PYTHON_TAG)
+        yield from self._call()

@@ -1,0 +1,70 @@
+"""Mistral: [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...], and since tokenizer v11 [TOOL_CALLS]f[ARGS]{...}.
+
+Newer models leave [ARGS] out or put [CALL_ID] and an id before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+
+from baton.gateway.parsing.call_object import read_call_object
+from baton.gateway.parsing.event_writer import NewId
+from baton.gateway.parsing.source import Malformed, Steps, markers
+from baton.gateway.parsing.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
+
+CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+def mistral_call_id(name: str, index: int) -> str:
+    """Mistral's templates refuse ids that are not nine letters or digits."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+
+class MistralParser(ToolParser):
+    """Both forms."""
+
+    def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
+        super().__init__(tools, new_id or mistral_call_id)
+
+    def parse(self) -> Steps[None]:
+        while (yield from self.source.until(markers(CALLS), self.out.content)):
+            yield from self.attempt(self._calls(), CALLS)
+
+    def _calls(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        if (yield from self.source.peek()) == "[":
+            yield from self._array()
+        else:
+            yield from self._named()
+
+    def _array(self) -> Steps[None]:
+        source = self.source
+        yield from source.expect("[")
+        while True:
+            yield from source.skip_space()
+            yield from read_call_object(source, self.out)
+            source.begin()
+            yield from source.skip_space()
+            if (yield from source.expect(",", "]")) == "]":
+                return
+
+    def _named(self) -> Steps[None]:
+        source = self.source
+        text, stop = yield from source.read_until(markers("{", ARGS, CALL_ID))
+        name, call_id = call_name(text), ""
+        if stop == CALL_ID:
+            call_id, _ = yield from source.read_until(markers(ARGS))
+        elif stop == "{":
+            source.unread(1)
+        yield from source.skip_space()
+        if (yield from source.peek()) != "{":
+            raise Malformed
+        source.commit()
+        self.out.start(name, call_id.strip())
+        yield from source.pass_json(self.out.arguments)
+        self.out.end()

@@ -1,0 +1,77 @@
+"""How a model writes reasoning and calls, and the parsers that follow for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
+from baton.gateway.parsing.text_parser import TextParser
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+
+NewOutputParser = Callable[[], OutputParser]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls are written."""
+
+    new_parser: Callable[[Sequence[Tool]], TextParser]  # for one choice
+    special_tokens: tuple[str, ...] = ()  # markup that other outputs do not show
+    has_reasoning: bool = False  # the parser is a ReasoningParser too, for all of the output
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How reasoning is written. `open_tag` and `close_tag` in a prompt's end say where the output begins."""
+
+    new_parser: Callable[[bool], ReasoningParser]  # for one choice; True: the output begins in the reasoning
+    special_tokens: tuple[str, ...] = ()
+    open_tag: str = ""  # empty: prompts do not say
+    close_tag: str = ""
+    opened: bool = False  # where the prompt says nothing
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether the output begins in the reasoning."""
+        end = prompt_end.rstrip()
+        if self.open_tag and end.endswith(self.open_tag):
+            return True
+        return self.opened and not (self.close_tag and end.endswith(self.close_tag))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A model's formats; None where it has none, or none was recognized."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    def new_parser(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> NewOutputParser | None:
+        """What makes each choice's parser; None where outputs are plain text.
+
+        `prompt_end` is the prompt's last text, a dozen tokens or more.
+        """
+        calls = self.tools if use.active else None
+        combined = calls is not None and calls.has_reasoning
+        reasoning = None if combined else self.reasoning
+        if calls is None and reasoning is None:
+            return None
+        reason = "stop" if use.mode is ToolMode.NAMED else "tool_calls"
+        wanted = Wanted(include_reasoning, use.parallel, reason)
+        opened = reasoning is not None and reasoning.is_open(prompt_end)
+
+        def new() -> OutputParser:
+            if calls is not None and combined:
+                return OutputParser(calls.new_parser(use.tools), None, wanted)  # type: ignore[arg-type]
+            return OutputParser(
+                None if reasoning is None else reasoning.new_parser(opened),
+                None if calls is None else calls.new_parser(use.tools),
+                wanted,
+            )
+
+        return new
+
+    def special_tokens(self, use: ToolUse) -> frozenset[str]:
+        """The special tokens that the parsers of such a request must see."""
+        calls = self.tools.special_tokens if self.tools is not None and use.active else ()
+        return frozenset(calls).union(self.reasoning.special_tokens if self.reasoning is not None else ())

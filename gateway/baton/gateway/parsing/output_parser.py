@@ -1,0 +1,111 @@
+"""One choice's text, taken apart: first reasoning, then calls, what the request does not want left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText, append
+from baton.gateway.parsing.text_parser import TextParser
+
+_log = logging.getLogger(__name__)
+
+
+class ReasoningParser(TextParser, Protocol):
+    """A parser that tells reasoning from the rest."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of an output goes to the client."""
+
+    reasoning: bool = True
+    parallel_calls: bool = True  # False: only the first call
+    call_finish_reason: str = "tool_calls"  # of an output that stopped after calls
+
+
+class OutputParser:
+    """The parsers of one choice in a row. A parser that raises is left out from there on."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: TextParser | None, wanted: Wanted) -> None:
+        self.num_reasoning_tokens = 0
+        self._reasoning = reasoning
+        self._tools = tools
+        self._wanted = wanted
+        self._has_calls = False
+
+    def push(self, text: str) -> list[Event]:
+        """One token's text, which may be empty. Tokens of reasoning are counted, its end included."""
+        was_reasoning = self._in_reasoning
+        events = self._through_tools(self._through_reasoning(text))
+        if was_reasoning or self._in_reasoning:
+            self.num_reasoning_tokens += 1
+        return self._select(events)
+
+    def finish(self) -> list[Event]:
+        """The rest, once no more text comes."""
+        events: list[Event] = []
+        if self._reasoning is not None:
+            try:
+                events = self._reasoning.finish()
+            except Exception:
+                self._give_up(self._reasoning)
+        events = self._through_tools(events)
+        if self._tools is not None:
+            try:
+                events.extend(self._tools.finish())
+            except Exception:
+                self._give_up(self._tools)
+        return self._select(events)
+
+    def finish_reason(self, reason: str) -> str:
+        """What the client is told instead of the worker's reason."""
+        return self._wanted.call_finish_reason if reason == "stop" and self._has_calls else reason
+
+    @property
+    def _in_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.in_reasoning
+
+    def _through_reasoning(self, text: str) -> Iterable[Event]:
+        if self._reasoning is not None:
+            try:
+                return self._reasoning.push(text)
+            except Exception:
+                self._give_up(self._reasoning)
+                self._reasoning = None
+        return (ContentText(text),) if text else ()
+
+    def _through_tools(self, events: Iterable[Event]) -> list[Event]:
+        result: list[Event] = []
+        for event in events:
+            if self._tools is None or not isinstance(event, ContentText):
+                append(result, event)
+                continue
+            try:
+                result.extend(self._tools.push(event.text))
+            except Exception:
+                self._give_up(self._tools)
+                self._tools = None
+                append(result, event)
+        return result
+
+    def _select(self, events: Iterable[Event]) -> list[Event]:
+        result: list[Event] = []
+        for event in events:
+            if isinstance(event, CallStart | CallArguments | CallEnd):
+                if event.index and not self._wanted.parallel_calls:
+                    continue
+                self._has_calls = True
+            elif isinstance(event, ReasoningText) and not self._wanted.reasoning:
+                continue
+            append(result, event)
+        return result
+
+    def _give_up(self, parser: TextParser) -> None:
+        _log.exception("%s failed; the rest of this output stays unparsed", type(parser).__name__)

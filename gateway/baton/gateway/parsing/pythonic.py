@@ -1,0 +1,68 @@
+"""Llama 4, ToolACE and others: the whole output is a Python list of calls, [f(a="x", b=1), g()]."""
+
+from __future__ import annotations
+
+import re
+
+from baton.gateway.parsing.arguments import ArgumentsWriter
+from baton.gateway.parsing.python_literal import read_python_literal
+from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps
+from baton.gateway.parsing.text_parser import ToolParser
+
+START, END = "<|python_start|>", "<|python_end|>"
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_KEY = re.compile(r"[A-Za-z_]\w*")
+
+
+class PythonicParser(ToolParser):
+    """Only the names of the request's tools are calls, as nothing else tells a call from text in brackets."""
+
+    def parse(self) -> Steps[None]:
+        yield from self.attempt(self._calls(), "")
+        yield from self.source.everything(self.out.content)
+
+    def _calls(self) -> Steps[None]:
+        source = self.source
+        yield from source.skip_space()
+        yield from source.take(START)
+        yield from source.skip_space()
+        yield from source.expect("[")
+        while True:
+            yield from self._call()
+            source.begin()
+            yield from source.skip_space()
+            if (yield from source.expect(",", "]")) == "]":
+                break
+        yield from source.skip_space()
+        yield from source.take(END)
+
+    def _call(self) -> Steps[None]:
+        source, out = self.source, self.out
+        yield from source.skip_space()
+        name = yield from source.read_pattern(_NAME)
+        yield from source.skip_space()
+        yield from source.expect("(")
+        if name not in self.tools:
+            raise Malformed
+        source.commit()
+        out.start(name)
+        arguments = ArgumentsWriter(out, None)
+        while True:
+            source.begin(MAX_VALUE_CHARS)
+            yield from source.skip_space()
+            if (yield from source.take(")")):
+                break
+            key = yield from source.read_pattern(_KEY)
+            yield from source.skip_space()
+            yield from source.expect("=")
+            value = yield from read_python_literal(source)
+            yield from source.skip_space()
+            stop = yield from source.expect(",", ")")
+            source.commit()
+            arguments.add(key, value)
+            if stop == ")":
+                break
+        source.commit()
+        arguments.close()
+        out.end()

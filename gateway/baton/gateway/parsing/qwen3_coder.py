@@ -1,0 +1,70 @@
+"""Qwen3 Coder: <tool_call><function=f><parameter=k>v</parameter>...</function></tool_call>, one element a line."""
+
+from __future__ import annotations
+
+from baton.gateway.parsing.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.text_parser import ToolParser, call_name
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION, _END_FUNCTION = "<function=", "</function>"
+_PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
+# The line break before the end of a value is not part of it. Models forget </parameter> at times.
+_VALUE_ENDS = (_END_PARAMETER, _PARAMETER, _END_FUNCTION)
+_VALUE_STOPS = (*(f"\n{end}" for end in _VALUE_ENDS), *_VALUE_ENDS)
+
+
+class Qwen3CoderParser(ToolParser):
+    """Models also forget <tool_call>: <function= begins a call as well."""
+
+    def parse(self) -> Steps[None]:
+        while marker := (yield from self.source.until(markers(_OPEN, _FUNCTION), self.out.content)):
+            if marker == _OPEN:
+                yield from self.attempt(self._opened(), _OPEN)
+            else:
+                yield from self.attempt(self._call(), _FUNCTION)
+
+    def _opened(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        yield from self.source.expect(_FUNCTION)
+        yield from self._call()
+
+    def _call(self) -> Steps[None]:
+        source, out = self.source, self.out
+        text, _ = yield from source.read_until(markers(">"))
+        name = call_name(text)
+        source.commit()
+        out.start(name)
+        arguments = ArgumentsWriter(out, self.tools.get(name))
+        while True:
+            source.begin()
+            yield from source.skip_space()
+            if (yield from source.expect(_PARAMETER, _END_FUNCTION)) == _END_FUNCTION:
+                break
+            key, _ = yield from source.read_until(markers(">"))
+            yield from source.take("\n")
+            yield from self._value(arguments, key.strip())
+        source.commit()
+        arguments.close()
+        out.end()
+        source.begin()
+        yield from source.skip_space()
+        yield from source.take(_CLOSE)
+
+    def _value(self, arguments: ArgumentsWriter, key: str) -> Steps[None]:
+        source, stops = self.source, markers(*_VALUE_STOPS)
+        source.commit()
+        kinds = arguments.kinds(key)
+        if kinds == {"string"}:
+            arguments.begin_text(key)
+            stop = yield from source.until(stops, arguments.text)
+            if not stop:
+                raise Malformed
+            arguments.end_text()
+        else:
+            source.begin(MAX_VALUE_CHARS)
+            text, stop = yield from source.read_until(stops)
+            source.commit()
+            arguments.add(key, json_value(text, kinds))
+        if not stop.endswith(_END_PARAMETER):
+            source.unread(len(stop))

@@ -1,0 +1,112 @@
+"""What all parsers of an output's text are: text in, in any pieces; events out. The base of the built-in ones."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.gateway.parsing.event_writer import EventWriter, NewId
+from baton.gateway.parsing.events import Event
+from baton.gateway.parsing.source import Malformed, Source, Steps
+from baton.gateway.parsing.tool import Tool
+
+_log = logging.getLogger(__name__)
+
+_CALL_NAME = re.compile(r"[^\s\"'{}<>\[\]()|]{1,256}")
+
+
+class TextParser(Protocol):
+    """Of one choice's text. However the text is cut, the events are the same in sum. Raises nothing."""
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain now."""
+
+    def finish(self) -> list[Event]:
+        """The rest, once no more text comes."""
+
+
+class SteppingParser(ABC):
+    """A parser whose format is written down as one generator that reads a Source.
+
+    What does not fit the format goes on as text of the answer: nothing is lost but markup.
+    """
+
+    def __init__(self, new_id: NewId | None = None) -> None:
+        self.source = Source()
+        self.out = EventWriter(new_id or openai_call_id)
+        self._steps: Steps[None] | None = self.parse()
+
+    @abstractmethod
+    def parse(self) -> Steps[None]:
+        """Reads the source to its end and writes what it finds."""
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain now."""
+        self.source.feed(text)
+        self._advance()
+        return self.out.drain()
+
+    def finish(self) -> list[Event]:
+        """The rest, once no more text comes."""
+        self.source.close()
+        self._advance()
+        self.out.finish()
+        return self.out.drain()
+
+    def attempt(self, steps: Steps[None], markup: str) -> Steps[bool]:
+        """Reads something that may turn out not to be in the format. `markup` is what announced it, and is text then.
+
+        A call that has begun before that ends there, and only what follows is text.
+        """
+        num_calls = self.out.num_calls
+        self.source.begin()
+        try:
+            yield from steps
+        except Malformed:
+            self.out.end()
+            self.source.rewind()
+            if self.out.num_calls == num_calls and markup:
+                self.out.content(markup)
+            return False
+        self.source.commit()
+        return True
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            try:
+                next(self._steps)
+                return
+            except StopIteration:
+                self._steps = None
+            except Exception:
+                _log.exception("%s failed; the rest of this output stays unparsed", type(self).__name__)
+                self._steps = None
+                self.out.end()
+        rest = self.source.take_rest()
+        if rest:
+            self.out.content(rest)
+
+
+class ToolParser(SteppingParser):
+    """A parser of calls. It knows the request's tools."""
+
+    def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        super().__init__(new_id)
+
+
+def call_name(text: str) -> str:
+    """A function's name as the model wrote it. Raises Malformed where it can be none."""
+    name = text.strip()
+    if _CALL_NAME.fullmatch(name) is None:
+        raise Malformed
+    return name
+
+
+def openai_call_id(name: str, index: int) -> str:
+    """Calls are named like OpenAI's."""
+    return f"call_{uuid.uuid4().hex[:24]}"

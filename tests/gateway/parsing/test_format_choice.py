@@ -1,0 +1,108 @@
+"""Which parsers a model gets: by its template, by flags, by a plugin of the user's own."""
+
+import pytest
+from parsing_harness import parse
+
+from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.rpc.errors import InvalidRequest
+
+# Lines that are in the models' own templates.
+TEMPLATES = {
+    "Qwen 2.5": ("{{- '<tool_call>\\n{\"name\": <function-name>' }}", "hermes", None),
+    "Qwen 3": ("{{- '<tool_call>' }} {%- if '</think>' in content %} {{- '<think>' }}", "hermes", "qwen3"),
+    "Qwen 3 Coder": ("<tool_call>\\n<function=example>\\n<parameter=key>", "qwen3_coder", None),
+    "Llama 3.1": ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json", None),
+    "DeepSeek R1": (
+        "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜> </think>",
+        "deepseek_v3",
+        "deepseek_r1",
+    ),
+    "R1 distilled into Qwen": ("<｜Assistant｜> content.split('</think>')", None, "deepseek_r1"),
+    "Kimi K2": ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
+    "Kimi K2 Thinking": ("<|tool_calls_section_begin|> <think></think>", "kimi_k2", "kimi_k2"),
+    "GLM 4.5": ("<tool_call><arg_key> <think></think>", "glm45", "glm45"),
+    "gpt-oss": ("<|start|>assistant<|channel|>analysis<|message|>", "gpt-oss", "gpt-oss"),
+    "Mistral": ("[TOOL_CALLS][AVAILABLE_TOOLS]", "mistral", None),
+    "Magistral": ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
+    "Llama 4": ("<|python_start|>", "pythonic", None),
+    "a plain one": ("{{ message.content }}", None, None),
+}
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_a_template_tells(model):
+    template, tools, reasoning = TEMPLATES[model]
+    chosen = choose_format(FormatFlags(), [template])
+    assert chosen.tools is (None if tools is None else TOOL_FORMATS[tools])
+    assert chosen.reasoning is (None if reasoning is None else REASONING_FORMATS[reasoning])
+
+
+def test_flags_go_before_the_template():
+    chosen = choose_format(FormatFlags("mistral", "none"), [TEMPLATES["Qwen 3"][0]])
+    assert chosen.tools is TOOL_FORMATS["mistral"]
+    assert chosen.reasoning is None
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(InvalidRequest, match="hermes") as refused:
+        choose_format(FormatFlags(tools="herms"), [])
+    assert refused.value.field == "tool_call_parser"
+    with pytest.raises(InvalidRequest, match="deepseek_r1") as refused:
+        choose_format(FormatFlags(reasoning="r1"), [])
+    assert refused.value.field == "reasoning_parser"
+
+
+PLUGIN = '''
+from baton.gateway.parsing.output_format import ToolFormat
+from baton.gateway.parsing.source import markers
+from baton.gateway.parsing.text_parser import ToolParser
+
+
+class BangParser(ToolParser):
+    """!name{...}"""
+
+    def parse(self):
+        while (yield from self.source.until(markers("!"), self.out.content)):
+            yield from self.attempt(self.call(), "!")
+
+    def call(self):
+        name, _ = yield from self.source.read_until(markers("{"))
+        self.source.unread(1)
+        self.source.commit()
+        self.out.start(name)
+        yield from self.source.pass_json(self.out.arguments)
+        self.out.end()
+
+
+TOOL_FORMATS = {"bang": ToolFormat(BangParser)}
+'''
+
+
+def test_a_parser_of_the_users_own(tmp_path):
+    path = tmp_path / "bang.py"
+    path.write_text(PLUGIN)
+    chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), [])
+    parser = chosen.new_parser(ToolUse((Tool("f"),), ToolMode.AUTO), "")()
+    parsed = parse(parser, ["Well. ", '!f{"a":', "1}"])
+    assert (parsed.content, parsed.calls) == ("Well.", [("f", '{"a":1}')])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1/0", "ZeroDivisionError"),
+        ("TOOL_FORMATS = {'x': 1}", "must map names to ToolFormat"),
+        ("REASONING_FORMATS = []", "must map names to ReasoningFormat"),
+        (None, "FileNotFoundError"),
+    ],
+)
+def test_a_broken_plugin_is_named(tmp_path, text, problem):
+    path = tmp_path / "broken.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        choose_format(FormatFlags(plugin=str(path)), [])
+    assert refused.value.field == "tool_parser_plugin"
+    assert str(path) in refused.value.message
