@@ -11,6 +11,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.router.prompt_sketch import Sketch
 from baton.rpc.block_hash import HASH_BYTES
@@ -23,8 +24,7 @@ _PREFIXES_PER_WORKER = 4
 OWN = 0  # the origin of this router's placements
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What one placement means for one worker."""
 
     worker_id: str
@@ -33,8 +33,7 @@ class Share:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A placement as routers know it of each other."""
 
     placement_id: int

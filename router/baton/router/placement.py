@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router import filter as filters
 from baton.router.costs import seconds_per_seat
@@ -17,8 +17,7 @@ from baton.v1 import types_pb2
 _RETRY_SECONDS = (0.1, 10.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request, as far as its place depends on it."""
 
     model: types_pb2.ModelInfo

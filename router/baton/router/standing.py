@@ -10,8 +10,7 @@ from baton.router.rates import Rates
 from baton.router.worker_view import WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a request asks for."""
 
     num_prompt_tokens: int

@@ -80,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._closing = False
+        self._gathered: list[bytes] | None = None  # what goes out when all frames at hand are read
         self._heard = self._asked = False
         self._watch: asyncio.TimerHandle | None = None
 
@@ -115,6 +116,7 @@ class Connection(asyncio.Protocol):
         """Any piece of the stream of frames."""
         self._heard = True
         self._buffer += data
+        self._gathered = []
         try:
             self._read_frames()
         except ConnectionFault as fault:
@@ -123,6 +125,8 @@ class Connection(asyncio.Protocol):
             self._fail(frames.FRAME_SIZE_ERROR, str(error))
         except hpack.HPACKError as error:
             self._fail(frames.COMPRESSION_ERROR, f"headers cannot be read: {error}")
+        finally:
+            self._flush()
 
     # What whoever serves the calls asks.
 
@@ -186,7 +190,7 @@ class Connection(asyncio.Protocol):
             self._closing = True
             self._write(frames.goaway(self._last_stream_id, frames.NO_ERROR))
             if not self.streams:
-                self._transport.close()
+                self._close()
 
     def abort(self) -> None:
         """Ends the connection now."""
@@ -358,11 +362,23 @@ class Connection(asyncio.Protocol):
         if self._num_resets:
             self._num_resets -= 1
         if self._closing and not self.streams:
-            self._transport.close()
+            self._close()
 
     def _write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
+        """Sends, or gathers while frames are read: one system call for all that they bring about."""
+        if self._gathered is not None:
+            self._gathered.append(data)
+        elif not self._transport.is_closing():
             self._transport.write(data)
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        if gathered and not self._transport.is_closing():
+            self._transport.write(b"".join(gathered))
+
+    def _close(self) -> None:
+        self._flush()
+        self._transport.close()
 
     def _forget(self, stream: Stream) -> None:
         stream.closed_here = True
@@ -384,7 +400,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, code: int, why: str) -> None:
         _log.info("a client's connection ends: %s", why)
         self._write(frames.goaway(self._last_stream_id, code, why))
-        self._transport.close()
+        self._close()
         self._buffer.clear()
 
     def _check_silence(self) -> None:
