@@ -168,7 +168,7 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
         num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
         take(receiver, slot, num_bytes)
         there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
-        receiver.write(slot, range(layer, layer + num_layers), there, None)
+        assert receiver.write(slot, range(layer, layer + num_layers), there, None).wait(10)
         for index, block in enumerate(there):
             expected = source[layer : layer + num_layers, (first + 7 * index) % SHAPE[1]]
             assert torch.equal(pool.view(torch.int16)[layer : layer + num_layers, block], expected)
@@ -193,7 +193,7 @@ def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     again, receiver = connected(kind, KvCopies(lambda: pool))
     again.ask("put", 0, 1, 0, 2, 0)
     take(receiver, 0, 2 * 8192)
-    receiver.write(0, range(1), [BlockId(0), BlockId(1)], None)
+    assert receiver.write(0, range(1), [BlockId(0), BlockId(1)], None).wait(10)
     again.close()
     receiver.close(sender_gone=True)
 

@@ -35,6 +35,18 @@ class Ticket(Protocol):
         """`done`, after at most so long. Holds no lock of the interpreter's while it waits."""
 
 
+class Done:
+    """What has ended already."""
+
+    def done(self) -> bool:
+        """It has."""
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Not at all."""
+        return True
+
+
 class BulkSender(Protocol):
     """The sender's end of one connection. Belongs to the connection's thread, but for `abort`."""
 
@@ -73,8 +85,8 @@ class BulkReceiver(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it. May copy them to the host."""
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
-        """Copies the slot, [blocks, layers, bytes], into these blocks of the pool. Returns when they are in."""
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
     def abort(self) -> None:
         """Makes `take` end soon. From any thread. Idempotent."""

@@ -13,6 +13,7 @@ from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.checksum import checksum_of
+from baton.worker.transfer.cuda_memory import CudaTicket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,13 +86,15 @@ class DeviceSlots:
             values = cast("NDArray[np.uint8]", self._bytes(slot, num_bytes).cpu().numpy())
         return checksum_of(values.data)
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
+    def write(
+        self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None
+    ) -> CudaTicket:
         """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
         self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address + slot * self._slot_bytes, self._raw_stream)
-        self._stream.synchronize()
+        return CudaTicket(self._stream, ends=True)
 
     def _bytes(self, slot: int, num_bytes: int) -> Tensor:
         start = slot * self._slot_bytes

@@ -22,7 +22,7 @@ from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.blocks import gather_piece, write_piece
-from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.bulk import Done, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.host_identity import process_identity
 
@@ -124,14 +124,15 @@ class HostIpcReceiver:
         """Of the slot's first bytes."""
         return checksum_of(self._bytes(slot, num_bytes))
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
-        """Raises InvalidRequest for a layer, block or head that does not exist."""
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Done when it returns. Raises InvalidRequest for a layer, block or head that does not exist."""
         layout = self._executor.layout
         num_bytes = layout.bytes_per_block_layer
         if heads is not None:
             num_bytes = num_bytes // max(1, layout.num_kv_heads // layout.tp_size) * heads[1]
         data = self._bytes(slot, num_bytes * len(block_ids) * len(layers))
         write_piece(self._executor, data, layers, block_ids, heads)
+        return Done()
 
     def abort(self) -> None:
         """Nothing is waited for."""

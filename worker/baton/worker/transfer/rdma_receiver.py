@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.rpc.errors import NoCapacity
 from baton.worker.core import BlockId
-from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.bulk import Slots, Ticket
 from baton.worker.transfer.rdma_blob import RemoteRegion, encode_region
 from baton.worker.transfer.rdma_nixl import Agent
 from baton.worker.transfer.rdma_staging import Region, Staging
@@ -109,9 +109,9 @@ class RdmaReceiver:
         """Raises InvalidRequest where so many bytes are not in such a slot."""
         return self._access.checksum(slot, num_bytes)
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
         """Raises InvalidRequest for a slot or blocks out of range."""
-        self._access.write(slot, layers, block_ids, heads)
+        return self._access.write(slot, layers, block_ids, heads)
 
     def abort(self) -> None:
         """Nothing is waited for."""

@@ -35,8 +35,8 @@ class SlotAccess(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it."""
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> None:
-        """Copies the slot, [blocks, layers, bytes], into these blocks of the pool. Returns when they are in."""
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
 
 class Staging(Protocol):

@@ -9,13 +9,14 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from baton.rpc.errors import DataLoss, InternalError, ServiceError, Unsupported
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.blocks import block_views, write_piece
-from baton.worker.transfer.bulk import BulkPath, BulkReceiver, Slots
+from baton.worker.transfer.bulk import BulkPath, BulkReceiver, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.frames import (
@@ -40,6 +41,19 @@ _GREETING_SECONDS = 5.0
 _BODY_SECONDS = 30.0  # without a byte of a piece that has begun
 _IDLE_PERIODS = 20  # of _BODY_SECONDS without a piece, until a connection is closed
 _SCRATCH_BYTES = 1 << 20
+_WRITE_SECONDS = 5.0  # for a copy between memories of ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A piece on its way from a slot into blocks."""
+
+    slot: int
+    header: PieceHeader
+    transfer: OpenTransfer
+    part: Part
+    ticket: Ticket
+    began: float
 
 
 class Receiving:
@@ -65,6 +79,7 @@ class Receiving:
         self._slots = Slots(0, 0, b"")
         self._transfer_ids: set[int] = set()  # of transfers that had a piece on it
         self._staging = bytearray()
+        self._writing: deque[_Writing] = deque()  # out of slots
         self._sender_closed = False
         self._cut = False
 
@@ -94,6 +109,7 @@ class Receiving:
             reason = f"pieces could not be written: {error}"
             _log.exception("KV connection of %s failed", self._peer)
         finally:
+            self._settle_writes()
             for transfer_id in self._transfer_ids:
                 self._transfers.fail(transfer_id, f"{self._peer}: {reason}")
             self._end()
@@ -164,22 +180,29 @@ class Receiving:
             self._receive_piece(header)
 
     def _receive_slots(self, bulk: BulkReceiver) -> None:
-        """Hears of pieces as they are announced, and takes them meanwhile, in order."""
+        """Hears of pieces as they are announced, and takes and writes them meanwhile, in order."""
         announced: deque[tuple[int, PieceHeader]] = deque()
+        writing = self._writing
         ended = False
-        while announced or not ended:
-            if announced and (ended or not readable(self._sock, 0)):
-                self._take_slot(bulk, *announced.popleft())
-                continue
-            header = self._receive_header()
-            if header is None:
-                ended = True
-                continue
-            slot = self._slot_of(header, {slot for slot, _ in announced})
-            if self._transfers.find(header) is not None:
-                self._transfer_ids.add(header.transfer_id)
-            bulk.announced(slot, header.num_bytes)
-            announced.append((slot, header))
+        while announced or writing or not ended:
+            if not ended and (readable(self._sock, 0) or not (announced or writing)):
+                header = self._receive_header()
+                ended = header is None
+                if header is not None:
+                    announced.append((self._announced(bulk, header, announced), header))
+            elif writing and (not announced or writing[0].ticket.done()):
+                self._finish_write(writing.popleft())
+            else:
+                self._begin_write(bulk, *announced.popleft())
+
+    def _announced(self, bulk: BulkReceiver, header: PieceHeader, before: Iterable[tuple[int, PieceHeader]]) -> int:
+        """The slot that the piece comes into."""
+        busy = {slot for slot, _ in before} | {one.slot for one in self._writing}
+        slot = self._slot_of(header, busy)
+        if self._transfers.find(header) is not None:
+            self._transfer_ids.add(header.transfer_id)
+        bulk.announced(slot, header.num_bytes)
+        return slot
 
     def _receive_piece(self, header: PieceHeader) -> None:
         if header.slot is not None:
@@ -241,17 +264,44 @@ class Receiving:
             raise DataLoss(f"a piece in slot {slot} came, which was not given back")
         return slot
 
-    def _take_slot(self, bulk: BulkReceiver, slot: int, header: PieceHeader) -> None:
-        """From the slot into the blocks; then the slot is the sender's again."""
+    def _begin_write(self, bulk: BulkReceiver, slot: int, header: PieceHeader) -> None:
+        """From the slot into the blocks."""
         began = time.monotonic()
         bulk.take(slot, header.num_bytes)
-        self._store(
-            header,
-            lambda: bulk.checksum(slot, header.num_bytes),
-            lambda transfer, part: bulk.write(slot, part.layers, _ids(transfer, part), header.heads),
-            lambda: max(time.monotonic() - began, header.copy_micros / 1e6),
-        )
+        admitted = self._admit(header, lambda: bulk.checksum(slot, header.num_bytes))
+        if admitted is not None:
+            transfer, part = admitted
+            try:
+                ticket = bulk.write(slot, part.layers, _ids(transfer, part), header.heads)
+            except Exception as error:
+                self._spoiled(transfer, error)
+            else:
+                self._writing.append(_Writing(slot, header, transfer, part, ticket, began))
+                return
         self._sock.sendall(encode_credit(slot))
+
+    def _finish_write(self, writing: _Writing) -> None:
+        """Then the slot is the sender's again."""
+        header = writing.header
+        try:
+            if not writing.ticket.wait(_WRITE_SECONDS):
+                raise InternalError(f"the device did not write a piece in {_WRITE_SECONDS:g} s")
+        except Exception as error:
+            self._spoiled(writing.transfer, error)
+        else:
+            self._totals.received(header.num_bytes, max(time.monotonic() - writing.began, header.copy_micros / 1e6))
+            self._transfers.leave(writing.transfer, header.num_bytes, writing.part)
+        self._sock.sendall(encode_credit(writing.slot))
+
+    def _settle_writes(self) -> None:
+        """Nothing is written any more when it returns; what was is not told of."""
+        for writing in self._writing:
+            try:
+                writing.ticket.wait(_WRITE_SECONDS)
+            except Exception as error:
+                _log.debug("a piece was not written: %s", error)
+            self._transfers.leave(writing.transfer, 0, None)
+        self._writing.clear()
 
     def _store(
         self,
@@ -261,31 +311,42 @@ class Receiving:
         seconds: Callable[[], float],
     ) -> None:
         """Looks at a piece that is here, and writes it where it is allowed to."""
+        admitted = self._admit(header, checksum)
+        if admitted is None:
+            return
+        transfer, part = admitted
+        try:
+            write(transfer, part)
+        except Exception as error:
+            self._spoiled(transfer, error)
+            return
+        self._totals.received(header.num_bytes, seconds())
+        self._transfers.leave(transfer, header.num_bytes, part)
+
+    def _admit(self, header: PieceHeader, checksum: Callable[[], int]) -> tuple[OpenTransfer, Part] | None:
+        """Where a piece that is here goes, entered; None where it goes nowhere."""
         transfer = self._transfers.find(header)
         if transfer is None:
             self._totals.stray()
-            return
+            return None
         if header.checksum is not None and header.checksum != checksum():
             self._transfer_ids.add(header.transfer_id)
             self._totals.corrupt()
             problem = f"checksum of layer {header.layer}, block {header.first_index} does not match"
             self._transfers.fail(header.transfer_id, f"{self._peer}: {problem}", corrupt=True)
-            return
+            return None
         part = self._claim(transfer, header)
         if part is None:
-            return
+            return None
         if not self._transfers.enter(transfer):
             self._totals.stray()
-            return
-        try:
-            write(transfer, part)
-        except Exception as error:
-            self._transfers.leave(transfer, 0, None)
-            self._transfers.fail(header.transfer_id, f"a piece could not be written: {error}")
-            _log.exception("a piece of KV could not be written")
-            return
-        self._totals.received(header.num_bytes, seconds())
-        self._transfers.leave(transfer, header.num_bytes, part)
+            return None
+        return transfer, part
+
+    def _spoiled(self, transfer: OpenTransfer, error: Exception) -> None:
+        self._transfers.leave(transfer, 0, None)
+        self._transfers.fail(transfer.inbound.transfer_id, f"a piece could not be written: {error}")
+        _log.error("a piece of KV could not be written", exc_info=error)
 
     def _claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part | None:
         """None: the piece is wrong, and its transfer has failed."""
