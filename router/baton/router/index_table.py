@@ -8,6 +8,9 @@ two by the next bit; every other one stays as it is, so that growth never stops 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import sys
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -30,6 +33,10 @@ _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
 _FEW = 1024
 _ZERO = np.zeros(1, np.int64)
+# 29 million blocks fit before anything is copied: a copy of all would hold up lookups.
+_RESERVED_SEGMENTS = 1 << 15
+# MAP_NORESERVE has a name from Python 3.13 on.
+_LAZILY: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000} if sys.platform == "linux" else {}
 
 
 class BlockTable:
@@ -41,9 +48,9 @@ class BlockTable:
         self._num_segments = 2
         self._local_bits = [1, 1]
         self._prefixes = [0, 1]
-        self._fill = np.zeros(2, np.int64)
-        self._keys = np.zeros((2 * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
-        self.codes = np.zeros(2 * SEGMENT_PLACES, np.uint32)  # by place; 0: free
+        self._fill = _zeros((_RESERVED_SEGMENTS,), np.int64)
+        self._keys = _zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
+        self.codes = _zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; 0: free
 
     def __len__(self) -> int:
         """Blocks that are there."""
@@ -57,7 +64,7 @@ class BlockTable:
     @property
     def num_bytes(self) -> int:
         """Memory in use; what is only reserved is not counted."""
-        return self.num_places * 12 + self._directory.nbytes + self._fill.nbytes
+        return self.num_places * 12 + self._directory.nbytes + self._num_segments * 8
 
     def find(self, fingerprints: Fingerprints) -> Places:
         """Where each block is."""
@@ -84,7 +91,8 @@ class BlockTable:
 
     def insert(self, fingerprints: Fingerprints) -> Places:
         """Adds blocks that are not there, sorted and each once; their codes are 0 and the caller's to set at once."""
-        moved = self._make_room(fingerprints)
+        self._make_room(fingerprints)
+        moved = False
         bases = self._bases(fingerprints)
         places = self._take_places(fingerprints, bases + (fingerprints & _BUCKET_MASK).view(np.int64))
         left = (places < 0).nonzero()[0]
@@ -138,8 +146,9 @@ class BlockTable:
         order = np.argsort(buckets)
         chosen = buckets[order]
         free = self._keys.take(chosen, axis=0, mode="clip") == 0
-        nth_free = np.cumsum(free, axis=1, dtype=np.int64)
-        taken = ((nth_free == rank_in_runs(chosen)[:, None] + 1) & free).ravel().nonzero()[0]
+        nth_free = np.cumsum(free, axis=1, dtype=np.uint8)
+        wanted = np.minimum(rank_in_runs(chosen), _BUCKET_PLACES).astype(np.uint8) + np.uint8(1)
+        taken = ((nth_free == wanted[:, None]) & free).ravel().nonzero()[0]
         rows = taken >> 3
         places = np.full(buckets.size, -1, np.int64)
         places[order[rows]] = (chosen[rows] << 3) + (taken & 7)
@@ -148,17 +157,15 @@ class BlockTable:
         add_at(self._fill, places[done] >> _SEGMENT_PLACES_BITS, 1)
         return places
 
-    def _make_room(self, fingerprints: Fingerprints) -> bool:
-        """Splits the segments that would be too full. Whether any was."""
-        split = False
+    def _make_room(self, fingerprints: Fingerprints) -> None:
+        """Splits the segments that would be too full."""
         while True:
             segments, coming = _runs(self._bases(fingerprints) >> _BUCKETS_BITS)
             full = segments[self._fill[segments] + coming > _MAX_FILL]
             if not full.size:
-                return split
+                return
             for segment in full.tolist():
                 self._split(segment)
-            split = True
 
     def _split(self, segment: int) -> None:
         """Moves the blocks of a segment whose next bit is set to the same places of a new one."""
@@ -188,9 +195,9 @@ class BlockTable:
     def _new_segment(self) -> int:
         segment = self._num_segments
         if segment == self._fill.size:
-            self._keys = doubled(self._keys)
-            self.codes = doubled(self.codes)
-            self._fill = doubled(self._fill)
+            self._keys = _doubled(self._keys)
+            self.codes = _doubled(self.codes)
+            self._fill = _doubled(self._fill)
         self._num_segments += 1
         return segment
 
@@ -229,9 +236,20 @@ def _second_buckets(fingerprints: Fingerprints, bases: Places) -> Places:
     return bases + ((fingerprints >> _SECOND_SHIFT) & _BUCKET_MASK).view(np.int64)
 
 
-def doubled(array: NDArray[Item]) -> NDArray[Item]:
+def _zeros(shape: tuple[int, ...], dtype: type[Item]) -> NDArray[Item]:
+    """An array whose memory is taken from the system only when it is written; what is never written costs nothing."""
+    length = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    try:
+        memory = mmap.mmap(-1, length, **_LAZILY)
+        with contextlib.suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError):
+        return np.zeros(shape, dtype)  # where address space is limited
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def _doubled(array: NDArray[Item]) -> NDArray[Item]:
     """The array with as much again, zeros, at its end."""
-    # np.zeros takes pages from the system only when they are written.
-    grown = np.zeros((2 * array.shape[0], *array.shape[1:]), array.dtype)
+    grown = _zeros((2 * array.shape[0], *array.shape[1:]), array.dtype.type)
     grown[: array.shape[0]] = array
     return grown
