@@ -155,14 +155,23 @@ class RemoteBounds(NamedTuple):
 def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> RemoteBounds:
     """Bounds for every prefill worker, in one pass."""
     prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
+    context = prompt + demand.num_output_tokens / 2
+    strained = demand.itl_seconds > 0
+    part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
     queued: list[float] = []
     work: list[float] = []
     for one in prefills:
-        uncached, backlog = prompt - one.num_cached_tokens, one.backlog_seconds
-        seconds = (uncached if uncached > 1 else 1) / one.rates.prefill_tokens_per_second * bias
-        met = 1.0 + arrivals * (backlog + seconds / 2) + one.num_behind
-        if one.num_stalled:
-            met += one.num_stalled * one.stream_part(demand)
+        view, rates, cached, _, beside, _, _, backlog, _, behind, _, _ = one
+        uncached = prompt - cached
+        seconds = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
+        met = 1.0 + arrivals * (backlog + seconds / 2) + behind
+        if view.mixes_phases:
+            felt = part
+            if strained:
+                step = rates.step
+                context_seconds = step.context_slope * (view.num_context_tokens + context)
+                felt *= step.base + step.slope * (beside + 1) + context_seconds
+            met += beside * felt
         work.append(seconds * met)
         queued.append(backlog + seconds * met)
     return RemoteBounds(queued, work)

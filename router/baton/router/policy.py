@@ -84,19 +84,26 @@ class _Decider:
 
         `best`: the total that a pair must not exceed; infinite: all first ones.
         """
-        queued, count = bounds.queued, len(bounds.queued)
-        least_work = min(bounds.work)
-        order = sorted(range(count), key=lambda place: (queued[place], (place - self.rotation) % count))
+        count, least_work, least_alone = len(bounds.work), min(bounds.work), min(screened.alone)
+        sides = [
+            (seconds, self._turn(place), place)
+            for place, seconds in enumerate(screened.queued)
+            if seconds + least_work <= best
+        ]
+        partners = [
+            (seconds, (place - self.rotation) % count, place)
+            for place, seconds in enumerate(bounds.queued)
+            if seconds + least_alone <= best
+        ]
+        sides.sort()
+        partners.sort()
         options: list[Option] = []
-        sides = sorted(range(len(self.decodes)), key=lambda place: (screened.queued[place], self._turn(place)))
-        for side in sides[:_PAIRED_DECODES]:
-            if screened.queued[side] + least_work > best:
-                break
-            decode, turn = self.decodes[side], self._turn(side)
+        for _, turn, side in sides[:_PAIRED_DECODES]:
+            decode = self.decodes[side]
             alone = costs.decode_alone(decode, self.demand, self.floor)
             num_paired = 0
-            for place in order:
-                if num_paired == _PAIRED_PREFILLS or queued[place] + screened.alone[side] > best:
+            for least, _, place in partners:
+                if num_paired == _PAIRED_PREFILLS or least + screened.alone[side] > best:
                     break
                 prefill = self.prefills[place]
                 if _fit(decode, prefill):
