@@ -31,9 +31,13 @@ def requests_per_second(
         num_counted += 1
         computed = prompt.num_tokens - num_cached
         prefill += device.prefill_seconds(computed, computed * (prompt.num_tokens + num_cached) // 2)
-        output += arrival.num_output_tokens
-        context += arrival.num_output_tokens * (prompt.num_tokens + arrival.num_output_tokens / 2)
-    mean_context, mean_output, mean_prefill = context / output, output / num_counted, prefill / num_counted
+        num_decodes = arrival.num_output_tokens - 1  # the first token comes with the prompt
+        output += num_decodes
+        context += num_decodes * (prompt.num_tokens + num_decodes / 2)
+    mean_prefill = prefill / num_counted
+    if not output:
+        return 1.0 / mean_prefill
+    mean_context, mean_output = context / output, output / num_counted
     batch = _largest_batch(mean_context, mean_prefill / mean_output, settings, itl_limit)
     step = device.decode_seconds(batch, round(batch * mean_context))
     return 1.0 / (mean_prefill + mean_output * step / batch)

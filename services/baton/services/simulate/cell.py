@@ -23,7 +23,7 @@ from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, gene
 
 BATON = "baton"
 _SAMPLE_SECONDS = 180.0
-_MAX_SAMPLE_RATE = 30.0
+_MIN_SAMPLE_RATE, _MAX_SAMPLE_RATE = 2.0, 30.0
 _WARM_SHARE = 0.3  # of the time, whose arrivals are not counted
 
 
@@ -149,7 +149,9 @@ def _capacity(cell: Cell, workload: Workload) -> float:
     rate = 4.0 * len(cell.cluster.roles)
     for _ in range(2):
         texts = Texts(cell.cluster.block_size)
-        sample = generate(workload, texts, min(rate, _MAX_SAMPLE_RATE), _SAMPLE_SECONDS, cell.seed)
+        sample = generate(
+            workload, texts, min(max(rate, _MIN_SAMPLE_RATE), _MAX_SAMPLE_RATE), _SAMPLE_SECONDS, cell.seed
+        )
         rate = requests_per_second(sample, texts, cell.cluster, cell.limits.itl, _SAMPLE_SECONDS * 2 / 3) * len(
             cell.cluster.roles
         )
