@@ -2,6 +2,8 @@
 
 baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--repeats 5] [--json PATH]
 
+Of GPUs: --kinds cuda-ipc,nccl on a host with two; each end sees one of them, those of BATON_BENCH_DEVICES (0,1).
+
 `of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
 with the first push, in the sender's process, and ends with the last block in its place, in the receiver's.
 """
@@ -91,6 +93,7 @@ class Sender:
 
 def serve(name: str, num_blocks: int, told: Any, pipe: Connection) -> None:
     """The sender's process."""
+    KINDS[name].prepare("sender")
     sender = Sender(KINDS[name], num_blocks, told)
     pipe.send(None)
     while True:
@@ -106,6 +109,7 @@ class Pair:
     """The receiving worker here, the sending one in another process."""
 
     def __init__(self, kind: Kind, num_blocks: int) -> None:
+        kind.prepare("receiver")
         self._landed = threading.Event()
         self._transport = make_transports(kind, num_blocks, self._landed.set)
         self._raw = kind.raw_receiver(num_blocks * _BLOCK_BYTES)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from transfer_cuda import CudaIpcKind, NcclKind
+from transfer_words import Words, WordsSender
 
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor, KvLayout
@@ -53,6 +55,9 @@ class Kind(Protocol):
     name: str
     piece_bytes: int
 
+    def prepare(self, role: str) -> None:
+        """First of all in the process of the `receiver` or the `sender`."""
+
     def make_executor(self, num_blocks: int) -> Executor:
         """Of either end: blocks, filled with noise, as [num_layers, num_blocks, bytes]."""
 
@@ -87,6 +92,9 @@ class TcpKind:
 
     name = "tcp"
     piece_bytes = PIECE_BYTES
+
+    def prepare(self, role: str) -> None:
+        """Nothing to do."""
 
     def make_executor(self, num_blocks: int) -> Executor:
         return HostKv(num_blocks)  # type: ignore[return-value]
@@ -156,13 +164,13 @@ class _MemoryReceiver:
     """The sender does all the work; a byte on a socket says that it is done."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._words = _SocketReceiver(1)
+        self._words = Words()
         self._descriptor = os.memfd_create("baton-bench")
         os.ftruncate(self._descriptor, num_bytes)
         self.told = (self._words.told, os.getpid(), self._descriptor)
 
     def receive(self, num_bytes: int) -> None:
-        self._words.receive(1)
+        self._words.receive()
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -172,7 +180,7 @@ class _MemoryReceiver:
 class _MemorySender:
     def __init__(self, told: tuple[tuple[str, int], int, int], num_bytes: int) -> None:
         address, process, descriptor = told
-        self._words = _SocketSender(address, 1)
+        self._words = WordsSender(address)
         with Path(f"/proc/{process}/fd/{descriptor}").open("r+b") as shared:
             self._memory = np.frombuffer(mmap.mmap(shared.fileno(), num_bytes), np.uint8)
         self._memory[:] = 1  # no page is new when it is measured
@@ -182,10 +190,11 @@ class _MemorySender:
         for start in range(0, num_bytes, PIECE_BYTES):
             stop = min(start + PIECE_BYTES, num_bytes)
             self._memory[start:stop] = self._source[start:stop]
-        self._words.send(1)
+        self._words.send()
 
     def close(self) -> None:
         self._words.close()
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (TcpKind(), HostIpcKind(), RdmaKind())}
+_ALL: tuple[Kind, ...] = (TcpKind(), HostIpcKind(), RdmaKind(), CudaIpcKind(), NcclKind())
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
