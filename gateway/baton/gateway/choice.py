@@ -1,4 +1,7 @@
-"""One choice's way from token ids to deltas: text, stop strings, log-probabilities. Knows no worker and no client."""
+"""One choice's way from token ids to deltas: text, stop strings, log-probabilities, reasoning and tool calls.
+
+Knows no worker and no client.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from baton.gateway.detokenizer import Detokenizer
 from baton.gateway.generation import Delta, TokenLogprob, TopLogprob
+from baton.gateway.parsing.events import Event, append
+from baton.gateway.parsing.output_parser import OutputParser
 from baton.gateway.stop_strings import StopStrings
 from baton.gateway.tokenizer import Tokenizer
 from baton.v1 import types_pb2
@@ -24,6 +29,7 @@ class Choice:
         stop_ids: frozenset[int],
         include_stop: bool,
         name_logprobs: NamedLogprobs | None,
+        parser: OutputParser | None = None,
     ) -> None:
         self.index = index
         self.output_token_ids: list[int] = []
@@ -33,11 +39,17 @@ class Choice:
         # The text of a token that ends the output is no part of it, unless asked for.
         self._silent_ids = frozenset() if include_stop else stop_ids
         self._name_logprobs = name_logprobs
+        self._parser = parser
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the output's tokens, where a parser tells them."""
+        return self._parser.num_reasoning_tokens if self._parser is not None else 0
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         """The delta of new tokens. `finished` is true after it when a stop string was completed."""
-        if self._stops is not None:
-            return self._take_until_stop(self._stops, token_ids, logprobs)
+        if self._stops is not None or self._parser is not None:
+            return self._take_one_by_one(token_ids, logprobs)
         self.output_token_ids.extend(token_ids)
         return Delta(self.index, self._text_of(token_ids), token_ids, self._named(token_ids, logprobs))
 
@@ -45,27 +57,53 @@ class Choice:
         """The last delta, when the worker ended the output."""
         self.finished = True
         text = self._detokenizer.finish()
-        if self._stops is None:
-            return Delta(self.index, text, (), None, reason, stop_token_id)
-        text, stop = self._stops.push(text)
-        if stop is not None:
-            return Delta(self.index, text, (), None, "stop", stop)
-        return Delta(self.index, text + self._stops.finish(), (), None, reason, stop_token_id)
+        stop: str | None = None
+        if self._stops is not None:
+            text, stop = self._stops.push(text)
+            if stop is None:
+                text += self._stops.finish()
+        return self._last(text, (), None, reason if stop is None else "stop", stop_token_id if stop is None else stop)
 
-    def _take_until_stop(
-        self, stops: StopStrings, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
-    ) -> Delta:
+    def _take_one_by_one(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         texts = []
+        events: list[Event] | None = None if self._parser is None else []
         for taken, token_id in enumerate(token_ids, 1):
-            text, stop = stops.push(self._text_of((token_id,)))
+            text, stop = self._text_of((token_id,)), None
+            if self._stops is not None:
+                text, stop = self._stops.push(text)
             texts.append(text)
+            self._parse(text, events)
             if stop is not None:
                 self.finished = True
                 kept = token_ids[:taken]
                 self.output_token_ids.extend(kept)
-                return Delta(self.index, "".join(texts), kept, self._named(kept, logprobs), "stop", stop)
+                return self._last("".join(texts), kept, self._named(kept, logprobs), "stop", stop, events)
         self.output_token_ids.extend(token_ids)
-        return Delta(self.index, "".join(texts), token_ids, self._named(token_ids, logprobs))
+        return Delta(self.index, "".join(texts), token_ids, self._named(token_ids, logprobs), events=events)
+
+    def _parse(self, text: str, events: list[Event] | None) -> None:
+        if self._parser is not None and events is not None:
+            for event in self._parser.push(text):
+                append(events, event)
+
+    def _last(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: list[TokenLogprob] | None,
+        reason: str,
+        stop_reason: str | int | None,
+        events: list[Event] | None = None,
+    ) -> Delta:
+        """The last delta; `events` are those of its text already, None where it was not parsed."""
+        parser = self._parser
+        if parser is not None:
+            if events is None:
+                events = parser.push_rest(text)
+            for event in parser.finish():
+                append(events, event)
+            reason = parser.finish_reason(reason)
+        return Delta(self.index, text, token_ids, logprobs, reason, stop_reason, events)
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         if token_ids[-1] in self._silent_ids:

@@ -32,6 +32,26 @@ class GatewayConfig:
     served_model_name: str = field(
         default="", metadata={"help": "The model's name for clients. Empty: the folder's name.", "metavar": "NAME"}
     )
+    tool_call_parser: str = field(
+        default="auto",
+        metadata={
+            "help": "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, qwen3_xml, "
+            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: as its chat template tells.",
+            "metavar": "NAME",
+        },
+    )
+    reasoning_parser: str = field(
+        default="auto",
+        metadata={
+            "help": "How the model writes its reasoning: deepseek_r1, qwen3, mistral, glm45, gpt-oss, kimi_k2, a "
+            "plugin's, or none. auto: as its chat template tells.",
+            "metavar": "NAME",
+        },
+    )
+    tool_parser_plugin: str = field(
+        default="",
+        metadata={"help": "A Python file with TOOL_FORMATS or REASONING_FORMATS of your own.", "metavar": "PATH"},
+    )
     default_max_tokens: int | None = field(
         default=None,
         metadata={

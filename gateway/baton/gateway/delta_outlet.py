@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.gateway.generation import Delta, Sink, TokenLogprob, Usage
+from baton.gateway.parsing.events import Event, append
 from baton.rpc.errors import ServiceError
 
 
@@ -18,6 +19,7 @@ class _Merged:
     has_logprobs: bool = False
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    events: list[Event] | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
@@ -28,10 +30,15 @@ class _Merged:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+        if delta.events is not None:
+            self.events = self.events or []
+            for event in delta.events:
+                append(self.events, event)
 
     def delta(self, index: int) -> Delta:
         logprobs = self.logprobs if self.has_logprobs else None
-        return Delta(index, "".join(self.texts), self.token_ids, logprobs, self.finish_reason, self.stop_reason)
+        text = "".join(self.texts)
+        return Delta(index, text, self.token_ids, logprobs, self.finish_reason, self.stop_reason, self.events)
 
 
 class DeltaOutlet:

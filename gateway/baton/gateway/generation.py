@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.gateway.parsing.events import Event
+from baton.gateway.parsing.output_format import Reading
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
 
@@ -28,6 +30,7 @@ class GenerationRequest:
     traceparent: str = ""
     detokenize: bool = True  # False: deltas have token ids and no text
     skip_special_tokens: bool = True
+    reading: Reading | None = None  # how reasoning and calls are found in the text; None: all of it is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ class Delta:
     text: str
     token_ids: Sequence[int]
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, where asked for
-    finish_reason: str | None = None  # "stop" | "length", set in the choice's last delta
+    finish_reason: str | None = None  # "stop" | "length" | "tool_calls", set in the choice's last delta
     stop_reason: str | int | None = None  # the stop string or stop token id that matched; None for end-of-sequence
+    events: list[Event] | None = None  # what the text is; None without a parser: all of it is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens that were not computed, because a worker held their KV
+    reasoning_tokens: int = 0  # of the completion's, where a parser tells them
 
 
 class Sink(Protocol):

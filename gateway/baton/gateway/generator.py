@@ -58,8 +58,13 @@ def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo) -> Promp
 
 def _make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
     include_stop = request.stop.include_stop_str_in_output
+    reading = request.reading if request.detokenize else None
     detokenizer = (
-        model.tokenizer.detokenizer(request.prompt_token_ids, skip_special_tokens=request.skip_special_tokens)
+        model.tokenizer.detokenizer(
+            request.prompt_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+            shown=reading.special_tokens if reading is not None else frozenset(),
+        )
         if request.detokenize
         else NoText()
     )
@@ -70,4 +75,5 @@ def _make_choice(index: int, request: GenerationRequest, resolved: ResolvedReque
         stop_ids=resolved.stop_ids,
         include_stop=include_stop,
         name_logprobs=logprob_namer(model.tokenizer) if resolved.sampling.HasField("logprobs") else None,
+        parser=reading.new_parser() if reading is not None else None,
     )

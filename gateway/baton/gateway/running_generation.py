@@ -305,6 +305,7 @@ class RunningGeneration:
             prompt_tokens=len(self._prompt.token_ids),
             completion_tokens=sum(len(choice.output_token_ids) for choice in self._choices),
             cached_tokens=min(self._cached.values(), default=0),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     def _expire(self) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 
 from baton.gateway.chat_template import ChatTemplate, Message
 from baton.gateway.model_files import read_model_files
+from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.output_format import OutputFormat, Reading
+from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.tokenizer import Tokenizer
-from baton.rpc.errors import NotFound, Unavailable
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
@@ -22,13 +25,23 @@ _ABSENCE_SECONDS = 10.0
 _RETRY_AFTER_MS = 1000
 # Shorter chats take less time to render than to hand to another thread.
 _INLINE_MESSAGES = 64
+# Enough of a prompt's end to tell whether it opens the reasoning, in tokens.
+_PROMPT_END_TOKENS = 16
 
 
 class ServedModel:
     """One model. `info` is what its workers last said; None until any was heard of."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        defaults: SamplingDefaults,
+        output_format: OutputFormat,
+    ) -> None:
         self.name = name
+        self.output_format = output_format
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
@@ -43,6 +56,23 @@ class ServedModel:
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         return self.info
+
+    def check_tools(self, use: ToolUse) -> None:
+        """Raises InvalidRequest for tools where nothing tells how the model writes calls, or cannot be held to them."""
+        if not use.active:
+            return
+        if self.output_format.tools is None:
+            raise InvalidRequest(
+                f"tools: how {self.name} writes tool calls is not known; the gateway needs --tool-call-parser.",
+                field="tools",
+            )
+
+    def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
+        """How outputs of this chat are read; None where all text is the answer."""
+        prompt_end = ""
+        if self.output_format.reasoning is not None:
+            prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
+        return self.output_format.reading(use, prompt_end, include_reasoning)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's token ids."""
@@ -73,13 +103,14 @@ class ServedModel:
         return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens)
 
 
-def load_served_model(source: str, name: str = "") -> ServedModel:
-    """Reads a model folder or hub id. Raises ServiceError that names the file that is missing or broken."""
+def load_served_model(source: str, name: str = "", formats: FormatFlags | None = None) -> ServedModel:
+    """Reads a model folder or hub id. Raises ServiceError that names the file or flag that is missing or wrong."""
     files = read_model_files(source)
     return ServedModel(
         name=name or files.default_name,
         tokenizer=Tokenizer(files.tokenizer_path),
         template=ChatTemplate(files.chat_templates, files.special_tokens, str(files.folder)),
+        output_format=choose_format(formats or FormatFlags(), files.chat_templates.values()),
         defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
     )
 

@@ -18,6 +18,7 @@ from baton.gateway.http_server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.rest_routes import rest_routes
+from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, load_served_model
@@ -44,7 +45,7 @@ class _Core:
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running answers are out."""
     config.validate()
-    catalog = ModelCatalog([load_served_model(config.model, config.served_model_name)])
+    catalog = ModelCatalog([load_served_model(config.model, config.served_model_name, format_flags(config))])
     counters = GenerationCounters()
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
@@ -59,6 +60,11 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             # Leaving the gRPC server has drained it meanwhile.
             await draining
     _log.info("drained")
+
+
+def format_flags(config: GatewayConfig) -> FormatFlags:
+    """What the settings say of the model's outputs."""
+    return FormatFlags(config.tool_call_parser, config.reasoning_parser, config.tool_parser_plugin)
 
 
 def missing_parts(core: _Core) -> list[str]:

@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
@@ -46,6 +46,15 @@ class TokenTable:
             return b""
         text = self.texts[token_id]
         return self.fragments[token_id] if text is None else text.encode()
+
+    def showing(self, token_ids: frozenset[int]) -> TokenTable:
+        """The same with these special tokens visible."""
+        if not token_ids:
+            return self
+        visible = list(self.visible_texts)
+        for token_id in token_ids:
+            visible[token_id] = self.texts[token_id]
+        return replace(self, visible_texts=visible)
 
 
 @dataclass(frozen=True, slots=True)

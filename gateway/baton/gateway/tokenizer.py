@@ -18,7 +18,7 @@ from baton.gateway.detokenizer import (
     Detokenizer,
     PrefixDiffDetokenizer,
 )
-from baton.gateway.token_table import Joining, build_token_table
+from baton.gateway.token_table import Joining, TokenTable, build_token_table
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ class Tokenizer:
         self._special_ids = frozenset(
             token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
         )
+        self._tables: dict[frozenset[str], tuple[TokenTable | None, frozenset[int]]] = {}
         self._threads = ThreadPoolExecutor(_MAX_ENCODING_THREADS, thread_name_prefix="encode")
 
     @property
@@ -109,10 +110,13 @@ class Tokenizer:
         """The token as the vocabulary spells it. Empty: no such token."""
         return self._rust.id_to_token(token_id) or ""
 
-    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """A detokenizer for the output that follows this prompt."""
-        table = self._table
-        hidden = self._special_ids if skip_special_tokens else frozenset()
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """A detokenizer for the output that follows this prompt. `shown` special tokens are never skipped."""
+        table, hidden = self._showing(shown)
+        if not skip_special_tokens:
+            hidden = frozenset()
         if table is None:
             context = prompt_token_ids[-_MAX_CONTEXT_TOKENS:]
             return PrefixDiffDetokenizer(lambda ids: self._rust.decode(ids, skip_special_tokens=False), context, hidden)
@@ -120,6 +124,17 @@ class Tokenizer:
             return ByteLevelDetokenizer(table, skip_special_tokens)
         at_start = all(token_id in hidden for token_id in prompt_token_ids)
         return ByteFallbackDetokenizer(table, skip_special_tokens, at_start)
+
+    def _showing(self, shown: frozenset[str]) -> tuple[TokenTable | None, frozenset[int]]:
+        """The table with these special tokens among the visible ones, and the ids of those that are hidden."""
+        if not shown:
+            return self._table, self._special_ids
+        made = self._tables.get(shown)
+        if made is None:
+            ids = frozenset(token_id for token_id in self._special_ids if self.token_name(token_id) in shown)
+            table = self._table.showing(ids) if self._table is not None else None
+            made = self._tables[shown] = (table, self._special_ids - ids)
+        return made
 
     def close(self) -> None:
         """Ends the encoding threads."""

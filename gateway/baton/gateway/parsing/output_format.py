@@ -9,7 +9,13 @@ from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, W
 from baton.gateway.parsing.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 
-NewOutputParser = Callable[[], OutputParser]
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the choices of one request are read."""
+
+    new_parser: Callable[[], OutputParser]  # for one choice
+    special_tokens: frozenset[str]  # that stay in the text whatever the request says: the parsers' markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,8 @@ class OutputFormat:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
-    def new_parser(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> NewOutputParser | None:
-        """What makes each choice's parser; None where outputs are plain text.
+    def reading(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> Reading | None:
+        """How the outputs of a request are read; None where they are plain text.
 
         `prompt_end` is the prompt's last text, a dozen tokens or more.
         """
@@ -56,11 +62,11 @@ class OutputFormat:
         reasoning = None if combined else self.reasoning
         if calls is None and reasoning is None:
             return None
-        reason = "stop" if use.mode is ToolMode.NAMED else "tool_calls"
-        wanted = Wanted(include_reasoning, use.parallel, reason)
+        finish_reason = "stop" if use.mode is ToolMode.NAMED else "tool_calls"
+        wanted = Wanted(include_reasoning, use.parallel, finish_reason)
         opened = reasoning is not None and reasoning.is_open(prompt_end)
 
-        def new() -> OutputParser:
+        def new_parser() -> OutputParser:
             if calls is not None and combined:
                 return OutputParser(calls.new_parser(use.tools), None, wanted)  # type: ignore[arg-type]
             return OutputParser(
@@ -69,9 +75,5 @@ class OutputFormat:
                 wanted,
             )
 
-        return new
-
-    def special_tokens(self, use: ToolUse) -> frozenset[str]:
-        """The special tokens that the parsers of such a request must see."""
-        calls = self.tools.special_tokens if self.tools is not None and use.active else ()
-        return frozenset(calls).union(self.reasoning.special_tokens if self.reasoning is not None else ())
+        special_tokens = {*(calls.special_tokens if calls else ()), *(reasoning.special_tokens if reasoning else ())}
+        return Reading(new_parser, frozenset(special_tokens))

@@ -43,10 +43,14 @@ class OutputParser:
     def push(self, text: str) -> list[Event]:
         """One token's text, which may be empty. Tokens of reasoning are counted, its end included."""
         was_reasoning = self._in_reasoning
-        events = self._through_tools(self._through_reasoning(text))
+        events = self.push_rest(text)
         if was_reasoning or self._in_reasoning:
             self.num_reasoning_tokens += 1
-        return self._select(events)
+        return events
+
+    def push_rest(self, text: str) -> list[Event]:
+        """Text that was kept back of tokens that were counted."""
+        return self._select(self._through_tools(self._through_reasoning(text)))
 
     def finish(self) -> list[Event]:
         """The rest, once no more text comes."""
