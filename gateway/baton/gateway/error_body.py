@@ -21,6 +21,8 @@ _TYPES: Mapping[int, str] = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+# Of statuses that are no standard.
+_PHRASES: Mapping[int, str] = {499: "Client Closed Request", 529: "Overloaded"}
 _CODES: Mapping[int, str] = {429: "rate_limit_exceeded", 503: "service_unavailable", 504: "timeout"}
 
 
@@ -72,7 +74,7 @@ def http_error_of(error: Exception) -> HttpError:
 
 def reason_phrase(status: int) -> str:
     """The words after the number in the status line."""
-    return "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def _code_of(error: ServiceError) -> str | None:

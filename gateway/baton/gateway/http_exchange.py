@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import Protocol
 
+from baton.gateway.anthropic_errors import AnthropicError, speaks_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
 
 _log = logging.getLogger("baton.gateway.access")
@@ -137,6 +138,8 @@ class Exchange:
             self._end()
             return
         answer = http_error_of(error)
+        if speaks_anthropic(self.path):
+            answer = AnthropicError(answer, self.request_id)
         self.respond(answer.status, answer.body, headers=answer.headers)
 
     def stream(self, content_type: str, headers: Mapping[str, str] | None = None) -> None:
@@ -189,6 +192,8 @@ class Exchange:
         lines += [f"{name}: {value}" for name, value in fields.items()]
         if self.request_id:
             lines.append(f"x-request-id: {self.request_id}")
+            if speaks_anthropic(self.path):
+                lines.append(f"request-id: {self.request_id}")
         if not self._keep_alive:
             lines.append("connection: close")
         elif self.http_version == "1.0":

@@ -48,9 +48,9 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": f"{route.method.lower()}{''.join(_words(route.path))}",
         "responses": {"200": _answer(route), **{str(status): _error(status) for status in route.errors}},
     }
-    if route.has_parameter:
-        name = route.path.partition("{")[2].rstrip("}")
-        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if route.parameter:
+        parameter = {"name": route.parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [parameter]
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": _schema(route.request)}}
     return operation

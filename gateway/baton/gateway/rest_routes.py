@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.gateway import openai_types as types
+from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
 from baton.gateway.openai_completions import Completions
@@ -18,7 +19,7 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 def rest_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
     """The table. `missing` says in words what the gateway waits for before it can serve."""
-    api = _api_routes(desk)
+    api = [*_api_routes(desk), *anthropic_routes(desk)]
     system = _system_routes(desk, missing)
     described = [*api, *system]
     description = Description(openapi_document(described))

@@ -15,7 +15,11 @@ Handler = Callable[[Exchange], Coroutine[None, None, None] | None]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. A path that ends in `{name}` takes whatever follows, slashes included."""
+    """One method of one path.
+
+    A path that ends in `{name}` takes whatever follows, slashes included; a `{name}` before more path takes what
+    comes in between.
+    """
 
     method: str
     path: str
@@ -33,20 +37,28 @@ class Route:
         return self.path.partition("{")[0]
 
     @property
-    def has_parameter(self) -> bool:
-        """Whether the path ends in one."""
-        return "{" in self.path
+    def suffix(self) -> str:
+        """What comes after the parameter; empty where there is none."""
+        return self.path.partition("}")[2]
+
+    @property
+    def parameter(self) -> str:
+        """The parameter's name; empty where there is none."""
+        return self.path.partition("{")[2].partition("}")[0]
 
 
 class RouteTable:
-    """Finds routes by exact path, then by prefix."""
+    """Finds routes by exact path, then by prefix and suffix, then by prefix."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
-        self._prefixes: dict[str, dict[str, Route]] = {}
+        patterns: dict[tuple[str, str], dict[str, Route]] = {}
         for route in routes:
-            group = self._prefixes if route.has_parameter else self._exact
-            group.setdefault(route.prefix, {})[route.method] = route
+            if route.parameter:
+                patterns.setdefault((route.prefix, route.suffix), {})[route.method] = route
+            else:
+                self._exact.setdefault(route.path, {})[route.method] = route
+        self._patterns = sorted(patterns.items(), key=lambda entry: -len(entry[0][1]))
 
     def find(self, method: str, path: str) -> Route:
         """The route. Raises HttpError 404 or 405; HEAD finds GET routes."""
@@ -70,7 +82,7 @@ class RouteTable:
         exact = self._exact.get(path)
         if exact is not None:
             return exact
-        for prefix, methods in self._prefixes.items():
-            if path.startswith(prefix) and len(path) > len(prefix):
+        for (prefix, suffix), methods in self._patterns:
+            if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
                 return methods
         return None

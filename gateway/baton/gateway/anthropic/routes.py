@@ -1,0 +1,88 @@
+"""POST /v1/messages and /v1/messages/count_tokens: the requests' way in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.gateway.anthropic.answers import MessageDocument, MessageStream
+from baton.gateway.anthropic.turns import FIELDS, check_version, counted_turn, turn_of
+from baton.gateway.anthropic.types import (
+    ContextManagement,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    StreamEvent,
+    TokenCount,
+)
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.request_body import BodyDecoder
+from baton.gateway.routes import Route
+from baton.gateway.turn import encode_turn, fields_named, generation_of
+
+
+class Messages:
+    """POST /v1/messages."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self._decoder = BodyDecoder(MessagesRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        desk = self._desk
+        with desk.refusals_counted(), fields_named(FIELDS):
+            check_version(exchange.headers)
+            request = self._decoder.decode(exchange.body, exchange.headers)
+            turn = turn_of(request)
+            model = desk.catalog.get(request.model)
+            info = model.require_info()
+            request_id = desk.take_place(exchange, turn.fields, 1)
+            token_ids = await encode_turn(model, turn, info.max_model_len)
+        kind = MessageStream if request.stream else MessageDocument
+        answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
+        generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
+        await answer.run(desk.generator, [generation])
+
+
+class CountTokens:
+    """POST /v1/messages/count_tokens."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self._decoder = BodyDecoder(CountTokensRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        with fields_named(FIELDS):
+            check_version(exchange.headers)
+            request = self._decoder.decode(exchange.body, exchange.headers)
+            turn = counted_turn(request)
+            model = self._desk.catalog.get(request.model)
+            token_ids = await encode_turn(model, turn, model.require_info().max_model_len)
+        count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
+        exchange.respond(200, msgspec.json.encode(count))
+
+
+def anthropic_routes(desk: FrontDesk) -> list[Route]:
+    """Anthropic's part of the route table."""
+    body = (400, 404, 408, 413)
+    return [
+        Route(
+            "POST",
+            "/v1/messages",
+            Messages(desk),
+            "Answers a conversation, as Anthropic's API does.",
+            MessagesRequest,
+            Message,
+            StreamEvent,
+            errors=(*body, 429, 500, 504, 529),
+        ),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            CountTokens(desk),
+            "Counts a conversation's tokens.",
+            CountTokensRequest,
+            TokenCount,
+            errors=(*body, 529),
+        ),
+    ]

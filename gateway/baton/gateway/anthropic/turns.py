@@ -1,0 +1,156 @@
+"""From Anthropic's fields to Baton's. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.gateway.anthropic.conversation import chat_messages, continues_last
+from baton.gateway.anthropic.types import (
+    AnyChoice,
+    CountTokensRequest,
+    MessagesRequest,
+    MessagesTool,
+    NoneChoice,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolChoice,
+)
+from baton.gateway.openai_types import GenerationFields
+from baton.gateway.parsing.tool import Tool as CallableTool
+from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.gateway.turn import Turn
+from baton.gateway.validation import check_variables
+from baton.rpc.errors import InvalidRequest
+
+# The generation side's names for what this API calls otherwise.
+FIELDS: Mapping[str, str] = {"prompt": "messages", "stop": "stop_sequences"}
+
+_VERSIONS = ("2023-06-01", "2023-01-01")
+
+
+def check_version(headers: Mapping[bytes, bytes]) -> None:
+    """Raises InvalidRequest for a version of the API that there is not. None given: the newest."""
+    version = headers.get(b"anthropic-version")
+    if version is not None and version.decode("latin-1") not in _VERSIONS:
+        shown = version.decode("latin-1")
+        raise InvalidRequest(
+            f"anthropic-version: {shown!r} is not a valid version; give {_VERSIONS[0]}", field="anthropic-version"
+        )
+
+
+def turn_of(request: MessagesRequest) -> Turn:
+    """The request's turn. Raises InvalidRequest that names the field."""
+    messages = chat_messages(request.system, request.messages)
+    _check_format(request)
+    _check_thinking(request)
+    for index, stop in enumerate(request.stop_sequences or ()):
+        if not stop.strip():
+            field = f"stop_sequences.{index}"
+            raise InvalidRequest(f"{field}: each stop sequence must contain non-whitespace", field=field)
+    if request.top_p == 0:
+        raise InvalidRequest("top_p: it must be above 0", field="top_p")
+    return Turn(
+        messages=messages,
+        fields=_generation_fields(request),
+        max_tokens=request.max_tokens,
+        tools=_tool_use(request),
+        variables=_variables(request),
+        going_on=continues_last(request.messages),
+    )
+
+
+def counted_turn(request: CountTokensRequest) -> Turn:
+    """The turn of which only the prompt is wanted. Raises InvalidRequest that names the field."""
+    return Turn(
+        messages=chat_messages(request.system, request.messages),
+        fields=GenerationFields(model=request.model),
+        max_tokens=None,
+        tools=_tool_use(request),
+        variables=_variables(request),
+        going_on=continues_last(request.messages),
+    )
+
+
+def _generation_fields(request: MessagesRequest) -> GenerationFields:
+    return GenerationFields(
+        model=request.model,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stop=list(request.stop_sequences or ()),
+        stream=request.stream,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _check_format(request: CountTokensRequest) -> None:
+    if request.mcp_servers:
+        raise InvalidRequest("mcp_servers: MCP servers are not supported; leave it out", field="mcp_servers")
+    if request.output_config is not None and request.output_config.format is not None:
+        field = "output_config.format"
+        raise InvalidRequest(f"{field}: structured outputs are not served by this release", field=field)
+
+
+def _check_thinking(request: MessagesRequest) -> None:
+    thinking = request.thinking
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
+        field = "thinking.budget_tokens"
+        raise InvalidRequest(
+            f"{field}: it is {thinking.budget_tokens}; it must be less than max_tokens, {request.max_tokens}",
+            field=field,
+        )
+
+
+def _variables(request: CountTokensRequest) -> dict[str, Any]:
+    """Thinking is said in the words of the templates that know it."""
+    check_variables(request.chat_template_kwargs)
+    variables: dict[str, Any] = {}
+    if request.thinking is not None:
+        thinks = not isinstance(request.thinking, ThinkingDisabled)
+        variables = {"enable_thinking": thinks, "thinking": thinks}
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    return {**variables, **(request.chat_template_kwargs or {})}
+
+
+def _tool_use(request: CountTokensRequest) -> ToolUse:
+    choice = request.tool_choice
+    if not request.tools:
+        if choice is not None and not isinstance(choice, NoneChoice):
+            raise InvalidRequest("tool_choice: it may only be given with tools", field="tool_choice")
+        return ToolUse()
+    tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
+    _check_names(tools)
+    if choice is None:
+        return ToolUse(tools, ToolMode.AUTO)
+    if isinstance(choice, NoneChoice):
+        return ToolUse(tools, ToolMode.NONE)
+    parallel = not choice.disable_parallel_tool_use
+    if isinstance(choice, ToolChoice):
+        if choice.name not in {tool.name for tool in tools}:
+            raise InvalidRequest(f"tool_choice.name: there is no tool {choice.name!r}", field="tool_choice.name")
+        return ToolUse(tools, ToolMode.NAMED, choice.name, parallel)
+    return ToolUse(tools, ToolMode.REQUIRED if isinstance(choice, AnyChoice) else ToolMode.AUTO, "", parallel)
+
+
+def _tool(tool: MessagesTool, where: str) -> CallableTool:
+    if tool.type not in (None, "custom"):
+        raise InvalidRequest(f"{where}.type: {tool.type!r} is not supported; only custom is", field=f"{where}.type")
+    if tool.input_schema is None:
+        raise InvalidRequest(f"{where}.input_schema: it is required", field=f"{where}.input_schema")
+    if tool.input_schema.get("type", "object") != "object":
+        field = f"{where}.input_schema.type"
+        raise InvalidRequest(f"{field}: it must be 'object'", field=field)
+    return CallableTool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+
+
+def _check_names(tools: Sequence[CallableTool]) -> None:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in names:
+            field = f"tools.{index}.name"
+            raise InvalidRequest(f"{field}: tool names must be unique, and {tool.name!r} is there twice", field=field)
+        names.add(tool.name)

@@ -1,0 +1,231 @@
+"""Anthropic's request and response bodies. One definition for parsing, encoding and the OpenAPI document.
+
+Unknown keys are ignored; null means unset. What a schema cannot say is checked in conversation.py and turns.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from baton.gateway.openai_types import Count, CountOrZero, Name
+
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+CallId = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
+
+
+class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ImageBlock(Struct, kw_only=True, tag_field="type", tag="image"):
+    """A picture."""
+
+    source: dict[str, Any]
+
+
+class DocumentBlock(Struct, kw_only=True, tag_field="type", tag="document"):
+    """A document; its source is of type text or content."""
+
+    source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+
+
+class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought in an earlier turn."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    """Thinking that only its origin can read."""
+
+    data: str
+
+
+class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ToolReferenceBlock(Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A tool's name as a result."""
+
+    tool_name: str
+
+
+class ToolResultBlock(Struct, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a call returned."""
+
+    tool_use_id: CallId
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(Struct, kw_only=True):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class MessagesTool(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: ToolName
+    type: str | None = None  # custom, or null
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AutoChoice(Struct, kw_only=True, tag_field="type", tag="auto"):
+    """The model calls tools as it likes."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, kw_only=True, tag_field="type", tag="any"):
+    """The model calls some tool."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoice(Struct, kw_only=True, tag_field="type", tag="tool"):
+    """The model calls this tool."""
+
+    name: ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoneChoice(Struct, kw_only=True, tag_field="type", tag="none"):
+    """The model calls no tool."""
+
+
+class ThinkingEnabled(Struct, kw_only=True, tag_field="type", tag="enabled"):
+    """The model thinks first."""
+
+    budget_tokens: Annotated[int, Meta(ge=1024)]
+
+
+class ThinkingAdaptive(Struct, kw_only=True, tag_field="type", tag="adaptive"):
+    """The model thinks where it helps."""
+
+
+class ThinkingDisabled(Struct, kw_only=True, tag_field="type", tag="disabled"):
+    """The model does not think first, where its template can say so."""
+
+
+class MessageFormat(Struct, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, kw_only=True):
+    """How the answer is made."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: MessageFormat | None = None
+
+
+class CountTokensRequest(Struct, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+    model: Name
+    messages: list[InputMessage]
+    system: str | list[TextBlock] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # variables for the model's chat template
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: list[Name] | None = None
+    temperature: Fraction | None = None
+    top_p: Fraction | None = None
+    top_k: CountOrZero | None = None  # 0 is off
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    # Not Anthropic's own.
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
+    cache_salt: Name | None = None  # requests with different salts share no cached block
+
+
+class ThinkingTokens(Struct):
+    """Of the answer's tokens."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Token counts. The prompt's tokens are input_tokens and cache_read_input_tokens together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0  # not computed, because a worker held their KV
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | None = None
+    service_tier: str = "standard"
+
+
+class Message(Struct, kw_only=True):
+    """The answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]  # blocks: text, thinking, tool_use
+    stop_reason: str | None
+    stop_sequence: str | None  # that ended it
+    usage: MessageUsage
+
+
+class StreamEvent(Struct, kw_only=True):
+    """One event of a stream, which its `event:` line names too."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    ]
+
+
+class ContextManagement(Struct):
+    """What context management would make of it: nothing."""
+
+    original_input_tokens: int
+
+
+class TokenCount(Struct):
+    """The answer of count_tokens."""
+
+    input_tokens: int
+    context_management: ContextManagement

@@ -1,0 +1,85 @@
+"""One answer to a chat, whichever API asked for it: from messages to a generation, and from text to its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.generation import Delta, GenerationRequest
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.openai_types import GenerationFields
+from baton.gateway.parsing.events import ContentText, Event
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.served_model import ServedModel
+from baton.gateway.validation import check_context, check_item_count, sampling_of, stop_of
+from baton.rpc.errors import InvalidRequest, ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A chat that wants one answer."""
+
+    messages: Sequence[Mapping[str, Any]]  # as chat templates expect them
+    fields: GenerationFields
+    max_tokens: int | None  # None: as many as the context holds
+    logprobs: int | None = None  # alternatives of each token; None: no log-probabilities
+    tools: ToolUse = field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+    going_on: bool = False  # the answer continues the last message
+    include_reasoning: bool = True
+
+
+def events_of(delta: Delta) -> list[Event]:
+    """What a delta adds, taken apart where the model's formats are known."""
+    if delta.events is not None:
+        return delta.events
+    return [ContentText(delta.text)] if delta.text else []
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name fields as this API's clients know them."""
+    try:
+        yield
+    except ServiceError as error:
+        rename_field(error, names)
+        raise
+
+
+def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
+    """The same for one error."""
+    name, dot, rest = error.field.partition(".")
+    error.field = names.get(name, name) + dot + rest
+
+
+async def encode_turn(model: ServedModel, turn: Turn, max_model_len: int) -> list[int]:
+    """The chat's token ids. Raises InvalidRequest, ContextTooLong."""
+    check_item_count(len(turn.messages), max_model_len)
+    if turn.tools.active and not takes_calls(model):
+        raise InvalidRequest("tools are not served for this model; leave them out.", field="tools")
+    token_ids = await model.encode_chat(
+        turn.messages,
+        add_generation_prompt=not turn.going_on,
+        continue_final_message=turn.going_on,
+        tools=[tool.for_template() for tool in turn.tools.tools] if turn.tools.active else None,
+        variables=turn.variables,
+    )
+    check_context(len(token_ids), max_model_len, "messages")
+    return token_ids
+
+
+def takes_calls(model: ServedModel) -> bool:
+    """Whether the model's way of calling tools is known."""
+    return False
+
+
+def generation_of(
+    desk: FrontDesk, exchange: Exchange, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
+) -> GenerationRequest:
+    """The turn's request to the generation side."""
+    sampling = sampling_of(turn.fields, turn.logprobs)
+    stop = stop_of(turn.fields, turn.max_tokens)
+    return desk.generation_request(exchange, request_id, model, turn.fields, token_ids, sampling, stop)
