@@ -14,6 +14,8 @@ from baton.router.worker_view import WorkerView
 from baton.v1 import router_pb2
 
 _FLEET_SECONDS = 1.0  # for which the fleet's medians are kept
+_STALL_WEIGHT = 0.02  # of one placement; about fifty of memory
+_MAX_STALLED = 0.9
 
 
 class Learnt:
@@ -22,9 +24,19 @@ class Learnt:
     def __init__(self) -> None:
         self.lengths = OutputLengths()
         self.arrivals = Arrivals()
+        self._stall_seconds = 0.0  # of the decodes beside, for each placement
         self._biases: dict[tuple[bytes, bool], Bias] = defaultdict(Bias)  # by model digest and whether remote
         self._rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
+
+    def placed(self, prefill_seconds: float, is_remote: bool, now: float) -> None:
+        """A request was placed; its prompt takes so long, beside the decodes of its worker unless `is_remote`."""
+        self.arrivals.observe(now)
+        self._stall_seconds += _STALL_WEIGHT * ((0.0 if is_remote else prefill_seconds) - self._stall_seconds)
+
+    def stalled_part(self, num_workers: int, now: float) -> float:
+        """The part of the time, in [0, 0.9], in which decodes stand still for prompts."""
+        return min(_MAX_STALLED, self._stall_seconds * self.arrivals.per_second(now) / max(1, num_workers))
 
     def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
         """A placement went well."""

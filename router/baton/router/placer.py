@@ -85,10 +85,11 @@ class Placer:
         self.in_flight.expire(now)
         model = self._model(request.model)
         _check(request, model)
-        asked = self._asked(request, model)
         standings, refused = self._standings.of(request, model, now)
+        num_decodes = sum([one.view.can_decode for one in standings])
+        asked = self._asked(request, model, self._learnt.stalled_part(num_decodes, now))
         placement_id = next(self._placement_ids)
-        traffic = self._learnt.traffic(model.digest, sum([one.view.can_decode for one in standings]), now)
+        traffic = self._learnt.traffic(model.digest, num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
         response = response_of(placement_id, options)
         self._begin(placement_id, request, asked, options[0], now)
@@ -140,7 +141,7 @@ class Placer:
         """How long an answer is taken to be. max_tokens 0: no limit."""
         return self._learnt.lengths.expected(model, max_tokens)
 
-    def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Asked:
+    def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, stalled: float) -> Asked:
         num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)
         return Asked(
             model,
@@ -149,7 +150,8 @@ class Placer:
                 num_output_tokens,
                 request.adapter,
                 self._objectives.stream_part(num_output_tokens),
-                self._objectives.itl_seconds,
+                # Prompts that are computed beside take their part of the time between tokens.
+                self._objectives.itl_seconds * (1.0 - stalled),
             ),
             request.tenant,
             request.tenant_weight or 1.0,
@@ -171,7 +173,7 @@ class Placer:
             asked.priority,
         )
         self.in_flight.begin(placed, now)
-        self._learnt.arrivals.observe(now)
+        self._learnt.placed(best.costs.prefill, best.prefill is not None, now)
         if request.session_id:
             view = best.decode.view
             self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)
