@@ -151,13 +151,13 @@ class Publisher:
                 raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
 
     async def _messages(self) -> AsyncIterator[bytes]:
-        due = time.monotonic() + _HEARTBEAT_SECONDS
+        due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
         while True:
             try:
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                async with asyncio.timeout(max(0.0, due - asyncio.get_running_loop().time())):
                     message = await self._outbox.take()
             except TimeoutError:
-                due = time.monotonic() + _HEARTBEAT_SECONDS
+                due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
                 if self._is_greeted:
                     yield self._heartbeat()
                 continue
@@ -166,8 +166,8 @@ class Publisher:
             if self._answered.popleft():
                 self._ask()
             yield message
-            if self._is_greeted and time.monotonic() >= due:
-                due = time.monotonic() + _HEARTBEAT_SECONDS
+            if self._is_greeted and asyncio.get_running_loop().time() >= due:
+                due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
                 yield self._heartbeat()
 
     def _heartbeat(self) -> bytes:
@@ -179,7 +179,7 @@ class Publisher:
 
     def _ask(self) -> None:
         if self._asked is None:
-            self._asked = time.monotonic()
+            self._asked = asyncio.get_running_loop().time()
 
     def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
         self._asked = None
