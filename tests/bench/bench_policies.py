@@ -200,29 +200,43 @@ def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
         for policy in names
     ]
     summaries = run_cells(cells, options.jobs, _say)
-    rows, worst, mixed = [], [], []
+    rows, goods, delays = [], [], []
     for index, (workload, load) in enumerate(shapes):
         by_name = {names[one.policy]: one for one in summaries[index * len(names) : (index + 1) * len(names)]}
-        ours, better = by_name["baton"], min((by_name["always"], by_name["never"]), key=_cost)
-        ratio = _cost(better) / _cost(ours)
-        worst.append((ratio, workload, load))
-        if workload == "mixed":
-            mixed.append(ratio)
+        ours, fixed = by_name["baton"], (by_name["always"], by_name["never"])
+        good = _ratio(ours.good_share, max(one.good_share for one in fixed))
+        delay = _ratio(min(map(_cost, fixed)), _cost(ours))
+        goods.append((good, workload, load))
+        delays.append((delay, workload, load))
         rows.append(
             (
                 workload,
                 f"{load:.1f}",
                 *(f"{one.good_share:.3f} {1000 * _cost(one):.0f}" for one in by_name.values()),
                 f"{100 * ours.remote_share:.0f}%",
-                f"{ratio:.3f}",
+                f"{good:.2f}",
+                f"{delay:.2f}",
             )
         )
-    print(render_table(("workload", "load", *(f"{name}" for name in names.values()), "remote", "ratio"), rows))
-    print("\nof each policy: share of good requests, mean seconds of a request x 1000 (unfinished and refused: 60 s)")
-    print(f"worst of {len(worst)} cells: {min(worst)}; cells below 0.97: {sum(ratio < 0.97 for ratio, *_ in worst)}")
-    if mixed:
-        print(f"mixed traffic: mean ratio {sum(mixed) / len(mixed):.3f}")
+    header = ("workload", "load", *names.values(), "remote", "good ratio", "latency ratio")
+    print(render_table(header, rows))
+    print("\nof each policy: share of good requests, mean milliseconds of a request (unfinished and refused: 60 s);")
+    print("ratios over 1: Baton is better than the better of always and never")
+    for what, ratios in (("good requests", goods), ("latency", delays)):
+        worst, workload, load = min(ratios)
+        num_below = sum(ratio < 0.97 for ratio, *_ in ratios)
+        mixed = ", ".join(f"{ratio:.2f}" for ratio, name, _ in ratios if name == "mixed")
+        print(
+            f"{what}: worst of {len(ratios)} cells {worst:.3f} ({workload} at {load:g}), {num_below} below 0.97;"
+            f" mixed traffic {mixed or '-'}"
+        )
     return {"seed": options.seed, "runs": [summary.as_dict() for summary in summaries]}
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    if theirs:
+        return ours / theirs
+    return float("inf") if ours else 1.0
 
 
 def _cost(one: Summary) -> float:

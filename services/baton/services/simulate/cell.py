@@ -146,13 +146,13 @@ def arrivals_of(cell: Cell, texts: Texts) -> list[Arrival]:
 
 def _capacity(cell: Cell, workload: Workload) -> float:
     """Of the whole fleet, from a sample of the workload near that rate: how much is reused depends on it."""
-    rate = 4.0 * len(cell.cluster.roles)
+    num_workers = len(cell.cluster.roles)
+    rate = 4.0 * num_workers
     for _ in range(2):
         texts = Texts(cell.cluster.block_size)
-        sample = generate(
-            workload, texts, min(max(rate, _MIN_SAMPLE_RATE), _MAX_SAMPLE_RATE), _SAMPLE_SECONDS, cell.seed
-        )
-        rate = requests_per_second(sample, texts, cell.cluster, cell.limits.itl, _SAMPLE_SECONDS * 2 / 3) * len(
-            cell.cluster.roles
+        sampled = min(max(rate, _MIN_SAMPLE_RATE), _MAX_SAMPLE_RATE)
+        sample = generate(workload, texts, sampled, _SAMPLE_SECONDS, cell.seed)
+        rate = num_workers * requests_per_second(
+            sample, texts, cell.cluster, cell.limits.itl, since=_SAMPLE_SECONDS * 2 / 3
         )
     return rate

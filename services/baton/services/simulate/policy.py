@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,9 +43,14 @@ class BatonPolicy:
     """The placer that `baton router` runs."""
 
     def __init__(self, parts: RouterParts) -> None:
-        self.placer = Placer(parts.fleet, parts.index, parts.max_queue_depth, explain_capacity=256, clock=parts.clock)
-        # It starts from the wall clock, and takes turns by it.
-        self.placer._placement_ids = itertools.count(1)
+        self.placer = Placer(
+            parts.fleet,
+            parts.index,
+            parts.max_queue_depth,
+            explain_capacity=256,
+            clock=parts.clock,
+            first_placement_id=1,  # it takes turns by them
+        )
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
         return self.placer.place(request)
