@@ -137,8 +137,11 @@ class BlockTable:
         if rows.size == buckets.size:
             in_order: Places = (buckets << 3) + (hits & 7)
             return in_order
-        places = np.full(buckets.size, -1, np.int64)
-        places[rows] = (buckets[rows] << 3) + (hits & 7)
+        is_there = np.zeros(buckets.size, np.bool_)
+        is_there[rows] = True
+        places = buckets << 3
+        places[is_there] += hits & 7
+        places[~is_there] = -1
         return places
 
     def _take_places(self, fingerprints: Fingerprints, buckets: Places) -> Places:

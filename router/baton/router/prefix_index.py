@@ -8,7 +8,7 @@ would find that out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -330,7 +330,7 @@ def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
     return edges
 
 
-def _ends(held: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+def _ends(held: NDArray[np.uint64]) -> list[tuple[int, int]]:
     """Each slot that is in the first row, and the number of rows that it is in; it is in no later one again."""
     edges = _edges(held)
     if held.shape[1] == 1:
@@ -338,12 +338,16 @@ def _ends(held: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     else:
         rows = [int.from_bytes(row.tobytes(), "little") for row in held[edges[:-1]].astype("<u8", copy=False)]
     rows.append(0)
-    for before, after, depth in zip(rows, rows[1:], edges[1:].tolist(), strict=False):
-        ended = before & ~after
+    ends: list[tuple[int, int]] = []
+    before = rows[0]
+    for after, depth in zip(rows[1:], edges[1:].tolist(), strict=True):
+        ended = before ^ after
+        before = after
         while ended:
             lowest = ended & -ended
-            yield lowest.bit_length() - 1, depth
+            ends.append((lowest.bit_length() - 1, depth))
             ended ^= lowest
+    return ends
 
 
 def _sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
