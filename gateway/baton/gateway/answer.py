@@ -14,7 +14,7 @@ from baton.gateway.generation import Delta, Generation, GenerationRequest, Gener
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_types import PromptTokensDetails, Usage
+from baton.gateway.openai_types import CompletionTokensDetails, PromptTokensDetails, Usage
 from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event
 from baton.rpc.errors import ServiceError
 
@@ -30,6 +30,7 @@ class Answer(ABC):
         self._generations: list[Generation] = []
         self._num_running = 0
         self._counts = [0, 0, 0]  # prompt, completion, cached tokens
+        self._num_reasoning_tokens = 0
         self._ended = False
 
     async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
@@ -55,10 +56,12 @@ class Answer(ABC):
         totals[0] += counts.prompt_tokens
         totals[1] += counts.completion_tokens
         totals[2] += counts.cached_tokens
+        self._num_reasoning_tokens += counts.reasoning_tokens
         self._num_running -= 1
         if self._num_running or self._ended:
             return
-        self.finish(usage_of(*totals))
+        prompt, completion, cached = totals
+        self.finish(usage_of(prompt, completion, cached, self._num_reasoning_tokens))
         self._ended = True
         self.meter.on_done(*totals)
 
@@ -184,11 +187,12 @@ class _PromptSink:
         self._answer.fail(error)
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> Usage:
     """OpenAI's usage."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
     )

@@ -14,6 +14,7 @@ from baton.rpc.errors import InvalidRequest
 
 _MARK = "BATON_FINAL_MESSAGE_ENDS_HERE "
 _PART_FILTERS = frozenset(("selectattr", "rejectattr", "map"))
+_NONE_CHECK = re.compile(r"""\bcontent['"]?\]?\)?\s+is\s+(not\s+)?none\b""")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -85,6 +86,7 @@ class _Compiled:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise InvalidRequest(f"the chat template of {origin} is broken{line}: {error}", field="model") from error
         self._takes_parts = _loops_over_content(sandbox.parse(source))
+        self._knows_none = _NONE_CHECK.search(source) is not None
         self._takes_texts = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
 
     def render(self, sandbox: TemplateSandbox, values: Mapping[str, Any]) -> str:
@@ -112,6 +114,10 @@ class _Compiled:
         if reasoning is not None:
             fitted = {"thinking": reasoning, **fitted, "reasoning_content": reasoning}
         content = fitted.get("content")
+        if content is None and fitted.get("tool_calls"):
+            # Templates that ask for none mean the messages that only call; others want a text.
+            fitted["content"] = None if self._knows_none else "" if self._takes_texts else []
+            return fitted
         if isinstance(content, str):
             if not self._takes_texts:
                 fitted["content"] = [{"type": "text", "text": content}]

@@ -14,6 +14,7 @@ from baton.gateway.generation import GenerationRequest, Generator
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter, GatewayMetrics
 from baton.gateway.openai_types import GenerationFields
+from baton.gateway.parsing.output_format import Reading
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.sse import Envelope
 from baton.gateway.version import VERSION
@@ -61,6 +62,7 @@ class FrontDesk:
         prompt_token_ids: list[int],
         sampling: types_pb2.SamplingParams,
         stop: types_pb2.StopConditions,
+        reading: Reading | None = None,
     ) -> GenerationRequest:
         """One prompt's request to the generation side."""
         return GenerationRequest(
@@ -75,6 +77,7 @@ class FrontDesk:
             timeout_ms=int(self.config.request_timeout * 1000),
             traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
             skip_special_tokens=fields.skip_special_tokens is not False,
+            reading=reading,
         )
 
 

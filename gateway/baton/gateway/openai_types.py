@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 _INT32_MAX = 2**31 - 1
 
@@ -18,6 +18,7 @@ TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1)]
 PrintableId = Annotated[str, Meta(pattern="^[!-~]{1,256}$")]
+FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:/-]{1,256}$")]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -84,6 +85,35 @@ class ChatMessage(Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
+class FunctionDefinition(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON Schema of the arguments object
+    strict: bool | None = None  # the arguments follow the schema without exception
+
+
+class ToolDefinition(Struct, kw_only=True):
+    """A tool. Only functions are."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChosenFunction(Struct, kw_only=True):
+    """A function by name."""
+
+    name: str
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class ChatCompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -98,8 +128,10 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(min_length=1)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None  # null: auto where tools are given
+    parallel_tool_calls: bool | None = None  # null: true; false: at most one call
+    include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -133,6 +165,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: bool | None = None  # null: true
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -148,6 +181,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int  # not computed, because a worker held their KV
 
 
+class CompletionTokensDetails(Struct):
+    """Of the output's tokens."""
+
+    reasoning_tokens: int = 0  # 0 where no parser tells them
+
+
 class Usage(Struct):
     """Token counts of a request, all choices together."""
 
@@ -155,6 +194,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
 
 class TopLogprob(Struct):
@@ -181,6 +221,21 @@ class ChatLogprobs(Struct):
     refusal: list[TokenLogprob] | None = None
 
 
+class CalledFunction(Struct):
+    """What is called."""
+
+    name: str
+    arguments: str  # JSON text, as the model wrote it: it may be broken
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatAnswer(Struct):
     """The assistant's message."""
 
@@ -188,6 +243,9 @@ class ChatAnswer(Struct):
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
     annotations: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    reasoning: str | UnsetType = UNSET  # what the model thought before it answered
+    reasoning_content: str | UnsetType = UNSET  # the same, by its older name
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -213,11 +271,30 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """What is new of a called function."""
+
+    name: str | None = None  # in a call's first delta
+    arguments: str | None = None
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """What is new of a call."""
+
+    index: int
+    id: str | None = None  # in a call's first delta
+    type: Literal["function"] | None = None  # in a call's first delta
+    function: FunctionDelta | None = None
+
+
 class ChatDelta(Struct, omit_defaults=True):
     """What is new of a choice."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Struct, kw_only=True):

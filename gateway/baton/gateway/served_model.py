@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.gateway.chat_template import ChatTemplate, Message
 from baton.gateway.model_files import read_model_files
+from baton.gateway.parsing.constraint import needs_constraint
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, Reading
 from baton.gateway.parsing.tool import ToolUse
@@ -58,10 +59,14 @@ class ServedModel:
         return self.info
 
     def check_tools(self, use: ToolUse) -> None:
-        """Raises InvalidRequest for tools where nothing tells how the model writes calls, or cannot be held to them."""
-        if not use.active:
-            return
-        if self.output_format.tools is None:
+        """Raises InvalidRequest where it is not known how the model writes calls, or where a grammar is needed."""
+        if field := needs_constraint(use):
+            raise InvalidRequest(
+                f"{field}: this release cannot hold the model to a tool or its schema; leave it out, "
+                "and the model chooses by itself.",
+                field=field,
+            )
+        if use.active and self.output_format.tools is None:
             raise InvalidRequest(
                 f"tools: how {self.name} writes tool calls is not known; the gateway needs --tool-call-parser.",
                 field="tools",

@@ -23,6 +23,7 @@ from baton.gateway.openai_types import (
 )
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.tool_request import tool_of
 from baton.gateway.validation import check_chat_size, check_messages, check_variables, template_messages
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
@@ -143,6 +144,7 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
         template_messages(messages),
         add_generation_prompt=not going_on if add_prompt is None else add_prompt,
         continue_final_message=going_on,
+        tools=[tool_of(definition).for_template() for definition in request.tools] if request.tools else None,
         variables=request.chat_template_kwargs,
         add_special_tokens=bool(request.add_special_tokens),
     )

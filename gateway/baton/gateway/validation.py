@@ -47,7 +47,6 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
     """Raises InvalidRequest for a chat that cannot be served as asked."""
     _check_common(request, max_choices)
     _refuse_unserved(request, _UNSERVED_IN_CHAT)
-    _check_tools(request)
     for kind in request.modalities or ():
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
@@ -69,9 +68,9 @@ def check_for_model(request: GenerationFields, info: types_pb2.ModelInfo) -> Non
         check_count(name, len(getattr(request, name) or ()), info.vocab_size)
 
 
-def check_chat_size(messages: Sequence[ChatMessage], max_model_len: int) -> None:
-    """Raises ContextTooLong where the chat has more messages, parts and calls than the context has tokens."""
-    num_items = len(messages)
+def check_chat_size(messages: Sequence[ChatMessage], max_model_len: int, num_tools: int = 0) -> None:
+    """Raises ContextTooLong where the chat has more messages, parts, calls and tools than the context has tokens."""
+    num_items = len(messages) + num_tools
     for message in messages:
         num_items += len(message.tool_calls or ())
         if isinstance(message.content, list):
@@ -84,7 +83,7 @@ def check_item_count(num_items: int, max_model_len: int) -> None:
     if num_items > max_model_len:
         raise ContextTooLong(
             f"This model's maximum context length is {max_model_len} tokens. However, your messages have {num_items} "
-            "messages, parts and tool calls. Please reduce the length of the messages.",
+            "messages, parts, tool calls and tools. Please reduce the length of the messages.",
             field="messages",
         )
 
@@ -240,14 +239,6 @@ def _refuse_unserved(request: GenerationFields, names: Sequence[str]) -> None:
             raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
 
 
-def _check_tools(request: ChatCompletionRequest) -> None:
-    if request.tools is not None:
-        problem = "tools are not served by this release; leave them out." if request.tools else "tools is empty."
-        raise InvalidRequest(problem, field="tools")
-    if request.tool_choice not in (None, "none"):
-        raise InvalidRequest("tool_choice is only allowed when tools are given.", field="tool_choice")
-
-
 def _check_logprobs(name: str, value: int, most: int) -> None:
     if value > most:
         raise InvalidRequest(f"{name} is {value}; at most {most} is allowed.", field=name)
@@ -257,11 +248,15 @@ def _with_parsed_arguments(call: Mapping[str, Any], field: str) -> dict[str, Any
     function = call.get("function")
     if not isinstance(function, dict):
         raise InvalidRequest(f"{field}.function must be an object.", field=f"{field}.function")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{field}.function.name must be a string.", field=f"{field}.function.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments) if arguments.strip() else {}
         except orjson.JSONDecodeError:
-            field = f"{field}.function.arguments"
-            raise InvalidRequest(f"{field} must be a JSON object in a string.", field=field) from None
+            arguments = None
+    if not isinstance(arguments, dict):
+        field = f"{field}.function.arguments"
+        raise InvalidRequest(f"{field} must be a JSON object in a string.", field=field)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -57,6 +57,19 @@ def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], 
     out.end()
 
 
+def read_call_list(source: Source, out: EventWriter) -> Steps[None]:
+    """Reads a JSON list of such objects, inside of an attempt."""
+    yield from source.skip_space()
+    yield from source.expect("[")
+    while True:
+        yield from source.skip_space()
+        yield from read_call_object(source, out)
+        source.begin()
+        yield from source.skip_space()
+        if (yield from source.expect(",", "]")) == "]":
+            return
+
+
 def pass_arguments(source: Source, out: EventWriter) -> Steps[None]:
     """Passes the arguments of the open call on, as they are written; a string with JSON in it as what it says."""
     source.begin()

@@ -9,7 +9,7 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from baton.gateway.parsing.call_object import read_call_object
+from baton.gateway.parsing.call_object import read_call_list
 from baton.gateway.parsing.event_writer import NewId
 from baton.gateway.parsing.source import Malformed, Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
@@ -38,20 +38,9 @@ class MistralParser(ToolParser):
     def _calls(self) -> Steps[None]:
         yield from self.source.skip_space()
         if (yield from self.source.peek()) == "[":
-            yield from self._array()
+            yield from read_call_list(self.source, self.out)
         else:
             yield from self._named()
-
-    def _array(self) -> Steps[None]:
-        source = self.source
-        yield from source.expect("[")
-        while True:
-            yield from source.skip_space()
-            yield from read_call_object(source, self.out)
-            source.begin()
-            yield from source.skip_space()
-            if (yield from source.expect(",", "]")) == "]":
-                return
 
     def _named(self) -> Steps[None]:
         source = self.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
 from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
 from baton.gateway.parsing.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
@@ -52,12 +53,19 @@ class OutputFormat:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
+    def _calls(self, use: ToolUse) -> ToolFormat | None:
+        if use.mode is ToolMode.NAMED:
+            return ToolFormat(lambda tools: NamedCallParser(use.name))
+        if use.mode is ToolMode.REQUIRED:
+            return ToolFormat(CallListParser)
+        return self.tools if use.active else None
+
     def reading(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> Reading | None:
         """How the outputs of a request are read; None where they are plain text.
 
         `prompt_end` is the prompt's last text, a dozen tokens or more.
         """
-        calls = self.tools if use.active else None
+        calls = self._calls(use)
         combined = calls is not None and calls.has_reasoning
         reasoning = None if combined else self.reasoning
         if calls is None and reasoning is None:

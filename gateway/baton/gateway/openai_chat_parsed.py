@@ -1,0 +1,106 @@
+"""The two forms of a chat's answer where reasoning and tool calls are told from the text."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.gateway.generation import Delta
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_chat_answer import ChatDocument, ChatStream
+from baton.gateway.openai_logprobs import chat_logprobs
+from baton.gateway.openai_types import CalledFunction, ChatAnswer, ToolCall
+from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
+from baton.gateway.sse import Envelope, json_text
+
+
+class ParsedChatStream(ChatStream):
+    """A chunk for each piece of reasoning, text, or a call. A call's first chunk has its name, the others arguments."""
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        self._num_output_tokens += len(delta.token_ids)
+        logprobs = b"null"
+        if delta.logprobs:
+            logprobs = msgspec.json.encode(chat_logprobs(delta.logprobs, self._num_top))
+        pieces = []
+        for event in delta.events or ():
+            data = _delta_of(event)
+            if data:
+                pieces.append(self._chunk(index, data, logprobs, b"null"))
+                logprobs = b"null"
+        if logprobs != b"null":
+            # Tokens whose text is markup, or still incomplete.
+            pieces.append(self._chunk(index, b'{"content":""}', logprobs, b"null"))
+        return b"".join(pieces)
+
+
+class ParsedChatDocument(ChatDocument):
+    """One chat.completion, its message with reasoning and calls."""
+
+    def __init__(
+        self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int, num_top: int | None
+    ) -> None:
+        super().__init__(exchange, meter, envelope, num_choices, num_top)
+        self._messages = [_Message() for _ in range(num_choices)]
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        super().deliver(index, delta)
+        for event in delta.events or ():
+            self._messages[index].add(event)
+
+    def _message(self, index: int) -> ChatAnswer:
+        return self._messages[index].answer()
+
+
+class _Message:
+    """One choice's message so far."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    def add(self, event: Event) -> None:
+        match event:
+            case ContentText(text):
+                self._texts.append(text)
+            case ReasoningText(text):
+                self._reasoning.append(text)
+            case CallStart():
+                self._calls.append((event, []))
+            case CallArguments(_, fragment):
+                self._calls[-1][1].append(fragment)
+            case CallEnd():
+                pass
+
+    def answer(self) -> ChatAnswer:
+        answer = ChatAnswer(content="".join(self._texts))
+        if self._reasoning:
+            answer.reasoning = answer.reasoning_content = "".join(self._reasoning)
+        if self._calls:
+            answer.content = answer.content or None
+            answer.tool_calls = [
+                ToolCall(id=start.id, function=CalledFunction(start.name, "".join(arguments)))
+                for start, arguments in self._calls
+            ]
+        return answer
+
+
+def _delta_of(event: Event) -> bytes:
+    """The chunk's delta; empty for what is no news to a client."""
+    match event:
+        case ContentText(text):
+            return b'{"content":%b}' % json_text(text)
+        case ReasoningText(text):
+            data = json_text(text)
+            return b'{"reasoning":%b,"reasoning_content":%b}' % (data, data)
+        case CallStart(index, call_id, name):
+            return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
+                index,
+                json_text(call_id),
+                json_text(name),
+            )
+        case CallArguments(index, fragment):
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, json_text(fragment))
+        case CallEnd():
+            return b""

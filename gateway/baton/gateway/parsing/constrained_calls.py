@@ -1,0 +1,37 @@
+"""Calls in outputs that a grammar held to constraint.py's schemas."""
+
+from __future__ import annotations
+
+from baton.gateway.parsing.call_object import read_call_list
+from baton.gateway.parsing.event_writer import NewId
+from baton.gateway.parsing.source import Steps
+from baton.gateway.parsing.text_parser import SteppingParser, ToolParser
+
+
+class NamedCallParser(SteppingParser):
+    """The whole output is the arguments of one function."""
+
+    def __init__(self, name: str, new_id: NewId | None = None) -> None:
+        self._name = name
+        super().__init__(new_id)
+
+    def parse(self) -> Steps[None]:
+        yield from self.attempt(self._call(), "")
+        yield from self.source.everything(self.out.content)
+
+    def _call(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        yield from self.source.expect("{")
+        self.source.unread(1)
+        self.source.commit()
+        self.out.start(self._name)
+        yield from self.source.pass_json(self.out.arguments)
+        self.out.end()
+
+
+class CallListParser(ToolParser):
+    """The whole output is [{"name": "f", "parameters": {...}}, ...]."""
+
+    def parse(self) -> Steps[None]:
+        yield from self.attempt(read_call_list(self.source, self.out), "")
+        yield from self.source.everything(self.out.content)
