@@ -21,7 +21,10 @@ class Batch:
         self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(num_rows, np.int32)
         self.last_step = np.zeros(num_rows, np.int64)
+        self.constrained = np.zeros(num_rows, np.bool_)  # rows that draw under a mask
         self._decoding = np.zeros(num_rows, np.bool_)
+        self._held = np.zeros(num_rows, np.bool_)
+        self._num_held = 0
         self._prefilling: list[RequestState] = []  # by rank
         self._free = list(range(num_rows))  # a heap: low rows first
         self._decode_rows: Int32 | None = None  # None: stale
@@ -42,6 +45,11 @@ class Batch:
     def num_decoding(self) -> int:
         return len(self) - len(self._prefilling)
 
+    @property
+    def num_held(self) -> int:
+        """Rows that wait for what follows their last token."""
+        return self._num_held
+
     def running(self) -> list[RequestState]:
         """All requests that have a row."""
         return [state for state in self.states if state is not None]
@@ -54,6 +62,7 @@ class Batch:
         self.capacity[row] = capacity
         self.limit[row] = state.limit
         self.last_step[row] = state.last_step
+        self.constrained[row] = state.grammar is not None
         state.row = row
         self._prefilling.append(state)
         self._prefilling.sort(key=lambda other: other.rank)
@@ -65,12 +74,24 @@ class Batch:
         self._decoding[state.row] = True
         self._decode_rows = None
 
+    def hold(self, rows: Int32) -> None:
+        """These rows compute nothing until they are released."""
+        self._held[rows] = True
+        self._num_held = int(np.count_nonzero(self._held))
+
+    def release(self, row: int) -> None:
+        """Ends a row's hold. Idempotent."""
+        if self._held[row]:
+            self._held[row] = False
+            self._num_held -= 1
+
     def remove(self, state: RequestState) -> Row:
         """Frees the request's row, and leaves last_step with the request."""
         row = state.row
         state.last_step = int(self.last_step[row])
         state.row = NO_ROW
         self.states[row] = None
+        self.release(row)
         if self._decoding[row]:
             self._decoding[row] = False
             self._decode_rows = None
@@ -80,11 +101,13 @@ class Batch:
         return Row(row)
 
     def decode_rows(self) -> Int32:
-        """Rows that can compute one more token: those whose next sample would not pass their limit."""
+        """Rows that can compute one more token: neither held, nor would their next sample pass their limit."""
         if self._decode_rows is None:
             self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
         rows = self._decode_rows
         more = self.num_computed[rows] + 1 < self.limit[rows]
+        if self._num_held:
+            more &= ~self._held[rows]
         return rows if more.all() else rows[more]
 
     def states_at(self, rows: Int32) -> list[RequestState]:

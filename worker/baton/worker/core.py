@@ -62,6 +62,39 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+class ConstraintForm(enum.Enum):
+    """How a constraint says what the text must be; the values are the fields of baton.v1.Constraint's oneof."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the text of an output must be. See baton.v1.Constraint for each field."""
+
+    form: ConstraintForm
+    text: str = ""  # of every form but choices
+    choices: tuple[str, ...] = ()
+    no_whitespace: bool = False
+    whitespace_pattern: str = ""
+    no_additional_properties: bool = False
+    lenient: bool = False
+    reasoning_end_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens may be drawn, for some of a step's rows."""
+
+    indices: Int32  # into the step's sampled tokens, as StepResult has them
+    bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may come where bit t % 32 of word t // 32 is set
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Natural logarithms of the model's distribution before temperature and filters."""
@@ -103,6 +136,7 @@ class StepPlan:
         default_factory=lambda: np.empty(0, np.bool_)
     )  # the row's chunk reaches its last token
     num_decodes: int = 0  # how many of the rows, from the front, decode one token
+    masks: TokenMasks | None = None  # of rows that may not draw every token
 
     @property
     def num_tokens(self) -> int:
@@ -142,3 +176,4 @@ class Request:
     remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here
     traceparent: str = ""  # W3C trace context of whoever asks; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
+    constraint: Constraint | None = None  # of the whole output, what is in token_ids included

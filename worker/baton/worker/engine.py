@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
-from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError
+from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError, Unsupported
 from baton.worker.block_pool import PoolAudit
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockId, FinishReason, Request, StepResult, Tier, TokenLogprobs
@@ -37,8 +38,16 @@ from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import ScheduledStep
 from baton.worker.validation import check_request
 
+if TYPE_CHECKING:
+    from baton.worker.grammar.grammars import Grammars
+
 _LOG = logging.getLogger(__name__)
 
+# How long masks are waited for: shares of a decode step, and seconds where nobody else could run.
+_FREE_SHARE = 0.25
+_OTHERS_SHARE = 0.02
+_IDLE_SECONDS = 0.005
+_MAX_STEP_SECONDS = 0.1
 _MIN_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 10.0
 
@@ -56,7 +65,12 @@ class Engine:
     """Scheduler, block pool and executor, tied together."""
 
     def __init__(
-        self, executor: Executor, settings: EngineSettings, epoch: int, clock: Callable[[], float] = time.monotonic
+        self,
+        executor: Executor,
+        settings: EngineSettings,
+        epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new at every reset_prefix_cache
@@ -83,6 +97,7 @@ class Engine:
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
         self._states: dict[str, RequestState] = {}  # live, or ended with an open lease
         self._deadlines = Deadlines()
+        self._grammars = grammars
         self._in_flight: deque[_InFlight] = deque()
         self._outputs = StepOutputs()
         self._num_submitted = 0
@@ -100,6 +115,8 @@ class Engine:
         )
         if request.request_id in self._states:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
+        if request.constraint is not None and self._grammars is None:
+            raise Unsupported("this worker takes no constraints", field="constraint")
         self._check_queue()
         state = self._new_state(request)
         self._states[request.request_id] = state
@@ -108,7 +125,11 @@ class Engine:
             return
         if self._settings.prefix_caching:
             state.hash_up_to(len(request.token_ids), layout.block_size)
-        self._scheduler.place(state)
+        if request.constraint is not None and self._grammars is not None:
+            self._scheduler.compile_first(state)
+            state.grammar = self._grammars.open(request, state)
+        else:
+            self._scheduler.place(state)
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its Finish is in the next outputs, leased blocks stay until free_lease. Idempotent."""
@@ -123,13 +144,15 @@ class Engine:
         """
         self._expire_deadlines()
         self._copier.land()
+        if self._grammars is not None and self._grammars.pending:
+            self._settle_grammars(self._grammars)
         scheduled = self._scheduler.schedule() if len(self._in_flight) < self._executor.depth else None
         self._copier.start()
         if scheduled is not None:
             self._launch(scheduled)
         elif not self._in_flight and self._copier.busy:
             self._copier.wait()
-        self.waits = False
+        self.waits = self._awaits_compilation()
         if self._in_flight and (scheduled is None or len(self._in_flight) >= self._executor.depth):
             if wait or self._in_flight[0].error is not None or self._executor.ended():
                 self._collect(self._in_flight.popleft())
@@ -141,7 +164,8 @@ class Engine:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
         scheduler = self._scheduler
         working = self._in_flight or self._outputs or scheduler.prefill_wanted or self._copier.busy
-        return bool(working or scheduler.runnable())
+        pending = self._grammars is not None and self._grammars.pending
+        return bool(working or pending or scheduler.runnable())
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
@@ -308,6 +332,48 @@ class Engine:
             return False
         return self._finish_if_stopped(state, state.token_ids[-1])
 
+    # Constraints.
+
+    def _settle_grammars(self, grammars: Grammars) -> None:
+        """Lets requests go on whose grammar is compiled, or has taken their last token."""
+        for match in grammars.settle(self._mask_patience(grammars)):
+            state = cast(RequestState, match.owner)
+            if state.phase is Phase.DONE:
+                continue
+            if match.error is not None:
+                self._fail(state, match.error)
+            elif match.ended and state.request.prefill_only:
+                self._fail(state, InvalidRequest("the output is complete: nothing may follow it", field="constraint"))
+            elif match.ended:
+                self._finish(state, FinishReason.STOP)
+            elif state.phase is Phase.COMPILING:
+                self._scheduler.place(state)
+            elif len(state.token_ids) >= state.limit:
+                self._finish(state, FinishReason.LENGTH)
+            else:
+                self._scheduler.release(state)
+
+    def _mask_patience(self, grammars: Grammars) -> float:
+        """Seconds that the next step may be late for constrained requests' sake.
+
+        While the device computes, time is free; while others could run, it is theirs.
+        """
+        step = min(self._rates.decode_step_seconds, _MAX_STEP_SECONDS)
+        if self._in_flight:
+            return step * _FREE_SHARE if grammars.num_advancing else 0.0
+        if self._scheduler.can_go_on():
+            return step * _OTHERS_SHARE if grammars.num_advancing else 0.0
+        sleeps = grammars.wake is not None and not grammars.num_advancing
+        return 0.0 if sleeps else _IDLE_SECONDS
+
+    def _awaits_compilation(self) -> bool:
+        """Whether nothing can be done until a compilation ends, which will wake who sleeps."""
+        grammars = self._grammars
+        if grammars is None or not grammars.num_compiling or grammars.num_advancing or grammars.wake is None:
+            return False
+        working = self._in_flight or self._outputs or self._scheduler.prefill_wanted or self._copier.busy
+        return not (working or self._scheduler.runnable())
+
     # Stepping.
 
     def _expire_deadlines(self) -> None:
@@ -380,6 +446,8 @@ class Engine:
                     state.first_token = now
                 self._append_sampled(state, token_ids[sampled], result.logprobs.get(sampled))
                 sampled += 1
+        if self._grammars is not None:
+            self._grammars.send()
 
     def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
         if state.phase is Phase.DONE:
@@ -401,8 +469,10 @@ class Engine:
         token_ids = state.request.token_ids
         token_ids.append(token_id)
         self._counters.num_output_tokens += 1
-        if token_id in state.stop_token_ids or len(token_ids) >= state.limit:
+        if token_id in state.stop_token_ids or (state.grammar is None and len(token_ids) >= state.limit):
             self._finish_if_stopped(state, token_id)
+        if state.grammar is not None and self._grammars is not None and state.phase is not Phase.DONE:
+            self._grammars.advance(state.grammar, token_id)
 
     def _finish_if_stopped(self, state: RequestState, token_id: int) -> bool:
         stop = state.request.stop

@@ -25,9 +25,12 @@ from baton.worker.engine_logs import LinkLogHandler
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
+from baton.worker.executor.host import usable_cores
+from baton.worker.grammar.grammars import Grammars
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
+from baton.worker.model.resolve import resolve_model
 from baton.worker.profiler import StepProfiler
 from baton.worker.settings import EngineSettings
 from baton.worker.spans import SpanSender
@@ -39,6 +42,7 @@ from baton.worker.transfer.transports import Transports
 
 _log = logging.getLogger(__name__)
 
+_MAX_MASK_THREADS = 8
 EXIT_OK = 0
 EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
@@ -94,7 +98,10 @@ def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
         if trace is not None:
             cleanup.callback(trace.close)
         stepped = executor if trace is None else TracedExecutor(executor, trace)
-        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns())
+        grammars = _make_grammars(config, executor)
+        cleanup.callback(grammars.close)
+        grammars.wake = link.wake
+        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars)
         handover = _make_handover(link, config, start, engine, executor)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
@@ -116,6 +123,11 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         cache_outputs=not config.batch_invariant,
     )
+
+
+def _make_grammars(config: WorkerConfig, executor: Executor) -> Grammars:
+    num_threads = max(1, min(_MAX_MASK_THREADS, (config.threads or usable_cores()) // 2))
+    return Grammars(lambda: resolve_model(config.model), executor.model, num_threads)
 
 
 def _make_handover(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.worker.core import BlockHash, BlockId, Request
+
+if TYPE_CHECKING:
+    from baton.worker.grammar.match import GrammarMatch
 
 NO_ROW = -1
 
@@ -15,6 +19,7 @@ NO_ROW = -1
 class Phase(enum.Enum):
     """Where a request stands."""
 
+    COMPILING = "waiting for its grammar"  # its constraint is being compiled; holds no blocks
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
     RESTORING = "restoring"  # waits until its prefix has come from host memory; holds no blocks
@@ -51,9 +56,15 @@ class RequestState:
     min_free: int = 0  # free blocks below which another try to admit it is in vain
     started: float | None = None
     first_token: float | None = None
+    grammar: GrammarMatch | None = None  # of a request with a constraint; only to be read while it is ready
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_preemptions: int = 0
+
+    @property
+    def mask_pending(self) -> bool:
+        """Whether it is not known yet which tokens may follow."""
+        return self.grammar is not None and not self.grammar.ready
 
     @property
     def token_ids(self) -> list[int]:

@@ -24,6 +24,7 @@ from baton.worker.rates import Rates
 from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import Draft, ScheduledStep
+from baton.worker.step_masks import token_masks
 from baton.worker.waiting import WaitingQueue
 
 
@@ -50,6 +51,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
         self.remote: set[RequestState] = set()  # in phase REMOTE
+        self.compiling: set[RequestState] = set()  # in phase COMPILING
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
         self._prefixes = PrefixesInProgress()
@@ -71,16 +73,21 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that have no row and want one."""
-        waiting = len(self.waiting) + len(self.ready) + len(self.remote)
+        waiting = len(self.waiting) + len(self.ready) + len(self.remote) + len(self.compiling)
         return waiting + len(self.restores.states) + self._prefixes.num_parked
 
     def runnable(self) -> bool:
         """Whether schedule may find something."""
         return len(self.batch) > 0 or (len(self.waiting) + len(self.ready) > 0 and not self.stalled)
 
+    def can_go_on(self) -> bool:
+        """Whether schedule may find something besides requests that wait for their masks."""
+        return len(self.batch) > self.batch.num_held or (len(self.waiting) + len(self.ready) > 0 and not self.stalled)
+
     def queued(self) -> list[RequestState]:
         """The requests of num_queued."""
-        return [*self.waiting, *self.ready, *self.remote, *self.restores.states, *self._prefixes.parked]
+        placed = [*self.waiting, *self.ready, *self.remote]
+        return [*placed, *self.compiling, *self.restores.states, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
@@ -90,9 +97,15 @@ class Scheduler:
 
     # A request's way in and out.
 
+    def compile_first(self, state: RequestState) -> None:
+        """Keeps a new request aside until `place`: its grammar is being compiled."""
+        state.phase = Phase.COMPILING
+        self.compiling.add(state)
+
     def place(self, state: RequestState) -> None:
         """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
         self.stalled = False
+        self.compiling.discard(state)
         state.phase = Phase.WAITING
         if state.wants_remote:
             hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
@@ -112,6 +125,7 @@ class Scheduler:
         self.waiting.discard(state)
         self.ready.discard(state)
         self.remote.discard(state)
+        self.compiling.discard(state)
         if state.row != NO_ROW:
             self._freed_rows.append(self.batch.remove(state))
         state.phase = Phase.DONE
@@ -125,6 +139,12 @@ class Scheduler:
         state.phase = Phase.HOLDING
         self.stalled = False
         self._wake(self._prefixes.end(state))
+
+    def release(self, state: RequestState) -> None:
+        """It is known which tokens may follow the request's last one."""
+        self.stalled = False
+        if state.row != NO_ROW:
+            self.batch.release(state.row)
 
     # Remote prefills.
 
@@ -410,11 +430,12 @@ class Scheduler:
     def _admit(self, draft: Draft) -> None:
         """Admits from the queues' fronts, in order, while there is room."""
         while draft.budget > 0 and (state := self.ready.peek()) is not None:
-            if not self._admit_ready(state, draft):
+            if state.mask_pending or not self._admit_ready(state, draft):
                 return
         while draft.budget > 0 and (state := self.waiting.peek()) is not None:
             # The tokens of a preempted request are all known only when its last step is collected.
-            if state.last_step > self._collected_step or not self._admit_waiting(state, draft):
+            known = state.last_step <= self._collected_step and not state.mask_pending
+            if not known or not self._admit_waiting(state, draft):
                 return
 
     def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
@@ -505,7 +526,16 @@ class Scheduler:
         if scheduled is not None:
             self._step += 1
             self._freed_rows = []
+            self._mask(scheduled)
         return scheduled
+
+    def _mask(self, scheduled: ScheduledStep) -> None:
+        """Adds the masks of constrained rows, which are held until the token that each draws is in its grammar."""
+        plan = scheduled.plan
+        constrained = self.batch.constrained[plan.rows] & plan.samples
+        if constrained.any():
+            plan.masks = token_masks(scheduled, constrained)
+            self.batch.hold(plan.rows[constrained])
 
 
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:

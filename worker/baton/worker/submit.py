@@ -12,6 +12,7 @@ from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.executor.base import ModelSpec
+from baton.worker.grammar.messages import constraint_of
 
 _MAX_LOGPROBS = 1024
 
@@ -62,6 +63,7 @@ def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str,
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         remote_prefill=submit.HasField("prefill"),
         traceparent=submit.traceparent,
+        constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
     )
 
 
@@ -88,6 +90,7 @@ def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, no
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         prefill_only=True,
         traceparent=submit.traceparent,
+        constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
     )
 
 

@@ -129,7 +129,8 @@ class CpuExecutor:
             hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
         rows = plan.rows[plan.samples].astype(np.int64)
         num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        token_ids, result.logprobs = self._sampler.sample(self._decoder.logits(hidden), rows, num_outputs)
+        logits = self._decoder.logits(hidden)
+        token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, plan.masks)
         self._rows.append(rows, token_ids)
         result.token_ids = token_ids.astype(np.int32)
 

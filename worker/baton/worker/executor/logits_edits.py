@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
-from baton.worker.core import RowInit, SamplingParams
+from baton.worker.core import RowInit, SamplingParams, TokenMasks
 from baton.worker.executor.token_counts import TokenCounts
 
 _log = logging.getLogger(__name__)
@@ -77,6 +77,13 @@ def apply_edits(logits: Tensor, edits: Sequence[tuple[int, LogitsEdits]], num_ou
     suppressed = [(row, edit.suppressed) for row, edit in edits if num_outputs[row] < edit.min_tokens]
     if suppressed:
         suppress(logits, *_columns(suppressed))
+
+
+def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
+    """In place, for logits [num_rows, vocab_size]: what a mask forbids becomes -inf."""
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+    rows = torch.from_numpy(masks.indices.astype(np.int64))
+    logits[rows] = logits[rows].masked_fill_(torch.from_numpy(bits == 0), float("-inf"))
 
 
 def _columns(parts: Iterable[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from baton.kernels.reference.logprobs import row_logprobs
 from baton.kernels.reference.sampling import sample
-from baton.worker.core import RowInit, TokenLogprobs
-from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, edits_of
+from baton.worker.core import RowInit, TokenLogprobs, TokenMasks
+from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, apply_masks, edits_of
 from baton.worker.executor.rows import Int64
 
 _NO_LOGPROBS = -1
@@ -57,7 +57,9 @@ class Sampler:
         if edits is not None and edits.counts is not None:
             edits.counts.add(token_id)
 
-    def sample(self, logits: Tensor, rows: Int64, num_outputs: Int64) -> tuple[Int64, dict[int, TokenLogprobs]]:
+    def sample(
+        self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
+    ) -> tuple[Int64, dict[int, TokenLogprobs]]:
         """Tokens for logits [len(rows), vocab_size], and logprobs by index. num_outputs: tokens drawn so far."""
         num_logprobs = self._num_logprobs[rows]
         asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
@@ -67,6 +69,8 @@ class Sampler:
         if edits:
             logits = logits.float()
             apply_edits(logits, edits, num_outputs)
+        if masks is not None:
+            apply_masks(logits, masks)
         token_ids = self._draw(logits, rows, num_outputs)
         for index, edit in edits:
             if edit.counts is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs
+from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.executor.sim_host import SimHost
 from baton.worker.executor.sim_kv import Int64, SimKv, UInt64, mix
@@ -138,6 +138,7 @@ class SimExecutor:
         self._tables = np.zeros((num_rows, max_blocks), np.int32)
         self._table_lens = [0] * num_rows
         self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # known when the row was admitted
+        self._num_known = np.zeros(num_rows, np.int64)  # of _prompts
         self._last_tokens = np.zeros(num_rows, np.uint64)
         self._digests = np.zeros(num_rows, np.uint64)
 
@@ -240,6 +241,7 @@ class SimExecutor:
         row = init.row
         self._table_lens[row] = 0
         self._prompts[row] = np.array(init.token_ids, np.uint64)
+        self._num_known[row] = len(init.token_ids)
         self._draws.admit(row, init)
 
     def _compute(self, plan: StepPlan) -> StepResult:
@@ -259,11 +261,16 @@ class SimExecutor:
         decodes = plan.rows[: plan.num_decodes]
         if len(decodes):
             positions = plan.num_computed_tokens[: plan.num_decodes].astype(np.int64)
+            for index in np.flatnonzero(positions < self._num_known[decodes]).tolist():
+                row, start = int(decodes[index]), int(positions[index])
+                if row in admitted:
+                    self._digests[row] = self._kv.digest(self._tables[row], start)
+                self._last_tokens[row] = self._prompts[row][start]
             self._digests[decodes] += self._kv.decode(self._tables[decodes], positions, self._last_tokens[decodes])
         rows = plan.rows[plan.samples]
         positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples].astype(np.int64)
         draws = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
-        token_ids, logprobs = self._draws.draw(rows, positions, draws)
+        token_ids, logprobs = self._draws.draw(rows, positions, draws, plan.masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
         return StepResult(plan.step, token_ids, logprobs)
 
@@ -290,7 +297,9 @@ class _Draws:
         if sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logprobs is not None:
             self._special[row] = sampling
 
-    def draw(self, rows: Int32, positions: Int64, bits: UInt64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+    def draw(
+        self, rows: Int32, positions: Int64, bits: UInt64, masks: TokenMasks | None = None
+    ) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """The token at each row's position. Greedy rows ignore their seed."""
         noise = self._noise[rows]
         bits = np.where(noise == 0, bits, mix(bits ^ mix(noise + positions.astype(np.uint64))))
@@ -301,7 +310,26 @@ class _Draws:
         logprobs: dict[int, TokenLogprobs] = {}
         if self._special:
             self._draw_special(rows, positions, bits, token_ids, logprobs)
+        if masks is not None:
+            self._draw_masked(rows, bits, masks, token_ids, logprobs)
         return token_ids, logprobs
+
+    def _draw_masked(
+        self,
+        rows: Int32,
+        bits: UInt64,
+        masks: TokenMasks,
+        token_ids: Int32,
+        logprobs: dict[int, TokenLogprobs],
+    ) -> None:
+        """A mask has everything in it that a request forbids."""
+        for index, mask in zip(masks.indices.tolist(), masks.bits, strict=True):
+            sampling = self._special.get(int(rows[index]))
+            wanted = 1 if sampling is None or sampling.logprobs is None else 1 + sampling.logprobs
+            choices = _choices_of_mask(mask, int(bits[index]), wanted)
+            token_ids[index] = choices[0]
+            if sampling is not None and sampling.logprobs is not None:
+                logprobs[index] = _logprobs(choices, sampling.logprobs, int(bits[index]))
 
     def _draw_special(
         self,
@@ -334,6 +362,20 @@ class _Draws:
             if candidate not in suppressed and candidate not in choices:
                 choices.append(candidate)
         return choices or [drawn]
+
+
+def _choices_of_mask(mask: Int32, bits: int, wanted: int) -> list[int]:
+    """Tokens that the mask allows: one that `bits` choose, and others."""
+    words = np.flatnonzero(mask)
+    chosen: list[int] = []
+    for offset in range(len(words)):
+        word = int(words[(bits + offset) % len(words)])
+        inside = [bit for bit in range(32) if int(mask[word]) >> bit & 1]
+        turn = (bits >> 32) % len(inside)
+        chosen += [word * 32 + bit for bit in inside[turn:] + inside[:turn]]
+        if len(chosen) >= wanted:
+            break
+    return chosen[:wanted]
 
 
 def _logprobs(choices: list[int], num_alternatives: int, bits: int) -> TokenLogprobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
+from baton.worker.grammar.messages import constraint_message
 
 
 def prefill_submit(
@@ -23,6 +24,7 @@ def prefill_submit(
         timeout_ms=0 if request.deadline is None else max(1, round((request.deadline - now) * 1000)),
         num_output_tokens=num_tokens - request.num_prompt_tokens,
         traceparent=request.traceparent,
+        constraint=None if request.constraint is None else constraint_message(request.constraint),
     )
 
 

@@ -1,0 +1,118 @@
+"""How far one request's output has come in its grammar, and which tokens may follow. Knows no threads and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.worker.core import Constraint, Int32, Request
+from baton.worker.grammar.compiler import Compiler, refusal
+from baton.worker.grammar.vocabulary import Vocabulary, mask_of
+
+
+class GrammarMatch:
+    """One request's place. Whoever reads it waits until `ready`: before, another thread may be at it.
+
+    `mask` [ceil(vocab_size / 32)] holds the tokens that may come next; `ended` says that none may, because the answer
+    is complete; `error` that the request cannot go on.
+    """
+
+    def __init__(self, request: Request, owner: object) -> None:
+        assert request.constraint is not None, f"request {request.request_id} has no constraint"
+        self.owner = owner
+        self.ready = False
+        self.ended = False
+        self.error: ServiceError | None = None
+        self.mask: Int32 = np.empty(0, np.int32)
+        self.constraint: Constraint = request.constraint
+        self._sampling = request.sampling
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self._token_ids = request.token_ids  # only what was there at open is read
+        self._num_outputs = 0
+        self._reasoning_end = list(request.constraint.reasoning_end_token_ids)
+        self._tail: list[int] = []  # of the reasoning, as long as its end
+        self._matcher: LLMatcher | None = None
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """None during the reasoning, and before `open`."""
+        return None if self._reasoning_end else self._matcher
+
+    def open(self, compiler: Compiler) -> None:
+        """Compiles, and takes the output that the request came with. Raises InvalidRequest."""
+        vocabulary = compiler.vocabulary
+        self._matcher = compiler.matcher(self.constraint)
+        self._prepare(vocabulary)
+        output = self._token_ids[self._num_prompt_tokens :]
+        if not self.consume(output):
+            raise InvalidRequest(
+                f"the {len(output)} output tokens that the request came with are not what its constraint allows",
+                field="resume.output_token_ids",
+            )
+
+    def consume(self, token_ids: Sequence[int]) -> bool:
+        """Advances by tokens of the output. False: the grammar does not allow them."""
+        self._num_outputs += len(token_ids)
+        rest = self._behind_reasoning(token_ids)
+        assert self._matcher is not None, "consume before open"
+        if not rest:
+            return True
+        return not self._matcher.is_stopped() and bool(self._matcher.consume_tokens(rest))
+
+    def count(self) -> None:
+        """One more output token, which `matcher` has taken already."""
+        self._num_outputs += 1
+
+    def fill(self, words: Int32 | None = None) -> None:
+        """Brings mask, ended and error up to date. `words` is the matcher's own mask, where it was made already."""
+        matcher = self.matcher
+        if matcher is None:
+            self._narrow(self._reasoning_mask)
+            return
+        if words is None and not matcher.is_stopped():
+            words = np.empty(self._num_words, np.int32)
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        # Some ends are found by the mask only.
+        if matcher.is_error():
+            self.error = refusal(self.constraint, matcher.get_error())
+        elif matcher.is_stopped() or words is None:
+            self.ended = True
+        else:
+            self._narrow(words[: len(self._permitted)] & self._permitted)
+
+    def _prepare(self, vocabulary: Vocabulary) -> None:
+        sampling, vocab_size = self._sampling, len(vocabulary.every_token) * 32
+        self._num_words = vocabulary.num_words
+        self._permitted = vocabulary.every_token
+        if sampling.allowed_token_ids:
+            self._permitted = self._permitted & mask_of(sampling.allowed_token_ids, vocab_size)
+        self._suppressed = mask_of(sampling.suppressed_token_ids if sampling.min_tokens else (), vocab_size)
+        # Ends before the answer would leave the client without one.
+        self._reasoning_mask = self._permitted & ~mask_of(vocabulary.eos_token_ids, vocab_size)
+
+    def _narrow(self, mask: Int32) -> None:
+        """Takes out what the request's own parameters forbid."""
+        if self._num_outputs < self._sampling.min_tokens:
+            mask = mask & ~self._suppressed
+        self.mask = mask
+        if not mask.any():
+            self.error = InvalidRequest(
+                f"after {self._num_outputs} output tokens no token is left that the constraint, allowed_token_ids and"
+                " min_tokens all allow",
+                field="constraint",
+            )
+
+    def _behind_reasoning(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of the tokens that the grammar is about."""
+        if not self._reasoning_end:
+            return list(token_ids)
+        length = len(self._reasoning_end)
+        for index, token_id in enumerate(token_ids):
+            self._tail = [*self._tail, token_id][-length:]
+            if self._tail == self._reasoning_end:
+                self._reasoning_end = []
+                return list(token_ids[index + 1 :])
+        return []

@@ -1,0 +1,50 @@
+"""Constraints as the contract's messages, in both directions. Knows no grammar library."""
+
+from __future__ import annotations
+
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+from baton.worker.core import Constraint, ConstraintForm
+
+_MAX_REASONING_END = 64
+
+
+def constraint_of(message: types_pb2.Constraint) -> Constraint:
+    """What a submit asks for. Raises InvalidRequest where no form is set."""
+    name = message.WhichOneof("form")
+    if name is None:
+        raise InvalidRequest("constraint has no form: set one of its fields", field="constraint")
+    if len(message.reasoning_end_token_ids) > _MAX_REASONING_END:
+        field = "constraint.reasoning_end_token_ids"
+        count = len(message.reasoning_end_token_ids)
+        raise InvalidRequest(f"{field} has {count} tokens; at most {_MAX_REASONING_END} are taken", field=field)
+    value = getattr(message, name)
+    return Constraint(
+        form=ConstraintForm(name),
+        text=value if isinstance(value, str) else "",
+        choices=tuple(message.choices.texts),
+        no_whitespace=message.no_whitespace,
+        whitespace_pattern=message.whitespace_pattern,
+        no_additional_properties=message.no_additional_properties,
+        lenient=message.lenient,
+        reasoning_end_token_ids=tuple(message.reasoning_end_token_ids),
+    )
+
+
+def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
+    """The inverse."""
+    message = types_pb2.Constraint(
+        no_whitespace=constraint.no_whitespace,
+        whitespace_pattern=constraint.whitespace_pattern,
+        no_additional_properties=constraint.no_additional_properties,
+        lenient=constraint.lenient,
+        reasoning_end_token_ids=constraint.reasoning_end_token_ids,
+    )
+    if constraint.form is ConstraintForm.CHOICES:
+        message.choices.SetInParent()
+        message.choices.texts.extend(constraint.choices)
+    elif constraint.form is ConstraintForm.JSON_OBJECT:
+        message.json_object.SetInParent()
+    else:
+        setattr(message, constraint.form.value, constraint.text)
+    return message
