@@ -24,7 +24,7 @@ FLAGS = {
     "batch_invariant": True,
     "kv_cache_memory": 1 << 30,
     "max_num_requests": 32,
-    "max_model_len": 2048,
+    "max_model_len": 1024,
 }
 
 

@@ -106,7 +106,7 @@ class EngineHost:
     async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
         """Asks the engine, between two steps. Raises ServiceError."""
         if self.end is not None:
-            raise self.end
+            raise self.end.with_traceback(None)  # raised before, it would grow with each call
         if not self.ready.is_set():
             raise Unavailable("the worker is still starting")
         channel = next(self._call_ids)
