@@ -74,6 +74,7 @@ class Fleet:
         self._listeners: list[FleetListener] = []
         self._clock = clock
         self._workers: dict[str, Worker] = {}
+        self._alive: dict[str, Worker] = {}  # by worker id
         self._wall_clock = wall_clock
         self._cordons: dict[str, Cordon] = {}
         self._reported: set[str] = set()  # mismatches that the log has
@@ -91,8 +92,10 @@ class Fleet:
 
     def find(self, worker_id: str) -> Worker | None:
         """A worker by id, a live one first."""
-        found = [worker for worker in self._workers.values() if worker.worker_id == worker_id]
-        return max(found, key=lambda worker: worker.alive, default=None)
+        alive = self._alive.get(worker_id)
+        if alive is not None:
+            return alive
+        return next((worker for worker in self._workers.values() if worker.worker_id == worker_id), None)
 
     def add(self, address: str) -> None:
         """Discovery names an address."""
@@ -130,6 +133,10 @@ class Fleet:
         worker.rates.observe(state.load)
         cordoned = self.is_cordoned(state.worker_id)
         worker.view = view = worker.rates.smooth(view_of(state, address, cordoned, now, None))
+        if is_new:
+            if before is not None:
+                self._alive.pop(before.worker_id, None)
+            self._alive[view.worker_id] = worker
         if before is None:
             worker.problem = ""
         if before is None or _identity(before) != _identity(view) or _is_new_model(worker, self.models):
@@ -146,6 +153,8 @@ class Fleet:
             usual = logging.WARNING if was_alive else logging.INFO
             _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
         self.version += 1
+        if worker.view is not None:
+            self._alive.pop(worker.view.worker_id, None)
         worker.view = None
         worker.problem = problem
         worker.rates = RateModel()
@@ -192,9 +201,9 @@ class Fleet:
             return "its state names no model"
         if state.role == types_pb2.WORKER_ROLE_UNSPECIFIED:
             return "its state names no role"
-        for other in self._workers.values():
-            if other is not worker and other.alive and other.worker_id == state.worker_id:
-                return f"its id {state.worker_id!r} is also that of the worker at {other.address}"
+        other = self._alive.get(state.worker_id)
+        if other is not None and other is not worker:
+            return f"its id {state.worker_id!r} is also that of the worker at {other.address}"
         return ""
 
     def _refresh_models(self) -> None:

@@ -14,7 +14,7 @@ from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 # With many workers only the best of each side are paired.
 _PAIRED_DECODES = 4
 _PAIRED_PREFILLS = 4
-_LOCALS = 3  # of which the parts of the cost are told
+_LOCALS = 2  # of which the parts of the cost are told
 
 
 class Option(NamedTuple):
