@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.grammar.structural_tag import structural_tag_lark
+from baton.worker.grammar.structural_tag import literal, structural_tag_lark
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
@@ -64,7 +64,7 @@ def _choices(constraint: Constraint) -> str:
         raise _refused(constraint, f"there are {len(choices)}; it must be from 1 to {MAX_CHOICES}")
     if "" in choices:
         raise _refused(constraint, f"number {choices.index('')} is empty")
-    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    texts = " | ".join(map(literal, choices))
     return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
 
 

@@ -46,7 +46,7 @@ class _Writer:
         self.rules: list[str] = []
         self._with_options = with_options
         self._forms: dict[str, Callable[[dict[str, Any], str], str]] = {
-            "const_string": lambda form, path: _literal(_text(form, "value", path)),
+            "const_string": lambda form, path: literal(_text(form, "value", path)),
             "json_schema": self._json_schema,
             "regex": self._regex,
             "any_text": lambda form, path: self._add("text", r": /(.|\n)*/"),
@@ -115,7 +115,7 @@ class _Writer:
         return f"({' | '.join(parts)})"
 
     def _tag(self, form: dict[str, Any], path: str) -> str:
-        return self._add("tag", f": {_literal(_text(form, 'begin', path))} {self._after_begin(form, path)}")
+        return self._add("tag", f": {literal(_text(form, 'begin', path))} {self._after_begin(form, path)}")
 
     def _after_begin(self, form: dict[str, Any], path: str) -> str:
         end = form.get("end", "")
@@ -124,10 +124,10 @@ class _Writer:
         content = form.get("content")
         if end and isinstance(content, dict) and content.get("type") == "any_text":
             return self._free_until(end)
-        return f"{self.expression(content, f'{path}.content')} {_literal(end)}".rstrip()
+        return f"{self.expression(content, f'{path}.content')} {literal(end)}".rstrip()
 
     def _free_until(self, end: str) -> str:
-        return self._add("until", rf": /(.|\n)*/ {_literal(end)}", "[lazy]")
+        return self._add("until", rf": /(.|\n)*/ {literal(end)}", "[lazy]")
 
     def _triggered_tags(self, form: dict[str, Any], path: str) -> str:
         triggers, tags = _list(form, "triggers", path), _list(form, "tags", path)
@@ -144,7 +144,7 @@ class _Writer:
             trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
             if trigger is None:
                 raise ValueError(f"{where}.begin starts with none of the triggers")
-            of_trigger[trigger].append(f"{_literal(begin[len(trigger) :])} {self._after_begin(tag, where)}".strip())
+            of_trigger[trigger].append(f"{literal(begin[len(trigger) :])} {self._after_begin(tag, where)}".strip())
         begun = [f"{self._free_until(trigger)} ({' | '.join(rests)})" for trigger, rests in of_trigger.items() if rests]
         one = self._add("tags", f": {' | '.join(begun)}")
         if form.get("stop_after_first"):
@@ -160,13 +160,14 @@ class _Writer:
         one = self._add("tags", f": {' | '.join(parts)}")
         if form.get("stop_after_first"):
             return one if form.get("at_least_one") else f"({one})?"
-        several = f"({one} ({_literal(_text(form, 'separator', path, empty=True))} {one})*)"
+        several = f"({one} ({literal(_text(form, 'separator', path, empty=True))} {one})*)"
         return several if form.get("at_least_one") else f"{several}?"
 
 
-def _literal(text: str) -> str:
-    """Empty for an empty text: the grammar has no empty literal."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+def literal(text: str) -> str:
+    """The text as Lark has it. Empty for an empty text: the grammar has no empty literal."""
+    # Its strings are JSON's, but for a character that it takes for the end of a line.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def _text(form: dict[str, Any], key: str, path: str, empty: bool = False) -> str:
