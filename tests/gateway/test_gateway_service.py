@@ -9,13 +9,13 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rest_harness import SAMPLE, RawClient, request_bytes
-from scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
+from scripted_gateway import running
+from scripted_services import MODEL, until
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.server import serve
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
-from baton.services.ports import free_ports
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -29,57 +29,6 @@ def story_tokens():
     tokenizer = Tokenizer(SAMPLE / "tokenizer.json")
     yield [*tokenizer.encode(STORY, add_special_tokens=False), 4]
     tokenizer.close()
-
-
-class Gateway:
-    """A running service with its scripted surroundings."""
-
-    def __init__(self, worker, router, config):
-        self.worker = worker
-        self.router = router
-        self.config = config
-        self.port = int(config.rest_listen.partition(":")[2])
-        self.stop = asyncio.Event()
-        self.service = asyncio.create_task(serve(config, self.stop))
-
-    async def get(self, path):
-        async with RawClient.connect(self.port) as client:
-            return await client.request("GET", path)
-
-    async def is_ready(self):
-        with contextlib.suppress(OSError):
-            return (await self.get("/ready")).status == 200
-        return False
-
-    async def wait_until_ready(self):
-        for _ in range(500):
-            if await self.is_ready():
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError("not ready within 10 s")
-
-
-@contextlib.asynccontextmanager
-async def running(script, ready=True, **settings):
-    rest, rpc = free_ports(2)
-    async with ScriptedWorker("w1", script) as worker, ScriptedRouter([worker]) as router:
-        if not ready:
-            router.models = []
-        config = GatewayConfig(
-            rest_listen=f"127.0.0.1:{rest}",
-            grpc_listen=f"127.0.0.1:{rpc}",
-            router=(router.address,),
-            model=str(SAMPLE),
-            **{"drain_timeout": 5.0, **settings},
-        )
-        gateway = Gateway(worker, router, config)
-        try:
-            if ready:
-                await gateway.wait_until_ready()
-            yield gateway
-        finally:
-            gateway.stop.set()
-            await gateway.service
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from rest_harness import FakeGenerator, RawClient, request_bytes, rest_side
 from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.error_body import HttpError
 from baton.gateway.generation import Delta, Usage
-from baton.gateway.openai_types import PromptTokensDetails
+from baton.gateway.openai_types import CompletionTokensDetails, PromptTokensDetails
 from baton.gateway.openai_types import Usage as WireUsage
 from baton.gateway.sse import Envelope, error_event
 
@@ -26,10 +26,11 @@ def test_an_envelope_closes_to_json():
 
 
 def test_an_envelope_carries_a_usage():
-    usage = WireUsage(1, 2, 3, PromptTokensDetails(1))
+    usage = WireUsage(1, 2, 3, PromptTokensDetails(1), CompletionTokensDetails(0))
     event = json.loads((ENVELOPE.head + ENVELOPE.tail_with(usage)).removeprefix(b"data: "))
     assert event["usage"] == {
         "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
 
 

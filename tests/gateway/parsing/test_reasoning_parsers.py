@@ -110,7 +110,7 @@ def test_a_section_of_calls_ends_kimis_reasoning():
     assert (parsed.reasoning, parsed.content, parsed.calls) == ("Hm.", "", [("f", "{}")])
 
 
-def test_tokens_of_reasoning_are_counted_with_its_end():
+def test_tokens_of_reasoning_are_counted_with_its_tags():
     parser = OutputFormat(None, REASONING_FORMATS["qwen3"]).reading(ToolUse(), "").new_parser()
     for token in ["<think>", "\n", "Hm", ".", "\n", "</think>", "\n\n", "Yes", "."]:
         parser.push(token)
@@ -128,7 +128,7 @@ def test_harmony_counts_too():
     parser = OutputFormat(TOOL_FORMATS["gpt-oss"], REASONING_FORMATS["gpt-oss"]).reading(USE, "").new_parser()
     for token in ["<|channel|>", "analysis", "<|message|>", "Hm", "<|end|>", "<|start|>", "assistant"]:
         parser.push(token)
-    assert parser.num_reasoning_tokens == 3
+    assert parser.num_reasoning_tokens == 5
 
 
 def test_what_is_not_wanted_is_left_out():

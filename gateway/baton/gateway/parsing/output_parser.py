@@ -39,13 +39,19 @@ class OutputParser:
         self._tools = tools
         self._wanted = wanted
         self._has_calls = False
+        self._num_undecided_tokens = 0  # since anything was certain: they may spell the tag that opens the reasoning
 
     def push(self, text: str) -> list[Event]:
-        """One token's text, which may be empty. Tokens of reasoning are counted, its end included."""
+        """One token's text, which may be empty. Tokens of reasoning are counted, its two tags included."""
         was_reasoning = self._in_reasoning
         events = self.push_rest(text)
-        if was_reasoning or self._in_reasoning:
+        self._num_undecided_tokens += 1
+        if was_reasoning:
             self.num_reasoning_tokens += 1
+        elif self._in_reasoning:
+            self.num_reasoning_tokens += self._num_undecided_tokens
+        if events or self._in_reasoning:
+            self._num_undecided_tokens = 0
         return events
 
     def push_rest(self, text: str) -> list[Event]:

@@ -1,0 +1,335 @@
+"""Tools and reasoning through the whole gateway: OpenAI's client, and an engine whose tokens are scripted."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+
+import openai
+import pytest
+from rest_harness import RawClient
+from scripted_gateway import Gateway, model_folder, model_info, running
+
+from baton.gateway.tokenizer import Tokenizer
+
+NAME = "storyteller-7m"
+MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather somewhere.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    },
+    {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}},
+]
+
+QWEN = """{%- if tools %}<|im_start|>system
+Call tools in <tool_call></tool_call>:{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content or "" }}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+PLAIN = "{% for message in messages %}{{ message.content }} {% endfor %}"
+HARMONY = PLAIN + "<|start|>assistant{# <|channel|>final<|message|> #}"
+MISTRAL = PLAIN + "{# [TOOL_CALLS] [THINK] #}"
+HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>", "<|return|>")
+
+THOUGHT = "<think>\nThe user wants the weather, naïve 😀.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+SECOND_CALL = '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+@dataclass
+class Rig:
+    """A gateway, its client, and the text that the worker says next."""
+
+    gateway: Gateway
+    client: openai.AsyncOpenAI
+    tokenizer: Tokenizer
+    says: str = ""
+    eos: int = 4
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.tokenizer.encode(self.says, add_special_tokens=False), self.eos]
+
+    def prompt(self, number: int = -1) -> str:
+        return self.tokenizer.decode(self.gateway.worker.submits[number].prompt_token_ids)
+
+    async def chat(self, says: str, **fields):
+        self.says = says
+        fields = {"model": self.gateway.config.served_model_name, "messages": MESSAGES, **fields}
+        return await self.client.chat.completions.create(**fields)
+
+    async def chunks(self, says: str, **fields):
+        return [chunk async for chunk in await self.chat(says, stream=True, **fields)]
+
+
+@contextlib.asynccontextmanager
+async def rig(folder, **settings):
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    num_special = tokenizer.vocab_size - 4096
+    holder = []
+    async with running(
+        lambda submit: holder[0].token_ids,
+        model=folder,
+        info=model_info(num_special),
+        served_model_name=NAME,
+        **settings,
+    ) as gateway:
+        url = f"http://127.0.0.1:{gateway.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            holder.append(Rig(gateway, client, tokenizer))
+            yield holder[0]
+    tokenizer.close()
+
+
+@pytest.fixture
+async def qwen(tmp_path):
+    async with rig(model_folder(tmp_path / "qwen", QWEN)) as made:
+        yield made
+
+
+def calls_of(message):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+
+
+async def test_a_call_has_openais_shape(qwen):
+    answer = await qwen.chat(THOUGHT + CALL + SECOND_CALL, tools=TOOLS)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert calls_of(choice.message) == [("get_weather", {"city": "Paris"}), ("get_time", {})]
+    assert all(call.type == "function" and call.id.startswith("call_") for call in choice.message.tool_calls)
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert choice.message.reasoning == choice.message.reasoning_content == "The user wants the weather, naïve 😀."
+
+
+async def test_a_streamed_call_has_openais_deltas(qwen):
+    chunks = await qwen.chunks("Let me look.\n" + CALL + SECOND_CALL, tools=TOOLS)
+    deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me look."
+    calls = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert all(len(call) == 1 for call in calls)
+    assert all(delta.keys() == {"tool_calls"} for delta in deltas if "tool_calls" in delta)
+    first, *rest = [call[0] for call in calls if call[0]["index"] == 0]
+    assert first.pop("id").startswith("call_")
+    assert first == {"index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+    assert all(call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"} for call in rest)
+    assert len(rest) > 1
+    assert json.loads("".join(call["function"]["arguments"] for call in rest)) == {"city": "Paris"}
+    assert [call[0]["index"] for call in calls] == sorted(call[0]["index"] for call in calls)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert deltas[-1] == {}
+
+
+async def test_the_clients_stream_helper_sums_calls_up(qwen):
+    qwen.says = THOUGHT + CALL
+    async with qwen.client.chat.completions.stream(model=NAME, messages=MESSAGES, tools=TOOLS) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    assert any(event.type == "tool_calls.function.arguments.done" for event in events)
+    assert calls_of(final.choices[0].message) == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize("tokens_a_step", [1, 7, 1000])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_told_and_counted(qwen, stream, tokens_a_step):
+    qwen.gateway.worker.tokens_a_step = tokens_a_step
+    says = THOUGHT + "It is sunny."
+    if stream:
+        chunks = await qwen.chunks(says, stream_options={"include_usage": True})
+        usage = chunks[-1].usage
+        deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks[:-1]]
+        for delta in deltas:
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+        reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+        content = "".join(delta.get("content", "") for delta in deltas)
+    else:
+        answer = await qwen.chat(says)
+        usage, message = answer.usage, answer.choices[0].message
+        reasoning, content = message.reasoning, message.content
+        assert message.tool_calls is None
+    assert (reasoning, content) == ("The user wants the weather, naïve 😀.", "It is sunny.")
+    num_thought = len(qwen.tokenizer.encode(THOUGHT.rstrip(), add_special_tokens=False))
+    assert abs(usage.completion_tokens_details.reasoning_tokens - num_thought) <= 1
+
+
+async def test_reasoning_can_be_left_out(qwen):
+    answer = await qwen.chat(THOUGHT + "Sunny.", extra_body={"include_reasoning": False})
+    assert answer.choices[0].message.content == "Sunny."
+    assert not hasattr(answer.choices[0].message, "reasoning")
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+
+
+async def test_a_chat_told_not_to_think_is_all_answer(qwen):
+    answer = await qwen.chat("Sunny.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert answer.choices[0].message.content == "Sunny."
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+async def test_tools_and_calls_are_in_the_prompt_as_the_template_writes_them(qwen):
+    messages = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Hm.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    await qwen.chat("Sunny.", messages=messages, tools=TOOLS)
+    prompt = qwen.prompt()
+    assert '"name": "get_weather", "description": "The weather somewhere."' in prompt
+    assert '<think>Hm.</think><tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>' in prompt
+    assert "<|im_start|>tool\nsunny" in prompt
+
+
+async def test_tools_that_must_not_be_called_are_not_in_the_prompt(qwen):
+    answer = await qwen.chat(CALL, tools=TOOLS, tool_choice="none")
+    assert "get_weather" not in qwen.prompt()
+    assert answer.choices[0].message.content == CALL
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_one_call_at_most(qwen):
+    answer = await qwen.chat(CALL + SECOND_CALL, tools=TOOLS, parallel_tool_calls=False)
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+    chunks = await qwen.chunks(CALL + SECOND_CALL, tools=TOOLS, parallel_tool_calls=False)
+    indices = {call.index for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()}
+    assert indices == {0}
+
+
+async def test_a_call_cut_short_says_length(qwen):
+    qwen.says = CALL
+    num_tokens = len(qwen.token_ids) - 6
+    answer = await qwen.chat(CALL, tools=TOOLS, max_tokens=num_tokens)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.tool_calls[0].function.name == "get_weather"
+
+
+async def test_every_choice_has_calls_of_its_own(qwen):
+    answer = await qwen.chat("Ok." + CALL, tools=TOOLS, n=3)
+    for choice in answer.choices:
+        assert (choice.message.content, calls_of(choice.message)) == ("Ok.", [("get_weather", {"city": "Paris"})])
+    assert len({choice.message.tool_calls[0].id for choice in answer.choices}) == 3
+
+
+async def test_logprobs_cover_every_token_of_a_call(qwen):
+    chunks = await qwen.chunks(CALL, tools=TOOLS, logprobs=True)
+    entries = [
+        entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content
+    ]
+    assert len(entries) == len(qwen.token_ids)
+
+
+async def test_a_stop_string_ends_a_call_too(qwen):
+    answer = await qwen.chat(CALL + "\nHello", tools=TOOLS, stop=["</tool_call>"])
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+    assert answer.choices[0].stop_reason == "</tool_call>"
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_harmonys_special_tokens_are_read_and_others_skipped(tmp_path):
+    async with rig(model_folder(tmp_path / "gpt-oss", HARMONY, HARMONY_TOKENS)) as oss:
+        text = (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+            '<|constrain|>json<|message|>{"city": "Paris"}<|im_start|>'
+        )
+        chunks = await oss.chunks(text, tools=TOOLS)
+        deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
+        assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm."
+        assert "".join(delta.get("content", "") for delta in deltas) == ""
+        arguments = "".join(call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ()))
+        assert json.loads(arguments) == {"city": "Paris"}
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        answer = await oss.chat(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+        )
+        assert (answer.choices[0].message.reasoning, answer.choices[0].message.content) == ("Hm.", "Hi")
+
+
+async def test_mistrals_special_tokens_are_read(tmp_path):
+    tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
+    async with rig(model_folder(tmp_path / "mistral", MISTRAL, tokens)) as mistral:
+        answer = await mistral.chat('[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', tools=TOOLS)
+    message = answer.choices[0].message
+    assert (message.reasoning, message.content) == ("Hm.", None)
+    assert calls_of(message) == [("get_weather", {"city": "Paris"})]
+    assert len(message.tool_calls[0].id) == 9
+
+
+async def test_a_model_of_no_known_format_takes_no_tools(tmp_path):
+    async with rig(model_folder(tmp_path / "plain", PLAIN)) as plain:
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as refused:
+            await plain.chat("Hi", tools=TOOLS)
+        assert refused.value.param == "tools"
+        assert (await plain.chat("Hi", tools=TOOLS, tool_choice="none")).choices[0].message.content == "Hi"
+
+
+async def test_the_operator_chooses_the_parsers(tmp_path):
+    folder = model_folder(tmp_path / "plain", PLAIN)
+    async with rig(folder, tool_call_parser="pythonic", reasoning_parser="deepseek_r1") as plain:
+        answer = await plain.chat("Hm.</think>[get_weather(city='Paris')]", tools=TOOLS)
+    assert answer.choices[0].message.reasoning == "Hm."
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools.0.function.parameters"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice.function.name",
+        ),
+    ],
+)
+async def test_wrong_tools_are_named(qwen, fields, param):
+    async with RawClient.connect(qwen.gateway.port) as client:
+        answer = await client.request("POST", "/v1/chat/completions", {"messages": MESSAGES, **fields})
+    assert answer.status == 400
+    assert answer.error["param"] == param
+
+
+async def test_the_worker_is_not_asked_for_what_it_cannot_do(qwen):
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    named = {"type": "function", "function": {"name": "get_time"}}
+    for fields, param in (
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": named}, "tool_choice"),
+        ({"tools": strict}, "tools.0.function.strict"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="this release") as refused:
+            await qwen.chat("x", **fields)
+        assert refused.value.param == param
+    assert not qwen.gateway.worker.submits
+
+
+async def test_tokenize_counts_tools(qwen):
+    async with RawClient.connect(qwen.gateway.port) as client:
+        plain = await client.request("POST", "/tokenize", {"messages": MESSAGES})
+        with_tools = await client.request("POST", "/tokenize", {"messages": MESSAGES, "tools": TOOLS})
+    assert with_tools.json["count"] > plain.json["count"]
+    await qwen.chat("x", tools=TOOLS)
+    assert list(qwen.gateway.worker.submits[0].prompt_token_ids) == with_tools.json["tokens"]
