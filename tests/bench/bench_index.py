@@ -43,7 +43,7 @@ from baton.v1 import index_pb2, kv_pb2
 
 PROMPT_BLOCKS = 1563  # 100 k tokens in blocks of 64
 PROMPTS = 200
-TURN_BATCHES, BATCH_BLOCKS = 32, 32  # what the router applies at once
+TURN_BATCHES, BATCH_BLOCKS = 8, 32  # what the router applies at once
 PUBLISH = "/baton.v1.IndexService/Publish"
 
 
@@ -89,7 +89,7 @@ def measure_memory_and_lookups(options: argparse.Namespace) -> list[Row]:
     rows += latencies("lookup of 1,563 blocks that nobody holds", foreign)
     busy, turns, rate = lookups_under_updates(index, prompts, options)
     rows += latencies(f"lookup between updates, {rate / 1e3:.0f} k block events a second", busy)
-    rows += latencies("the turn of 1,024 events that a lookup may wait for", turns)
+    rows += latencies("the turn of 256 events that a lookup may wait for", turns)
     began = time.perf_counter()
     index.drop("w0")
     rows.append(Row("drop of a worker: until its entries count no more", (time.perf_counter() - began) * 1e6, "us"))
@@ -148,7 +148,7 @@ def next_batch(draw: random.Random, sequences: dict[str, int], stored: list[tupl
 def measure_apply() -> list[Row]:
     """Encoded messages parsed and applied by the router's class, stored and then removed, drained."""
     rows = []
-    for num_workers, what in ((32, "32 batches of 32 blocks a message"), (1, "one batch of 32 blocks a message")):
+    for num_workers, what in ((8, "8 batches of 32 blocks at once"), (1, "one batch of 32 blocks at once")):
         draw, index = random.Random(3), PrefixIndex()
         messages = []
         hashes = [draw.randbytes(16 * BATCH_BLOCKS) for _ in range(6400)]
@@ -257,7 +257,7 @@ class Publisher:
             await self._call.write(index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString())
             if heartbeat.wants_answer:
                 await self._hear()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.35)
 
     async def ask(self, request: index_pb2.PublishRequest) -> index_pb2.PublishResponse:
         await self._call.write(request.SerializeToString())

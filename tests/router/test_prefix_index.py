@@ -182,6 +182,35 @@ def test_a_gap_after_a_batch_leaves_nothing_to_the_next_worker():
     assert index.lookup(blocks(1, 2)) == {}
 
 
+def test_a_snapshot_is_absorbed_in_pieces_and_counts_after_the_last():
+    index = index_of(a=[1])
+    assert index.collect(part("a", *range(100, 200), barrier=5))
+    assert index.absorb(60)
+    assert index.lookup(blocks(1)) == {"a": 1}
+    assert not index.absorb(60)
+    assert index.lookup(blocks(*range(100, 200))) == {"a": 100}
+    assert index.lookup(blocks(1)) == {}
+
+
+def test_a_batch_waits_for_the_snapshot_before_it():
+    index = PrefixIndex()
+    index.collect(part("a", *range(100), barrier=5))
+    assert index.apply(batch("a", 6, removed(3), stored(200)))
+    assert index.num_blocks("a") == 100
+
+
+def test_a_drop_ends_a_snapshot_that_is_being_absorbed():
+    index = PrefixIndex()
+    index.collect(part("a", *range(100)))
+    index.absorb(60)
+    index.drop("a")
+    assert not index.absorb(60)
+    assert index.lookup(blocks(*range(100))) == {}
+    while index.clean(10_000):
+        pass
+    assert len(index) == 0
+
+
 def test_growth_keeps_every_block():
     numbers = range(200_000)
     index = PrefixIndex()

@@ -28,7 +28,7 @@ class KvstoreConfig:
         },
     )
     lease_ms: int = field(
-        default=800,
+        default=900,
         metadata={
             "help": "Milliseconds that a worker may be unheard of until its blocks do not count.",
             "minimum": 100,

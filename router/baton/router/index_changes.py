@@ -60,3 +60,11 @@ def fingerprints_of(block_hashes: bytes) -> Fingerprints:
     spread: Fingerprints = halves[::2] * _ODD
     np.maximum(spread, _ONE, out=spread)
     return spread
+
+
+def sorted_set(pieces: list[Fingerprints]) -> Fingerprints:
+    """All of them in order, each once."""
+    merged = np.sort(np.concatenate(pieces))
+    is_first = np.ones(merged.size, np.bool_)
+    np.not_equal(merged[1:], merged[:-1], out=is_first[1:])
+    return merged if is_first.all() else merged[is_first]

@@ -15,10 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.router.index_changes import Changes, column_of, fingerprints_of
+from baton.router.index_changes import Changes, column_of, fingerprints_of, sorted_set
 from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns, Holders, Masks
+from baton.router.index_masks import ends_of, sum_rows
 from baton.router.index_table import BlockTable, Fingerprints, add_at, rank_in_runs
 from baton.v1 import kv_pb2
+
+_ABSORBED_BLOCKS = 8192
 
 
 class HeldPrefix(NamedTuple):
@@ -37,6 +40,15 @@ class _Holding:
     sequence: int
 
 
+@dataclass(slots=True)
+class _Arrival:
+    """A snapshot that does not count yet."""
+
+    holding: _Holding
+    pieces: dict[int, list[Fingerprints]]  # by column
+    sorted: list[tuple[int, Fingerprints]]  # what is left to be stored, once all is there
+
+
 class PrefixIndex:
     """All workers' blocks, for lookups of whole prompts."""
 
@@ -45,7 +57,8 @@ class PrefixIndex:
         self._holders = Holders()
         self._counts = np.zeros(64 * NUM_TIERS, np.int64)  # entries of each column
         self._holdings: dict[str, _Holding] = {}
-        self._arriving: dict[str, _Holding] = {}  # snapshots whose end is still to come
+        self._arriving: dict[str, _Arrival] = {}  # snapshots whose end is still to come
+        self._absorbing: dict[str, _Arrival] = {}  # whole ones that are still to be stored
         self._silent: set[str] = set()  # workers whose entries are kept, and do not count
         self._dying: list[int] = []  # slots
         self._sweep = _Sweep([], 0)
@@ -92,16 +105,16 @@ class PrefixIndex:
         """How many of the first blocks each worker holds without a gap, in any tier; without those that hold none."""
         _, held = self._prefixes(block_hashes)
         names = self._names
-        return {names[slot]: depth for slot, depth in _ends(held)} if held.size else {}
+        return {names[slot]: depth for slot, depth in ends_of(held)} if held.size else {}
 
     def find(self, block_hashes: bytes) -> dict[str, HeldPrefix]:
         """As `lookup`, by tier. A block in both tiers counts as on the device."""
         on_device, held = self._prefixes(block_hashes)
         if not held.size:
             return {}
-        counts = _sum_rows(on_device & held).tolist()
+        counts = sum_rows(on_device & held).tolist()
         return {
-            self._names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in sorted(_ends(held))
+            self._names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in sorted(ends_of(held))
         }
 
     def apply(self, batch: kv_pb2.KvEventBatch) -> bool:
@@ -114,6 +127,7 @@ class PrefixIndex:
 
         A batch that was taken before is ignored.
         """
+        self._absorb_all()
         changes = Changes()
         dropped: dict[str, int] = {}
         for batch in batches:
@@ -133,19 +147,46 @@ class PrefixIndex:
 
     def receive(self, part: kv_pb2.KvSnapshot) -> bool:
         """Takes a part of a worker's snapshot; the last one makes it count. False: the part does not belong here."""
+        belongs = self.collect(part)
+        self._absorb_all()
+        return belongs
+
+    def collect(self, part: kv_pb2.KvSnapshot) -> bool:
+        """As `receive`, but what came with the last part counts only after `absorb` has returned False."""
         if part.first:
             self._begin(part)
-        arriving = self._arriving.get(part.worker_id)
-        if arriving is None or (arriving.epoch, arriving.sequence) != (part.epoch, part.barrier):
+        arrival = self._arriving.get(part.worker_id)
+        if arrival is None or (arrival.holding.epoch, arrival.holding.sequence) != (part.epoch, part.barrier):
             self.drop(part.worker_id)
             return False
-        self._fill(part.block_hashes, column_of(arriving.slot, part.tier))
+        column = column_of(arrival.holding.slot, part.tier)
+        arrival.pieces.setdefault(column, []).append(fingerprints_of(part.block_hashes))
         if part.last:
-            del self._arriving[part.worker_id]
-            self._retire(self._holdings.pop(part.worker_id, None))
-            self._holdings[part.worker_id] = arriving
-            self._live = None
+            self._absorbing[part.worker_id] = self._arriving.pop(part.worker_id)
+            # In order, so that neighbours in time are neighbours in the table.
+            arrival.sorted = [(column, sorted_set(pieces)) for column, pieces in arrival.pieces.items()]
+            arrival.pieces.clear()
         return True
+
+    def absorb(self, max_blocks: int) -> bool:
+        """Stores so many blocks of whole snapshots. False: nothing is left to store."""
+        if not self._absorbing:
+            return False
+        worker_id, arrival = next(iter(self._absorbing.items()))
+        if arrival.sorted:
+            column, fingerprints = arrival.sorted.pop()
+            if fingerprints.size > max_blocks:
+                arrival.sorted.append((column, fingerprints[max_blocks:]))
+                fingerprints = fingerprints[:max_blocks]
+            columns = np.full(fingerprints.size, column, np.int64)
+            self._note_host(columns[:1])
+            self._change_distinct(fingerprints, columns, np.ones(fingerprints.size, np.bool_))
+        if not arrival.sorted:
+            del self._absorbing[worker_id]
+            self._retire(self._holdings.pop(worker_id, None))
+            self._holdings[worker_id] = arrival.holding
+            self._live = None
+        return bool(self._absorbing)
 
     def silence(self, worker_id: str) -> None:
         """The worker's entries, those that come included, are kept and do not count until `hear`."""
@@ -167,7 +208,7 @@ class PrefixIndex:
         """A worker's entries count no more, from now on; returns how many they were."""
         holding = self._holdings.pop(worker_id, None)
         self._retire(holding)
-        self._retire(self._arriving.pop(worker_id, None))
+        self._end_arrivals(worker_id)
         return self._num_entries(holding.slot) if holding is not None else 0
 
     def clean(self, max_places: int) -> bool:
@@ -209,16 +250,14 @@ class PrefixIndex:
         held &= self._live[DEVICE]
         return on_device, held
 
-    def _fill(self, block_hashes: bytes, column: int) -> None:
-        """Stores blocks in one column, in any order."""
-        fingerprints = np.sort(fingerprints_of(block_hashes))
-        is_first = np.ones(fingerprints.size, np.bool_)
-        np.not_equal(fingerprints[1:], fingerprints[:-1], out=is_first[1:])
-        if not is_first.all():
-            fingerprints = fingerprints[is_first]
-        columns = np.full(fingerprints.size, column, np.int64)
-        self._note_host(columns[:1])
-        self._change_distinct(fingerprints, columns, np.ones(fingerprints.size, np.bool_))
+    def _absorb_all(self) -> None:
+        while self.absorb(_ABSORBED_BLOCKS):
+            pass
+
+    def _end_arrivals(self, worker_id: str) -> None:
+        for arrivals in (self._arriving, self._absorbing):
+            arrival = arrivals.pop(worker_id, None)
+            self._retire(arrival.holding if arrival is not None else None)
 
     def _change(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
         """Applies changes in order: the n-th change of each block in the n-th round."""
@@ -283,9 +322,9 @@ class PrefixIndex:
         known = self._holdings.get(part.worker_id)
         if known is not None and known.epoch != part.epoch:
             self._retire(self._holdings.pop(part.worker_id))
-        self._retire(self._arriving.pop(part.worker_id, None))
+        self._end_arrivals(part.worker_id)
         slot = self._take_slot(part.worker_id)
-        self._arriving[part.worker_id] = _Holding(slot, part.epoch, part.barrier)
+        self._arriving[part.worker_id] = _Arrival(_Holding(slot, part.epoch, part.barrier), {}, [])
 
     def _take_slot(self, worker_id: str) -> int:
         if self._free_slots:
@@ -316,43 +355,3 @@ class _Sweep:
 
     slots: list[int]
     at: int
-
-
-def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where runs of equal rows begin, and the number of rows."""
-    differs = masks[1:, 0] != masks[:-1, 0]
-    for word in range(1, masks.shape[1]):
-        differs |= masks[1:, word] != masks[:-1, word]
-    changes = differs.nonzero()[0]
-    edges = np.zeros(changes.size + 2, np.int64)
-    edges[1:-1] = changes + 1
-    edges[-1] = masks.shape[0]
-    return edges
-
-
-def _ends(held: NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """Each slot that is in the first row, and the number of rows that it is in; it is in no later one again."""
-    edges = _edges(held)
-    if held.shape[1] == 1:
-        rows: list[int] = held[edges[:-1], 0].tolist()
-    else:
-        rows = [int.from_bytes(row.tobytes(), "little") for row in held[edges[:-1]].astype("<u8", copy=False)]
-    rows.append(0)
-    ends: list[tuple[int, int]] = []
-    before = rows[0]
-    for after, depth in zip(rows[1:], edges[1:].tolist(), strict=True):
-        ended = before ^ after
-        before = after
-        while ended:
-            lowest = ended & -ended
-            ends.append((lowest.bit_length() - 1, depth))
-            ended ^= lowest
-    return ends
-
-
-def _sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How often each bit is set, over all rows; quick where few rows differ from the one before. [words * 64]"""
-    edges = _edges(masks)
-    begins, lengths = edges[:-1], edges[1:] - edges[:-1]
-    bits = np.unpackbits(masks[begins].astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")
-    return (lengths.astype(np.float32) @ bits.astype(np.float32)).astype(np.int64)  # exact up to 2**24 rows

@@ -27,7 +27,7 @@ from baton.worker.outbox import Outbox
 _log = logging.getLogger(__name__)
 
 _METHOD = "/baton.v1.IndexService/Publish"
-_HEARTBEAT_SECONDS = 0.3
+_HEARTBEAT_SECONDS = 0.35  # the kvstore's lease is two of them, and some
 _HEARTBEATS_PER_ANSWER = 3
 _PATIENCE_SECONDS = 0.75
 _MIN_BACKOFF_SECONDS = 0.1
