@@ -19,6 +19,8 @@ from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogpro
 from baton.gateway.http_connection import Connections, HttpLimits
 from baton.gateway.http_server import HttpServer
 from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.response_store import MemoryResponseStore, ResponseStore
+from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.v1 import types_pb2
@@ -107,6 +109,7 @@ class Rest:
     admission: Admission
     metrics: GatewayMetrics
     server: HttpServer
+    shelf: ResponseShelf
     missing: list[str] = field(default_factory=list)
 
     async def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
@@ -128,6 +131,7 @@ async def rest_side(
     script: Script | None = None,
     limits: HttpLimits | None = None,
     generator: FakeGenerator | None = None,
+    store: ResponseStore | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
@@ -140,9 +144,11 @@ async def rest_side(
     metrics = GatewayMetrics(counters, lambda: admission.taken, lambda: len(connections))
     desk = FrontDesk(config, catalog, generator, admission, metrics)
     missing: list[str] = []
-    app = App(rest_routes(desk, lambda: missing), metrics)
+    shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
+    app = App(rest_routes(desk, shelf, lambda: missing), metrics)
     async with HttpServer("127.0.0.1:0", app, limits, connections) as server:
-        yield Rest(server.port, generator, catalog, admission, metrics, server, missing)
+        yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
+    await shelf.close(0)
 
 
 @dataclass

@@ -23,7 +23,8 @@ async def test_the_document_lists_every_route_and_all_its_references_resolve():
     assert document["openapi"] == "3.1.0"
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-        "/health", "/ready", "/version", "/metrics",
+        "/health", "/ready", "/version", "/metrics", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+        "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items",
     }  # fmt: skip
     schemas = document["components"]["schemas"]
     for reference in set(references(document)):

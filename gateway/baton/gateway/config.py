@@ -70,6 +70,20 @@ class GatewayConfig:
         default=8192,
         metadata={"help": "Generations in flight, streaming or not; more are answered with 429.", "minimum": 1},
     )
+    redis_url: str = field(
+        default="",
+        metadata={
+            "help": "Redis that keeps responses (/v1/responses) for all gateways. Empty: this process's memory does.",
+            "metavar": "URL",
+        },
+    )
+    response_ttl: float = field(
+        default=86400.0, metadata={"help": "Seconds that a response is kept after its end.", "minimum": 1}
+    )
+    max_stored_response_bytes: int = field(
+        default=64 << 20,
+        metadata={"help": "The most bytes of responses in memory, where there is no redis_url.", "minimum": 1024},
+    )
     max_connections: int = field(
         default=16384, metadata={"help": "Open REST connections; more are answered with 503.", "minimum": 1}
     )

@@ -28,7 +28,7 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _wrong_field(str(error)) from None
+            raise wrong_field(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"The body is no valid JSON: {_why(body, error)}.") from None
         except RecursionError:
@@ -52,12 +52,13 @@ def _why(body: bytes, error: Exception) -> str:
     return str(error).removeprefix("JSON is malformed: ")
 
 
-def _wrong_field(message: str) -> InvalidRequest:
-    """msgspec says "Expected `int`, got `str` - at `$.messages[0].role`"."""
+def wrong_field(message: str, where: str = "") -> InvalidRequest:
+    """What is told of msgspec's "Expected `int`, got `str` - at `$.messages[0].role`"; `where` is the value's place."""
     problem = _PLACE.sub("", message)
     place = _PLACE.search(message)
     field = place.group(1) if place else ""
     field = re.sub(r"\[(\d+)\]", r".\1", field).replace("[...]", "").strip(".")
+    field = f"{where}.{field}".strip(".")
     if missing := _MISSING.search(problem):
         field = f"{field}.{missing.group(1)}".strip(".")
         return InvalidRequest(f"{field} is required.", field=field)

@@ -10,6 +10,8 @@ from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
 from baton.gateway.openai_completions import Completions
 from baton.gateway.openapi import openapi_document
+from baton.gateway.responses.routes import responses_routes
+from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.routes import Route
 from baton.gateway.system_routes import Description, Models, Status, Tokens
 
@@ -17,9 +19,9 @@ _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 
-def rest_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
+def rest_routes(desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]]) -> list[Route]:
     """The table. `missing` says in words what the gateway waits for before it can serve."""
-    api = [*_api_routes(desk), *anthropic_routes(desk)]
+    api = [*_api_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
     system = _system_routes(desk, missing)
     described = [*api, *system]
     description = Description(openapi_document(described))

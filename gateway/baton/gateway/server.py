@@ -17,8 +17,10 @@ from baton.gateway.http_connection import Connections, HttpLimits
 from baton.gateway.http_server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.rest_routes import rest_routes
 from baton.gateway.parsing.format_choice import FormatFlags
+from baton.gateway.response_store import make_response_store
+from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.rest_routes import rest_routes
 from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, load_served_model
@@ -51,12 +53,15 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
         core = _Core(catalog, counters, generator, Admission(config.max_streams))
-        async with _http_server(config, core) as http:
+        shelf = ResponseShelf(
+            make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
+        )
+        async with _http_server(config, core, shelf) as http:
             async with _rpc_server(config, core) as rpc:
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
                 await _until_stopped(core, rpc, stop)
                 core.admission.drain()
-                draining = asyncio.create_task(http.drain(config.drain_timeout))
+                draining = asyncio.gather(http.drain(config.drain_timeout), shelf.close(config.drain_timeout))
             # Leaving the gRPC server has drained it meanwhile.
             await draining
     _log.info("drained")
@@ -79,11 +84,11 @@ def missing_parts(core: _Core) -> list[str]:
     return ["the router knows no live worker any more"]
 
 
-def _http_server(config: GatewayConfig, core: _Core) -> HttpServer:
+def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf) -> HttpServer:
     connections = Connections()
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics)
-    app = App(rest_routes(desk, lambda: missing_parts(core)), metrics)
+    app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics)
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.gateway.front_desk import FrontDesk
@@ -15,7 +15,7 @@ from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.validation import check_context, check_item_count, sampling_of, stop_of
-from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.rpc.errors import ServiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
 async def encode_turn(model: ServedModel, turn: Turn, max_model_len: int) -> list[int]:
     """The chat's token ids. Raises InvalidRequest, ContextTooLong."""
     check_item_count(len(turn.messages), max_model_len)
-    if turn.tools.active and not takes_calls(model):
-        raise InvalidRequest("tools are not served for this model; leave them out.", field="tools")
+    model.check_tools(turn.tools)
     token_ids = await model.encode_chat(
         turn.messages,
         add_generation_prompt=not turn.going_on,
@@ -71,15 +70,11 @@ async def encode_turn(model: ServedModel, turn: Turn, max_model_len: int) -> lis
     return token_ids
 
 
-def takes_calls(model: ServedModel) -> bool:
-    """Whether the model's way of calling tools is known."""
-    return False
-
-
 def generation_of(
     desk: FrontDesk, exchange: Exchange, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
 ) -> GenerationRequest:
     """The turn's request to the generation side."""
     sampling = sampling_of(turn.fields, turn.logprobs)
     stop = stop_of(turn.fields, turn.max_tokens)
-    return desk.generation_request(exchange, request_id, model, turn.fields, token_ids, sampling, stop)
+    request = desk.generation_request(exchange, request_id, model, turn.fields, token_ids, sampling, stop)
+    return replace(request, reading=model.reading(turn.tools, token_ids, turn.include_reasoning))

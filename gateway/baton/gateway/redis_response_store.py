@@ -1,0 +1,69 @@
+"""Responses in Redis, for all gateways that share it. Records expire there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from baton.gateway.response_store import ALIVE_SECONDS
+from baton.rpc.errors import InvalidRequest, Unavailable
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "baton:responses:"
+_TIMEOUT_SECONDS = 2.0
+_CANCEL_SECONDS = 600
+
+
+class RedisResponseStore:
+    """Implements ResponseStore."""
+
+    def __init__(self, url: str, ttl: float) -> None:
+        self._ttl = max(1, int(ttl))
+        try:
+            self._redis = redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS)
+        except ValueError as error:
+            raise InvalidRequest(f"redis_url: {url!r} is not allowed; {error}", field="redis_url") from error
+
+    async def save(self, name: str, record: bytes) -> None:
+        await _asked(self._redis.set(_PREFIX + name, record, ex=self._ttl))
+
+    async def load(self, name: str) -> bytes | None:
+        record = await _asked(self._redis.get(_PREFIX + name))
+        return record.encode() if isinstance(record, str) else record
+
+    async def delete(self, name: str) -> bool:
+        return bool(await _asked(self._redis.delete(_PREFIX + name)))
+
+    async def beat(self, names: Iterable[str]) -> list[str]:
+        listed = list(names)
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in listed:
+            pipeline.set(f"{_PREFIX}{name}:alive", b"1", ex=ALIVE_SECONDS)
+        for name in listed:
+            pipeline.getdel(f"{_PREFIX}{name}:cancel")
+        answers = await _asked(pipeline.execute())
+        return [name for name, wanted in zip(listed, answers[len(listed) :], strict=True) if wanted]
+
+    async def is_running(self, name: str) -> bool:
+        return bool(await _asked(self._redis.exists(f"{_PREFIX}{name}:alive")))
+
+    async def ask_cancel(self, name: str) -> None:
+        await _asked(self._redis.set(f"{_PREFIX}{name}:cancel", b"1", ex=_CANCEL_SECONDS))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+async def _asked(answer: Awaitable[T]) -> T:
+    try:
+        return await answer
+    except (RedisError, OSError, TimeoutError) as error:
+        _log.warning("stored responses cannot be reached: %s", error)
+        raise Unavailable("stored responses cannot be reached; retry later", retry_after_ms=1000) from error

@@ -1,0 +1,96 @@
+"""Where responses are kept for later requests: in Redis, or in this process's memory. Knows only bytes and names."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+# How long a running response counts as running after its gateway was last heard of.
+ALIVE_SECONDS = 10
+
+
+class ResponseStore(Protocol):
+    """Records by id, each gone after its time. Raises Unavailable where the store cannot be asked."""
+
+    async def save(self, name: str, record: bytes) -> None:
+        """Keeps a record, or replaces it."""
+
+    async def load(self, name: str) -> bytes | None:
+        """The record; None: there is none."""
+
+    async def delete(self, name: str) -> bool:
+        """Whether there was one."""
+
+    async def beat(self, names: Iterable[str]) -> list[str]:
+        """These run here. Returns those that somebody wants cancelled."""
+
+    async def is_running(self, name: str) -> bool:
+        """Whether some gateway runs it."""
+
+    async def ask_cancel(self, name: str) -> None:
+        """Asks whoever runs it to cancel it."""
+
+    async def close(self) -> None:
+        """Ends connections."""
+
+
+class MemoryResponseStore:
+    """For one gateway process: bounded in bytes, the oldest go first; nothing outlives the process."""
+
+    def __init__(self, ttl: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl = ttl
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._records: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # name: expiry, record
+        self.num_bytes = 0
+
+    async def save(self, name: str, record: bytes) -> None:
+        self._drop(name)
+        self._records[name] = (self._clock() + self._ttl, record)
+        self.num_bytes += len(record)
+        now = self._clock()
+        while self._records:
+            oldest, (expiry, _) = next(iter(self._records.items()))
+            if expiry > now and self.num_bytes <= self._max_bytes:
+                break
+            self._drop(oldest)
+
+    async def load(self, name: str) -> bytes | None:
+        expiry, record = self._records.get(name, (0.0, None))
+        if record is not None and expiry <= self._clock():
+            self._drop(name)
+            return None
+        return record
+
+    async def delete(self, name: str) -> bool:
+        found = await self.load(name) is not None
+        self._drop(name)
+        return found
+
+    async def beat(self, names: Iterable[str]) -> list[str]:
+        return []
+
+    async def is_running(self, name: str) -> bool:
+        return False
+
+    async def ask_cancel(self, name: str) -> None:
+        """Nobody else runs anything."""
+
+    async def close(self) -> None:
+        self._records.clear()
+        self.num_bytes = 0
+
+    def _drop(self, name: str) -> None:
+        _, record = self._records.pop(name, (0.0, b""))
+        self.num_bytes -= len(record)
+
+
+def make_response_store(redis_url: str, ttl: float, max_bytes: int) -> ResponseStore:
+    """The store that the settings ask for. Raises InvalidRequest for a wrong URL."""
+    if redis_url:
+        from baton.gateway.redis_response_store import RedisResponseStore
+
+        return RedisResponseStore(redis_url, ttl)
+    return MemoryResponseStore(ttl, max_bytes)

@@ -1,0 +1,235 @@
+"""A response that is being made: a generation's sink on one side, whoever follows it on the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from baton.gateway.error_body import HttpError, http_error_of
+from baton.gateway.generation import Delta, Generation, Usage
+from baton.gateway.metrics import AnswerMeter
+from baton.gateway.responses.output import OutputItems, StreamEvent
+from baton.gateway.responses.turns import FIELDS
+from baton.gateway.responses.types import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from baton.gateway.turn import rename_field
+from baton.rpc.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+class Follower(Protocol):
+    """Who is told of a response: a client that waits for it or reads its stream."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether it keeps up."""
+
+    def progressed(self) -> None:
+        """There are new events."""
+
+    def ended(self, error: HttpError | None) -> None:
+        """The response is complete, failed or cancelled."""
+
+
+class RunningResponse:
+    """Implements Sink. `settle` is awaited once it has ended and before anybody is told: it keeps the response."""
+
+    def __init__(
+        self,
+        response: Response,
+        output: OutputItems,
+        meter: AnswerMeter,
+        settle: Callable[[RunningResponse], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.response = response
+        self.events: list[bytes] = []  # those that were not forgotten
+        self.num_forgotten = 0
+        self.begun = False  # something came of the generation, or it failed
+        self.over = False  # nothing more is told
+        self.error: HttpError | None = None
+        self.generation: Generation | None = None
+        self._output = output
+        self._meter = meter
+        self._settle = settle
+        self._spawn = spawn
+        self._followers: list[Follower] = []
+        self.ended = False  # nothing more comes
+        self._cut_short = False
+        self._emit({"type": "response.created"})
+        self._emit({"type": "response.queued" if response.background else "response.in_progress"})
+
+    @property
+    def num_events(self) -> int:
+        """All that there were."""
+        return self.num_forgotten + len(self.events)
+
+    # The generation's side.
+
+    @property
+    def writable(self) -> bool:
+        return self.response.background or all(follower.writable for follower in self._followers)
+
+    def on_delta(self, delta: Delta) -> None:
+        if self.ended:
+            return
+        try:
+            self._take(delta)
+        except Exception as error:
+            self.fail(error)
+
+    def on_done(self, usage: Usage) -> None:
+        if self.ended:
+            return
+        self._begin()
+        self.response.usage = _usage_of(usage)
+        self._meter.on_done(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        if self._cut_short:
+            self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+        self._end("incomplete" if self._cut_short else "completed")
+
+    def on_error(self, error: ServiceError) -> None:
+        self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error."""
+        if self.ended:
+            return
+        if isinstance(error, ServiceError):
+            rename_field(error, FIELDS)
+        else:
+            _log.error("a response failed", exc_info=error, extra={"request_id": self.response.id})
+        self.error = http_error_of(error)
+        self._meter.on_error(self.error.type)
+        self.response.error = ResponseError(_code_of(self.error), self.error.message)
+        self._abort()
+        self._end("failed")
+
+    # The clients' side.
+
+    def cancel(self) -> None:
+        """Ends it because somebody wants so."""
+        if self.ended:
+            return
+        self._meter.on_abort()
+        self._abort()
+        self._end("cancelled")
+
+    def abandon(self) -> None:
+        """Ends it because nobody waits for it; nothing is kept and nobody told."""
+        if self.ended:
+            return
+        self.ended = self.over = True
+        self._meter.on_abort()
+        self._abort()
+        self._spawn(self._settle(self))
+
+    def resume(self) -> None:
+        """A follower that fell behind has caught up."""
+        if self.generation is not None:
+            self.generation.resume()
+
+    def follow(self, follower: Follower) -> None:
+        """Tells it of all that comes."""
+        self._followers.append(follower)
+        if self.begun:
+            follower.progressed()
+        if self.over:
+            follower.ended(self.error)
+
+    def unfollow(self, follower: Follower) -> None:
+        """Tells it nothing more."""
+        if follower in self._followers:
+            self._followers.remove(follower)
+
+    def forget_until(self, number: int) -> None:
+        """Nobody will ask for the events before this one."""
+        del self.events[: number - self.num_forgotten]
+        self.num_forgotten = max(self.num_forgotten, number)
+
+    def _take(self, delta: Delta) -> None:
+        self._begin()
+        if delta.token_ids:
+            self._meter.on_tokens(0)
+        for event in self._output.take(delta):
+            self._emit(event)
+        if delta.finish_reason is not None:
+            self._cut_short = delta.finish_reason == "length"
+            for event in self._output.finish("incomplete" if self._cut_short else "completed"):
+                self._emit(event)
+        self._tell()
+
+    def _begin(self) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            self._emit({"type": "response.in_progress"})
+
+    def _abort(self) -> None:
+        if self.generation is not None:
+            self.generation.abort()
+
+    def _end(self, status: str) -> None:
+        self.ended = True
+        for event in self._output.finish("incomplete"):
+            self._emit(event)
+        response = self.response
+        response.status = status  # type: ignore[assignment]
+        response.output = self._output.complete
+        if status == "completed":
+            response.completed_at = int(time.time())
+        if status != "cancelled":
+            self._emit({"type": f"response.{status}"})
+        self._spawn(self._conclude())
+
+    async def _conclude(self) -> None:
+        try:
+            await self._settle(self)
+        finally:
+            self.over = True
+            if self.begun:
+                self._tell()
+            followers, self._followers = self._followers, []
+            for follower in followers:
+                follower.ended(self.error)
+
+    def _emit(self, event: StreamEvent) -> None:
+        if event["type"].count(".") == 1:  # of the response itself
+            event["response"] = msgspec.to_builtins(self.response)
+        name = event["type"].encode()
+        data = orjson.dumps({**event, "sequence_number": self.num_events})
+        self.events.append(b"event: %b\ndata: %b\n\n" % (name, data))
+
+    def _tell(self) -> None:
+        for follower in list(self._followers):
+            follower.progressed()
+
+
+def _usage_of(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens),
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )
+
+
+def _code_of(error: HttpError) -> str:
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if error.status < 500 else "server_error"

@@ -1,0 +1,195 @@
+"""Request and response bodies of OpenAI's Responses API. One definition for parsing, encoding and the OpenAPI document.
+
+Unknown keys are ignored; null means unset. What a schema cannot say is checked in items.py and turns.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from baton.gateway.openai_types import Count, CountOrZero, Name, Penalty, PrintableId, TokenId
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    """How much the model thinks."""
+
+    effort: Effort | None = None
+    summary: str | None = None  # reasoning is given as it is; there are no summaries
+
+
+class TextFormat(Struct, kw_only=True):
+    """The form of the text."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    """What the text is like."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    """POST /v1/responses."""
+
+    input: str | list[dict[str, Any]]  # a text, or items
+    model: str | None = None  # null: the only model served
+    instructions: str | None = None
+    max_output_tokens: Count | None = None  # null: as many as the context holds
+    max_tool_calls: Count | None = None
+    previous_response_id: Name | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    store: bool | None = None  # null: true
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: CountOrZero | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None  # null: true
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    prompt: dict[str, Any] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Not OpenAI's own.
+    include_reasoning: bool | None = None  # null: true
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: Name | list[Name] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: CountOrZero | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Name | None = None
+    request_id: PrintableId | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class InputTokensDetails(Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct):
+    """Why a response is incomplete."""
+
+    reason: str
+
+
+class Response(Struct, kw_only=True):
+    """A response: the request's fields, and what has come of it."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[dict[str, Any]]  # items: reasoning, message, function_call
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningOptions
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    metadata: dict[str, str]
+
+
+class ResponseStreamEvent(Struct, kw_only=True):
+    """One event of a stream, which its `event:` line names too."""
+
+    type: str
+    sequence_number: int
+
+
+class DeletedResponse(Struct):
+    """The answer of DELETE."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(Struct, kw_only=True):
+    """GET /v1/responses/{response_id}/input_items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredResponse(Struct, kw_only=True):
+    """What is kept of a response."""
+
+    response: Response
+    input: list[dict[str, Any]]  # the request's own items
+    context: list[dict[str, Any]]  # items before those: of the responses that it follows
+    events: list[str] | None = None  # the whole stream, where it may be asked for again
