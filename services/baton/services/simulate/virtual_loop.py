@@ -6,6 +6,8 @@ The chaos runs need it for the parts of the product that are coroutines: kvstore
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 import selectors
 from collections.abc import Callable
 from typing import Any
@@ -46,11 +48,26 @@ class LoopTimeline(Timeline):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop(self.clock)
+        self._due = math.inf  # when the loop calls next
 
     def at(self, time: float, action: Action) -> None:
-        """As Timeline.at."""
-        self.num_events += 1
-        self.loop.call_at(max(time, self.clock.now), action)
+        """As Timeline.at. The loop itself does not keep the order of what is due at one time."""
+        super().at(time, action)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._queue and self._queue[0][0] < self._due:
+            self._due = self._queue[0][0]
+            self.loop.call_at(self._due, self._fire, self._due)
+
+    def _fire(self, due: float) -> None:
+        if due != self._due:
+            return  # another call took its place
+        while self._queue and self._queue[0][0] <= max(due, self.clock.now):
+            self.num_events += 1
+            heapq.heappop(self._queue)[2]()
+        self._due = math.inf
+        self._schedule()
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
         """Runs the loop until then, or until `done` is found true, a hundredth of a second late at most."""

@@ -90,20 +90,32 @@ class Link:
     tap: Tap | None = None  # of what the client is sent, or sends
     calls: list[_Call] = field(default_factory=list)
     _held: list[Callable[[], None]] = field(default_factory=list)
+    _under_way: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
 
     def carry(self, deliver: Callable[[], None]) -> None:
         """Delivers after the delay; held back while the link is stalled."""
         if self.is_stalled:
             self._held.append(deliver)
         else:
-            asyncio.get_running_loop().call_later(_DELAY_SECONDS, deliver)
+            loop = asyncio.get_running_loop()
+            self._under_way.append((loop.time() + _DELAY_SECONDS, deliver))
+            if len(self._under_way) == 1:
+                loop.call_at(self._under_way[0][0], self._arrive)
 
     def heal(self) -> None:
         """What was held back arrives."""
         self.is_stalled = False
         held, self._held = self._held, []
         for deliver in held:
-            asyncio.get_running_loop().call_later(_DELAY_SECONDS, deliver)
+            self.carry(deliver)
+
+    def _arrive(self) -> None:
+        """A loop does not keep the order of what is due at one time; a stream does."""
+        loop = asyncio.get_running_loop()
+        while self._under_way and self._under_way[0][0] <= loop.time():
+            self._under_way.popleft()[1]()
+        if self._under_way:
+            loop.call_at(self._under_way[0][0], self._arrive)
 
     def cut(self) -> None:
         """Every stream ends, at both ends; what was held back is lost."""
