@@ -1,0 +1,176 @@
+"""What a router learns: rates that one wild value does not move, biases, arrivals, sessions, adapters."""
+
+import math
+import random
+
+import pytest
+from fleet_node import load, state
+from placer_world import World
+from router_views import DECODE, PREFILL, view
+
+from baton.router.calibration import Arrivals, Bias
+from baton.router.learnt import Learnt
+from baton.router.placed_adapters import PlacedAdapters
+from baton.router.prompt_sketch import sketch_of
+from baton.router.rates import GUESS, RateModel, fleet_rates, rates_of
+from baton.router.sessions import Sessions
+from baton.router.standing import Objectives
+from baton.router.step_model import StepModel
+from baton.v1 import router_pb2
+
+# Rates.
+
+
+def test_one_wild_rate_moves_nothing_a_lasting_change_does():
+    model = RateModel()
+    for rate in (10_000, 10_100, 9900, 10_050):
+        model.observe(load(prefill_tokens_per_second=rate))
+    model.observe(load(prefill_tokens_per_second=5e9))
+    assert model.smooth(view()).prefill_tokens_per_second == pytest.approx(10_050, rel=0.02)
+    for rate in (2000, 2010, 2020):
+        model.observe(load(prefill_tokens_per_second=rate))
+    assert model.smooth(view()).prefill_tokens_per_second == pytest.approx(2010, rel=0.01)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_what_is_no_rate_is_ignored(value):
+    model = RateModel()
+    model.observe(load(prefill_tokens_per_second=value, decode_step_seconds=value, num_running=1))
+    assert model.smooth(view()).prefill_tokens_per_second == 0
+    assert model.smooth(view()).step is None
+
+
+def test_a_cold_fleet_is_guessed_a_cold_worker_is_like_the_fleet():
+    cold = view(prefill_tokens_per_second=0, transfer_bytes_per_second=0)
+    assert rates_of(cold, fleet_rates([cold])) == GUESS
+    known = [view(f"w{number}", prefill_tokens_per_second=rate) for number, rate in enumerate((1000, 2000, 90_000))]
+    assert rates_of(cold, fleet_rates([*known, cold])).prefill_tokens_per_second == 2000
+    assert not rates_of(cold, fleet_rates(known)).is_measured
+
+
+def test_a_rate_beyond_all_reason_is_bounded_by_the_fleet_s():
+    fleet = fleet_rates([view(prefill_tokens_per_second=10_000)])
+    assert rates_of(view(prefill_tokens_per_second=1e12), fleet).prefill_tokens_per_second == 1e7
+    assert rates_of(view(prefill_tokens_per_second=1e-3), fleet).prefill_tokens_per_second == 10
+
+
+def test_batch_and_context_are_told_apart():
+    draw = random.Random(1)
+    model = StepModel()
+    for _ in range(4000):
+        n, context = draw.randint(1, 128), draw.randint(1000, 600_000)
+        model.observe(n, (0.005 + 1e-4 * n + 3e-8 * context) * draw.uniform(0.95, 1.05), context)
+    times = model.times
+    assert times.slope == pytest.approx(1e-4, rel=0.2)
+    assert times.context_slope == pytest.approx(3e-8, rel=0.2)
+    assert times.seconds(64, 300_000) == pytest.approx(0.0204, rel=0.1)
+
+
+# Biases and arrivals.
+
+
+def test_a_bias_converges_to_what_was_missed_and_is_bounded():
+    bias = Bias()
+    for number in range(300):
+        now = number / 10
+        bias.observe(0.1 * bias.factor(now), 0.2, now)
+    assert bias.factor(30.0) == pytest.approx(2.0, rel=0.05)
+    for number in range(600):
+        bias.observe(0.1, 1000.0, 30.0 + number / 10)
+    assert bias.factor(90.0) <= 4.01
+
+
+def test_one_outlier_hardly_moves_a_bias_and_old_ones_fade():
+    bias = Bias()
+    bias.observe(0.1, 1e6, 0.0)
+    assert bias.factor(0.0) < 1.1
+    for number in range(200):
+        bias.observe(0.1, 0.4, number / 10)
+    assert bias.factor(20.0) > 2
+    assert bias.factor(20.0 + 600) < 1.01
+
+
+@pytest.mark.parametrize(("estimated", "actual"), [(0.1, 0.0), (-1.0, 0.1)])
+def test_what_was_not_measured_teaches_nothing(estimated, actual):
+    bias = Bias()
+    bias.observe(estimated, actual, 1.0)
+    assert bias.factor(1.0) == 1.0
+
+
+def test_arrivals_are_counted_over_the_last_seconds():
+    arrivals = Arrivals()
+    for number in range(1000):
+        arrivals.observe(number / 50)
+    assert arrivals.per_second(20.0) == pytest.approx(50, rel=0.1)
+    assert arrivals.per_second(40.0) < 0.1
+    arrivals.observe(39.0)
+    arrivals.observe(1.0)  # another router's clock is behind
+
+
+def test_the_part_of_the_time_that_prompts_take():
+    learnt = Learnt()
+    for number in range(1000):
+        learnt.placed(0.1, False, number / 10)
+    assert learnt.stalled_part(2, 100.0) == pytest.approx(0.5, rel=0.2)
+    assert learnt.stalled_part(1, 100.0) == 0.9
+    for number in range(1000):
+        learnt.placed(0.1, True, 100 + number / 10)
+    assert learnt.stalled_part(2, 200.0) < 0.01
+
+
+def test_hand_overs_that_disappoint_are_given_up_and_tried_again():
+    """A prefill worker that looks faster, and whose first tokens take ten times what is estimated."""
+
+    def places(world):
+        world.now += 0.5
+        world.hear(state("d", DECODE, num_running=12))
+        world.hear(state("p", PREFILL))
+        return world.place(4000)
+
+    world = World(state("d", DECODE, num_running=12), state("p", PREFILL))
+    assert places(world).HasField("prefill")
+    for _ in range(200):
+        placed = places(world)
+        seconds = 8.0 if placed.HasField("prefill") else 0.4
+        world.placer.report(
+            router_pb2.PlacementOutcome(
+                placement_id=placed.placement_id, num_output_tokens=20, first_token_us=int(seconds * 1e6)
+            )
+        )
+        if not placed.HasField("prefill"):
+            break
+    else:
+        pytest.fail("it never gave up")
+    world.now += 600
+    assert places(world).HasField("prefill"), "after a while it is tried again"
+
+
+@pytest.mark.parametrize(("output", "part"), [(1, 1.0), (20, 1.0), (100, 0.2), (1000, 0.02)])
+def test_a_second_between_the_tokens_of_a_long_answer_counts_less(output, part):
+    assert Objectives(1.0, 0.05).stream_part(output) == pytest.approx(part)
+
+
+# Memories are bounded.
+
+
+def test_sessions_are_bounded_and_forgotten():
+    sessions = Sessions(capacity=3)
+    for number in range(5):
+        sessions.remember(f"s{number}", "w", 1, sketch_of(bytes(64)), 0.0)
+    sessions.remember("", "w", 1, sketch_of(b""), 0.0)
+    assert len(sessions) == 3
+    assert sessions.find("s0", 1.0) is None
+    assert sessions.find("s4", 1.0).worker_id == "w"
+    assert sessions.find("s4", 4000.0) is None
+    assert sessions.find("", 1.0) is None
+
+
+def test_adapters_on_their_way_are_remembered_for_a_moment():
+    adapters = PlacedAdapters()
+    adapters.remember("lora", ["a"], 0.0)
+    assert adapters.is_placed("lora", "a", 5.0)
+    assert not adapters.is_placed("lora", "b", 5.0)
+    assert not adapters.is_placed("lora", "a", 20.0)
+    adapters.remember("other", ["a"], 20.0)
+    adapters.lose("a")
+    assert not adapters.is_placed("other", "a", 20.0)
