@@ -368,6 +368,7 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
             status = await reader.until(lambda one: bool(one["whole"]) and one["entries"] == total, 120)
             at = f"{total / 1e6:.0f} M blocks"
             rows.append(Row(f"warm start of a router, {at}: until everything counts", status["seconds"], "s"))
+            rows.append(Row(f"warm start of a router, {at}: processor time", cpu_of(reader.process), "s"))
             rows.append(Row(f"kvstore memory a block and worker, {at}", kvstore.memory_info().rss / total, "bytes"))
             await until_written(client, options.workers)
             used = client.info("memory")["used_memory"]

@@ -11,6 +11,7 @@ from baton.rpc.errors import InvalidRequest
     [
         ({"listen": "nowhere"}, "listen"),
         ({"metrics_listen": "host:99999"}, "metrics_listen"),
+        ({"advertise": "nowhere"}, "advertise"),
         ({"redis_url": "http://x"}, "redis_url"),
         ({"redis_url": "redis://x:port/0"}, "redis_url"),
         ({"redis_url": "redis://x:1/zero"}, "redis_url"),
