@@ -123,11 +123,11 @@ def test_hand_overs_that_disappoint_are_given_up_and_tried_again():
 
     def places(world):
         world.now += 0.5
-        world.hear(state("d", DECODE, num_running=12))
+        world.hear(state("d", DECODE, num_running=2))
         world.hear(state("p", PREFILL))
         return world.place(4000)
 
-    world = World(state("d", DECODE, num_running=12), state("p", PREFILL))
+    world = World(state("d", DECODE, num_running=2), state("p", PREFILL))
     assert places(world).HasField("prefill")
     for _ in range(200):
         placed = places(world)

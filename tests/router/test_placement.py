@@ -185,6 +185,25 @@ def test_served_tokens_converge_to_the_weights_when_both_ask_for_too_much(weight
     assert share == pytest.approx(weights[0] / sum(weights), abs=0.12)
 
 
+@pytest.mark.parametrize("role", [PREFILL, BOTH])
+def test_where_workers_for_prompts_alone_stand_by_a_second_is_a_second(role):
+    world = World(state("d", DECODE, num_running=10), state("p", role, num_running=10))
+    placed = world.place(1600)
+    assert placed.HasField("prefill") == (role == PREFILL)
+    explained = world.placer.decisions.explain(router_pb2.ExplainRequest(placement_id=placed.placement_id))
+    local = next(
+        one for one in explained.response.candidates if (one.decode_worker_id, one.prefill_worker_id) == ("d", "")
+    )
+    stalled = next(cost.seconds for cost in local.costs if cost.kind == router_pb2.COST_KIND_DECODE)
+    assert (stalled >= 10 * 0.16) == (role == PREFILL)
+
+
+def test_an_unknown_link_is_tried():
+    unknown = {"transfer_bytes_per_second": 0}
+    world = World(state("d", DECODE, num_running=4, **unknown), state("p", PREFILL, **unknown))
+    assert world.place(16_000).HasField("prefill")
+
+
 # What holds of every decision.
 
 loads = st.fixed_dictionaries(

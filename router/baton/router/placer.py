@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from baton.router.policy import Option
 from baton.router.prefix_index import PrefixIndex
 from baton.router.prompt_sketch import sketch_of
 from baton.router.sessions import Sessions
-from baton.router.standing import Demand, Objectives
+from baton.router.standing import Demand, Objectives, Standing
 from baton.router.standings import Standings
 from baton.router.worker_view import WorkerView
 from baton.rpc.block_hash import HASH_BYTES
@@ -87,7 +87,7 @@ class Placer:
         _check(request, model)
         standings, refused = self._standings.of(request, model, now)
         num_decodes = sum([one.view.can_decode for one in standings])
-        asked = self._asked(request, model, self._learnt.stalled_part(num_decodes, now))
+        asked = self._asked(request, model, standings, now)
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model.digest, num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
@@ -141,18 +141,19 @@ class Placer:
         """How long an answer is taken to be. max_tokens 0: no limit."""
         return self._learnt.lengths.expected(model, max_tokens)
 
-    def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, stalled: float) -> Asked:
+    def _asked(
+        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, standings: Sequence[Standing], now: float
+    ) -> Asked:
         num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)
+        part, itl_seconds = 1.0, 0.0
+        if not any(one.view.can_prefill_for_others and not one.view.mixes_phases for one in standings):
+            # Streams and prompts cannot be kept apart: delays are dealt out by what is felt of them. Where workers
+            # for prompts alone stand by, a second is a second.
+            part = self._objectives.stream_part(num_output_tokens)
+            itl_seconds = self._objectives.itl_seconds * (1.0 - self._learnt.stalled_part(len(standings), now))
         return Asked(
             model,
-            Demand(
-                request.num_prompt_tokens,
-                num_output_tokens,
-                request.adapter,
-                self._objectives.stream_part(num_output_tokens),
-                # Prompts that are computed beside take their part of the time between tokens.
-                self._objectives.itl_seconds * (1.0 - stalled),
-            ),
+            Demand(request.num_prompt_tokens, num_output_tokens, request.adapter, part, itl_seconds),
             request.tenant,
             request.tenant_weight or 1.0,
             request.priority,

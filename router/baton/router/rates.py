@@ -13,7 +13,8 @@ from baton.v1 import worker_pb2
 
 # For a fleet that has not worked yet. Equal for all workers, they matter against each other only.
 _PREFILL_TOKENS_PER_SECOND = 10_000.0
-_TRANSFER_BYTES_PER_SECOND = 1e9
+# A link is known once it was used: it is believed to be fast until then.
+_TRANSFER_BYTES_PER_SECOND = 2e10
 _RESTORE_BYTES_PER_SECOND = 1e10
 _ADAPTER_LOAD_SECONDS = 0.5
 _STEP = StepTimes(base=0.02, slope=0.0002)
