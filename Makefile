@@ -5,6 +5,8 @@ UP_FLAGS ?=
 CHAOS_SEED ?= 0
 CHAOS_SEEDS ?= 1000
 PYTEST_FLAGS ?=
+# Many tests wait for processes of theirs more than they compute.
+TEST_WORKERS ?= 3
 # Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
 TORCH ?= torch==2.13.0
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
@@ -34,7 +36,7 @@ run: $(VENV)/.installed ## Serve the sample model through five services on this 
 	@exec $(BIN)/baton up --model "$(MODEL)" $(UP_FLAGS)
 
 test: $(VENV)/.installed-dev ## Run every test that needs no GPU
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code
 	$(BIN)/ruff check .
