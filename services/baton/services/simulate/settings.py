@@ -36,7 +36,7 @@ class ClusterSettings:
     max_queue_depth: int = 256  # the router's
     max_attempts: int = 3  # placements of one request until it fails
     coast: bool = True  # take decode steps that need no decision at once
-    exact: bool = False  # look at every worker for every placement, not only when a report of it is due
+    exact: bool = False  # look at every worker for every placement, and make every report, be it replaced unread
 
     def validate(self) -> None:
         """Raises InvalidRequest for a cluster that cannot be."""

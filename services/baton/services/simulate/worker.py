@@ -147,7 +147,7 @@ class SimWorker:
             if self._turn_at is None or self._turn_at > now:
                 self._report_idle(now)
         else:
-            while (due := coast.boundary_after(self._reported_at, _MIN_REPORT_SECONDS)) is not None and due <= now:
+            while (due := self._next_report(coast, now)) is not None:
                 self._take_steps(coast, due)
                 self._report(due)
             self._take_steps(coast, now)
@@ -293,6 +293,18 @@ class SimWorker:
         self.engine.take_steps(coast, until)
         self.clock.now = coast.now
         self._is_changed = True
+
+    def _next_report(self, coast: Coast, now: float) -> float | None:
+        """When a report is due in the coast; without `exact` only the last before now, which replaces the others."""
+        due = coast.boundary_after(self._reported_at, _MIN_REPORT_SECONDS)
+        if due is None or due > now:
+            return None
+        while not self._settings.exact:
+            later = coast.boundary_after(due, _MIN_REPORT_SECONDS)
+            if later is None or later > now - self._settings.delays.report:
+                break
+            due = later
+        return due
 
     def _collect_events(self) -> None:
         if self.event_log is not None:
