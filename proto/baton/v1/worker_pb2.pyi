@@ -157,6 +157,7 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     FINISHES_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: grows, and is the same on all streams."""
     @property
@@ -179,6 +180,10 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFinish]: ...
     @property
     def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFailure]: ...
+    @property
+    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotPromptLogprobs]:
+        """Only for requests that ask; all of a prompt come before its first token."""
+
     def __init__(
         self,
         *,
@@ -189,10 +194,38 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         logprobs: collections.abc.Iterable[global___SlotLogprobs] | None = ...,
         finishes: collections.abc.Iterable[global___SlotFinish] | None = ...,
         failures: collections.abc.Iterable[global___SlotFailure] | None = ...,
+        prompt_logprobs: collections.abc.Iterable[global___SlotPromptLogprobs] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
+
+@typing.final
+class SlotPromptLogprobs(google.protobuf.message.Message):
+    """Log-probabilities of a part of a prompt. After a preemption places come again, with the same values."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    FIRST_POSITION_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    first_position: builtins.int
+    """The place in the prompt of the first of `tokens`; 1 is the second token, the first one has none."""
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.types_pb2.TokenLogprobs]:
+        """In the prompt's order."""
+
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        first_position: builtins.int = ...,
+        tokens: collections.abc.Iterable[baton.v1.types_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_position", b"first_position", "slot", b"slot", "tokens", b"tokens"]) -> None: ...
+
+global___SlotPromptLogprobs = SlotPromptLogprobs
 
 @typing.final
 class SlotLogprobs(google.protobuf.message.Message):

@@ -47,6 +47,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     logprobs: int | None = None  # alternatives beside the sampled token's own
+    prompt_logprobs: int | None = None  # the same for each token of the prompt; the prompt is then computed anew
     # Tokens that cannot be drawn while fewer than min_tokens were.
     min_tokens: int = 0
     suppressed_token_ids: tuple[int, ...] = ()  # end-of-sequence and stop tokens, under min_tokens
@@ -151,6 +152,8 @@ class StepResult:
     step: int
     token_ids: Int32
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
+    # By index into the plan's rows: the first place in the prompt, and the log-probabilities from there on.
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     seconds: float = 0.0  # device time
     idle_seconds: float | None = None  # of the device before the step; None: not known
 

@@ -430,6 +430,9 @@ class Engine:
         """Gives each request its token, and ends those that stop."""
         plan = scheduled.plan
         token_ids = result.token_ids.tolist()
+        for index, (first, entries) in result.prompt_logprobs.items():
+            if scheduled.states[index].phase is not Phase.DONE:
+                self._outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
         for index in range(plan.num_decodes):
             self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
         sampled = plan.num_decodes

@@ -79,6 +79,7 @@ class StepOutputs:
     requests: list[Request] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
+    prompt_logprobs: list[tuple[Request, int, list[TokenLogprobs]]] = field(default_factory=list)  # first place in it
     finishes: list[Finish] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     prefill_wanted: list[PrefillWanted] = field(default_factory=list)
@@ -94,6 +95,7 @@ class StepOutputs:
         """Whether there is anything that someone must be told."""
         return bool(
             self.token_ids
+            or self.prompt_logprobs
             or self.finishes
             or self.failures
             or self.prefill_wanted

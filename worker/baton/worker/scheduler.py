@@ -286,6 +286,8 @@ class Scheduler:
 
     def _num_reusable(self, state: RequestState) -> int:
         """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
+        if state.request.sampling.prompt_logprobs is not None:
+            return 0
         return (len(state.token_ids) - 1) // self._block_size
 
     def _park(self, state: RequestState, num_hits: int) -> bool:

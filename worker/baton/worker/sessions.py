@@ -137,6 +137,8 @@ class Sessions:
     def emit(self, outputs: StepOutputs) -> None:
         """Sends what a step brought, and what went wrong before it: one frame a stream."""
         self._step = max(self._step, outputs.step)
+        for request, first, entries in outputs.prompt_logprobs:
+            self._add_prompt_logprobs(request, first, entries)
         if outputs.token_ids:
             self._add_tokens(outputs)
         for finish in outputs.finishes:
@@ -150,7 +152,8 @@ class Sessions:
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
-                kind = Kind.GENERATE if frame.token_counts or frame.logprobs else Kind.GENERATE_PLAIN
+                plain = not (frame.token_counts or frame.logprobs or frame.prompt_logprobs)
+                kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
 
@@ -212,6 +215,13 @@ class Sessions:
             if slot not in records:
                 records[slot] = frame.logprobs.add(slot=slot)
             records[slot].tokens.append(logprobs_message(logprobs[row]))
+
+    def _add_prompt_logprobs(self, request: Request, first: int, entries: list[TokenLogprobs]) -> None:
+        session = self._session_of.get(request)
+        if session is not None:
+            tokens = [logprobs_message(entry) for entry in entries]
+            slot = session.slots[request]
+            self._frame_of(session).prompt_logprobs.add(slot=slot, first_position=first, tokens=tokens)
 
     def _add_finish(self, finish: Finish) -> None:
         session = self._session_of.get(finish.request)

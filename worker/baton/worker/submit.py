@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
@@ -55,13 +56,14 @@ def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str,
         request_id=name,
         token_ids=prompt + output,
         num_prompt_tokens=len(prompt),
-        sampling=sampling_of(submit.sampling, stop, model.vocab_size),
+        sampling=_with_prompt_logprobs(sampling_of(submit.sampling, stop, model.vocab_size), submit.sampling, model),
         stop=stop,
         cache_namespace=submit.cache_namespace,
         priority=submit.priority,
         arrival=now,
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
-        remote_prefill=submit.HasField("prefill"),
+        # A prefill worker would keep the prompt's log-probabilities to itself.
+        remote_prefill=submit.HasField("prefill") and not submit.sampling.HasField("prompt_logprobs"),
         traceparent=submit.traceparent,
         constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
     )
@@ -156,6 +158,20 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         min_tokens=stop.min_tokens,
         suppressed_token_ids=tuple(sorted(stop.eos_token_ids | stop.stop_token_ids)) if stop.min_tokens else (),
     )
+
+
+def _with_prompt_logprobs(
+    sampling: SamplingParams, given: types_pb2.SamplingParams, model: ModelSpec
+) -> SamplingParams:
+    if not given.HasField("prompt_logprobs"):
+        return sampling
+    field = "sampling.prompt_logprobs"
+    if not model.tells_prompt_logprobs:
+        raise Unsupported("prompt_logprobs: this worker's executor does not give them", field=field)
+    if given.prompt_logprobs > _MAX_LOGPROBS:
+        message = f"{field} is {given.prompt_logprobs}, at most {_MAX_LOGPROBS} are given"
+        raise InvalidRequest(message, field=field)
+    return replace(sampling, prompt_logprobs=min(given.prompt_logprobs, model.vocab_size))
 
 
 def _check_token_set(token_ids: Sequence[int], vocab_size: int, field: str) -> None:

@@ -17,6 +17,7 @@ from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.executor.host import usable_cores, usable_memory
 from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.executor.prompt_logprobs import PromptLogprobs
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sampler import Sampler
 from baton.worker.executor.step_inputs import make_step_inputs
@@ -48,7 +49,13 @@ class CpuExecutor:
         self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
-        self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
+        self.model = ModelSpec(
+            loaded.digest,
+            loaded.config.vocab_size,
+            max_model_len,
+            loaded.config.eos_token_ids,
+            tells_prompt_logprobs=True,
+        )
         self.layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
         self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
@@ -58,6 +65,7 @@ class CpuExecutor:
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
+        self._prompt_logprobs = PromptLogprobs(self._rows)
         self._decoder = Decoder(
             loaded.config, loaded.weights, cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
         )
@@ -111,9 +119,11 @@ class CpuExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.freed:
             self._sampler.free(row)
+            self._prompt_logprobs.free(row)
         for init in plan.admitted:
             self._rows.admit(init)
             self._sampler.admit(init)
+            self._prompt_logprobs.admit(init)
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
@@ -122,6 +132,7 @@ class CpuExecutor:
         hook = self.layer_hook
         on_layer = None if hook is None else lambda layer: hook(plan, layer)
         hidden = self._decoder.hidden_states(inputs, self._memory.tensor, on_layer)
+        result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, self._decoder.logits)
         if not plan.samples.any():
             return
         if not plan.samples.all() or len(hidden) != len(plan.rows):
