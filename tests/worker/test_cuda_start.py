@@ -206,12 +206,13 @@ def test_the_largest_step_fills_the_budget_with_prompts_that_can_be() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 20, 64, 300])
 def test_warm_up_steps_keep_to_the_rules_of_a_plan(num_rows: int) -> None:
-    plans = small_steps(num_rows)
+    plans = small_steps(num_rows, 1000)
     for plan in plans:
         check(plan, num_rows)
     assert any(plan.num_decodes == len(plan.rows) == num_rows for plan in plans)
     assert any(plan.num_decodes < len(plan.rows) for plan in plans)
     assert any(init.sampling.logprobs is not None for plan in plans for init in plan.admitted)
+    assert any(plan.masks is not None for plan in plans)
 
 
 def check(plan: StepPlan, num_rows: int) -> None:

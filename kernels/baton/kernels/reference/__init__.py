@@ -10,12 +10,14 @@ from baton.kernels.reference.rms_norm import rms_norm
 from baton.kernels.reference.rope_cache import rope_and_cache
 from baton.kernels.reference.sampling import sample
 from baton.kernels.reference.silu_mul import silu_mul
+from baton.kernels.reference.token_mask import apply_token_masks
 
 __all__ = [
     "RowLogprobs",
     "add_bias",
     "allow_only",
     "apply_penalties",
+    "apply_token_masks",
     "decode_attention",
     "dequantize_kv",
     "gather_blocks",

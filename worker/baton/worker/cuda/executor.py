@@ -200,7 +200,7 @@ class CudaExecutor:
         if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
             self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
         try:
-            sampled, logprobs = self._compute(plan, self._sampler.is_plain(plan.rows))
+            sampled, logprobs = self._compute(plan, self._sampler.is_plain(plan))
         finally:
             self._decoder.on_written = None
         self._turn = (self._turn + 1) % len(self._pinned)
@@ -282,7 +282,7 @@ class CudaExecutor:
         try:
             self._decoder.warm_up()
             largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
-            for plan in (largest, *small_steps(rows)):
+            for plan in (largest, *small_steps(rows, self.model.vocab_size)):
                 self._launch(plan)
                 self.collect()
         except Exception as error:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.reference.logprobs import row_logprobs
 from baton.kernels.sampling import SamplingColumns, sample_tokens
-from baton.worker.core import RowInit, SamplingParams, StepPlan, TokenLogprobs
+from baton.kernels.token_mask import apply_token_masks
+from baton.worker.core import RowInit, SamplingParams, StepPlan, TokenLogprobs, TokenMasks
 from baton.worker.cuda.batch import DeviceBatch
 
 _LOW_64 = (1 << 64) - 1
@@ -84,9 +84,9 @@ class DeviceSampler:
         columns.top_p.index_copy_(0, rows, wide[5].float())
         columns.min_p.index_copy_(0, rows, wide[6].float())
 
-    def is_plain(self, rows: NDArray[np.int32]) -> bool:
-        """Whether `draw` alone serves these rows."""
-        return not self._special[rows].any()
+    def is_plain(self, plan: StepPlan) -> bool:
+        """Whether `draw` alone serves the plan's rows."""
+        return plan.masks is None and not self._special[plan.rows].any()
 
     def draw(self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Tokens [num_rows] int32 for logits [num_rows, vocab]; also written behind each row's last known token."""
@@ -99,7 +99,10 @@ class DeviceSampler:
     def draw_special(
         self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor, plan: StepPlan
     ) -> tuple[Tensor, PendingLogprobs | None]:
-        """As draw, with the wishes of special rows: penalties, biases, allowed and suppressed tokens, logprobs."""
+        """As draw, with the wishes of special rows: penalties, biases, allowed and suppressed tokens, masks, logprobs.
+
+        `logits` may be changed.
+        """
         chosen = np.flatnonzero(plan.samples)
         rows = plan.rows[chosen].tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens)[chosen].tolist()
@@ -111,12 +114,23 @@ class DeviceSampler:
             if _edits(self._of(row)):
                 edited = logits.float() if edited is logits else edited
                 self._edit(edited[index], row, end)
+        if plan.masks is not None:
+            self._mask(edited, plan.masks)
         sampled = self.draw(edited, batch_rows, seq_lens)
         if raw is None:
             return sampled, None
         num_tops = [min(self._of(rows[index]).logprobs or 0, self._vocab_size) for index in asking]
         found = self._logprobs(raw, sampled[self._to_device(asking)].long(), num_tops)
         return sampled, PendingLogprobs(asking, num_tops, [_to_pinned(tensor) for tensor in found])
+
+    def _mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        """In place. Rows and bits go up in one copy through pinned memory."""
+        count, num_words = masks.bits.shape
+        packed = np.zeros((count, -(-(num_words + 1) // 2) * 2), np.int32)
+        packed[:, 0] = masks.indices
+        packed[:, 1 : 1 + num_words] = masks.bits
+        up = self._batch.upload(packed.view(np.int64).reshape(-1)).view(torch.int32).view(count, -1)
+        apply_token_masks(logits, up[:, 0].contiguous(), up[:, 1:])
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, num_tops: list[int]) -> Sequence[Tensor]:
         most = max(num_tops)

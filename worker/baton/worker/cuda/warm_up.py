@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.worker.core import Row, RowInit, SamplingParams, StepPlan
+from baton.worker.core import Row, RowInit, SamplingParams, StepPlan, TokenMasks
 
 # Every kind of filter and edit, and logprobs.
 _SPECIAL = SamplingParams(
@@ -39,7 +39,7 @@ def largest_step(num_tokens: int, max_model_len: int, num_rows: int) -> StepPlan
     return _plan([], chunks)
 
 
-def small_steps(num_rows: int) -> list[StepPlan]:
+def small_steps(num_rows: int, vocab_size: int) -> list[StepPlan]:
     """Every kernel in every form that steps of this many rows can ask for, but for decode attention's cuts."""
     counts = [count for count in _DECODE_COUNTS if count < num_rows] + [num_rows]
     plans = [_plan([_PLAIN] * count, []) for count in counts]
@@ -47,7 +47,15 @@ def small_steps(num_rows: int) -> list[StepPlan]:
     plans.append(_plan([], [1]))
     plans.append(_plan([_SPECIAL, _PLAIN][:num_rows], []))
     plans.append(_plan([_SPECIAL] * (num_rows - 1), [1]))
+    # Masks, on logits as the model gives them and on edited ones.
+    plans += [_masked(_plan([params], []), vocab_size) for params in (_PLAIN, _SPECIAL)]
     return plans
+
+
+def _masked(plan: StepPlan, vocab_size: int) -> StepPlan:
+    """The plan, its first row under a mask that allows everything."""
+    plan.masks = TokenMasks(np.zeros(1, np.int32), np.full((1, -(-vocab_size // 32)), -1, np.int32))
+    return plan
 
 
 def _plan(decodes: list[SamplingParams], chunks: list[int]) -> StepPlan:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
+from baton.kernels.reference.token_mask import apply_token_masks
 from baton.worker.core import RowInit, SamplingParams, TokenMasks
 from baton.worker.executor.token_counts import TokenCounts
 
@@ -81,9 +82,7 @@ def apply_edits(logits: Tensor, edits: Sequence[tuple[int, LogitsEdits]], num_ou
 
 def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
     """In place, for logits [num_rows, vocab_size]: what a mask forbids becomes -inf."""
-    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
-    rows = torch.from_numpy(masks.indices.astype(np.int64))
-    logits[rows] = logits[rows].masked_fill_(torch.from_numpy(bits == 0), float("-inf"))
+    apply_token_masks(logits, torch.from_numpy(masks.indices), torch.from_numpy(masks.bits))
 
 
 def _columns(parts: Iterable[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.grammar.structural_tag import literal, structural_tag_lark
+from baton.worker.grammar.structural_tag import literal, regex_literal, structural_tag_lark
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
@@ -48,14 +48,10 @@ def _json_schema(constraint: Constraint) -> str:
 
 
 def _regex(constraint: Constraint) -> str:
-    pattern = constraint.text
-    if not pattern:
-        raise _refused(constraint, "it is empty")
-    # The whole answer has to match: anchors at its ends say nothing, and the library has none.
-    pattern = pattern.removeprefix("^")
-    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
-        pattern = pattern[:-1]
-    return str(LLMatcher.grammar_from_regex(pattern))
+    try:
+        return str(LLMatcher.grammar_from_lark(f"start: {regex_literal(constraint.text)}"))
+    except ValueError as error:
+        raise _refused(constraint, str(error)) from error
 
 
 def _choices(constraint: Constraint) -> str:

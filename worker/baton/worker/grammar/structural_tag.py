@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from llguidance import regex_to_lark
+
 SchemaOptions = Callable[[dict[str, Any]], dict[str, Any]]
 
 _MAX_TAGS = 512
@@ -82,8 +84,7 @@ class _Writer:
         return self._add("json", f": %json {json.dumps(self._with_options(schema))}")
 
     def _regex(self, form: dict[str, Any], path: str) -> str:
-        pattern = _text(form, "pattern", path)
-        return self._add("regex", f": /{_slashes_escaped(pattern)}/")
+        return self._add("regex", f": {regex_literal(_text(form, 'pattern', path))}")
 
     def _sequence(self, form: dict[str, Any], path: str) -> str:
         elements = _list(form, "elements", path)
@@ -184,15 +185,18 @@ def _list(form: dict[str, Any], key: str, path: str) -> list[Any]:
     return value
 
 
-def _slashes_escaped(pattern: str) -> str:
-    """A `/` or a line end would end the pattern."""
-    escaped, after_backslash = [], False
-    for character in pattern:
-        if character == "/" and not after_backslash:
-            escaped.append("\\/")
-        elif character == "\n":
-            escaped.append("n" if after_backslash else "\\n")
-        else:
-            escaped.append(character)
-        after_backslash = character == "\\" and not after_backslash
-    return "".join(escaped)
+def regex_literal(pattern: str) -> str:
+    """The regex as Lark has it, `\\d` being 0 to 9. Raises ValueError for an empty or an unfinished one."""
+    if not pattern:
+        raise ValueError("it is empty")
+    # The whole text has to match: anchors at its ends say nothing, and the library has none.
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]):
+        pattern = pattern[:-1]
+    if _ends_in_escape(pattern):
+        raise ValueError("it ends with a backslash")
+    return f"/{regex_to_lark(pattern, 'd')}/"
+
+
+def _ends_in_escape(pattern: str) -> bool:
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
