@@ -8,12 +8,14 @@ import re
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
-from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, TokenLogprob, Usage
+from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Usage
+from baton.gateway.inference_chat import chat_of, encode_chat
+from baton.gateway.inference_responses import responses_of, usage_response
+from baton.gateway.parsing.output_format import Reading
 from baton.gateway.served_model import ModelCatalog, ServedModel
-from baton.gateway.validation import check_item_count
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -25,7 +27,6 @@ _MAX_WAITING = 16
 # As in X-Request-Id: it stands in logs and headers.
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
-_FINISH_REASONS = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
 # Where the generator's field names are in GenerateRequest.
 _FIELDS: Mapping[str, str] = {
     **{
@@ -33,6 +34,7 @@ _FIELDS: Mapping[str, str] = {
         for name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
         if not name.startswith("logit_bias")
     },
+    "chat_template_kwargs": "chat.template_variables",
     "logit_bias": "sampling.logit_bias_token_ids",
     **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
 }
@@ -40,9 +42,15 @@ _FIELDS: Mapping[str, str] = {
 
 def _dotted(field: str) -> str:
     """Where a field of the generation side is in the public messages."""
-    if field.startswith(("messages", "continue_final_message")):
-        return f"chat.{field}"
+    if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
+        return f"chat.{field.replace('.function.', '.')}"
     return _FIELDS.get(field, field)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: list[int]
+    reading: Reading | None = None
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -84,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         model = self._catalog.get(request.model)
         try:
-            token_ids = await _encode(model, request)
+            token_ids = (await _encode(model, request)).token_ids
         except ServiceError as error:
             error.field = _dotted(error.field)
             raise
@@ -104,12 +112,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise InvalidRequest(
                 "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
             )
-        token_ids = await _encode(model, request)
+        prompt = await _encode(model, request)
         return await self._generator.start(
             GenerationRequest(
                 request_id=sink.request_id,
                 model=model.name,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=prompt.token_ids,
                 sampling=request.sampling,
                 stop=request.stop,
                 n=request.n or 1,
@@ -120,6 +128,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 traceparent=_traceparent(context),
                 detokenize=not request.skip_detokenize,
                 skip_special_tokens=not request.keep_special_tokens,
+                reading=prompt.reading,
             ),
             sink,
         )
@@ -147,20 +156,11 @@ class _StreamSink:
         return "OK" if self._done else "CANCELLED"
 
     def on_delta(self, delta: Delta) -> None:
-        self._waiting.append(_response(self.request_id, delta))
+        self._waiting.extend(responses_of(self.request_id, delta))
         self._news.set()
 
     def on_done(self, usage: Usage) -> None:
-        self._waiting.append(
-            inference_pb2.GenerateResponse(
-                request_id=self.request_id,
-                usage=inference_pb2.Usage(
-                    prompt_tokens=usage.prompt_tokens,
-                    completion_tokens=usage.completion_tokens,
-                    cached_tokens=usage.cached_tokens,
-                ),
-            )
-        )
+        self._waiting.append(usage_response(self.request_id, usage))
         self._done = True
         self._news.set()
 
@@ -190,58 +190,18 @@ def _log_access(request_id: str, outcome: str, began: float) -> None:
     _access_log.info("Generate %s", outcome, extra={"request_id": request_id, "milliseconds": milliseconds})
 
 
-def _response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id, index=delta.index, text=delta.text, token_ids=delta.token_ids
-    )
-    if delta.logprobs is not None:
-        response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
-    if delta.finish_reason is not None:
-        response.finish_reason = _FINISH_REASONS[delta.finish_reason]
-    if isinstance(delta.stop_reason, str):
-        response.stop_string = delta.stop_reason
-    elif delta.stop_reason is not None:
-        response.stop_token_id = delta.stop_reason
-    return response
-
-
-def _logprobs(entry: TokenLogprob) -> types_pb2.TokenLogprobs:
-    return types_pb2.TokenLogprobs(
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top_token_ids=[top.token_id for top in entry.top],
-        top_logprobs=[top.logprob for top in entry.top],
-    )
-
-
 async def _encode(
     model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-) -> list[int]:
+) -> _Prompt:
     if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
-        return list(request.token_ids.token_ids)
+        return _Prompt(list(request.token_ids.token_ids))
     if request.HasField("chat"):
-        check_item_count(len(request.chat.messages), model.require_info().max_model_len)
-        going_on = request.chat.continue_final_message
-        return await model.encode_chat(
-            _messages(request.chat.messages),
-            add_generation_prompt=not going_on,
-            continue_final_message=going_on,
-        )
+        chat = chat_of(request.chat, model.require_info().max_model_len)
+        token_ids = await encode_chat(model, chat)
+        return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning))
     if request.HasField("text"):
-        return await model.encode_text(request.text)
+        return _Prompt(await model.encode_text(request.text))
     raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
-
-
-def _messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, Any]]:
-    result: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        if not message.role:
-            raise InvalidRequest(f"message {index} has no role", field=f"chat.messages.{index}.role")
-        entry: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.name:
-            entry["name"] = message.name
-        result.append(entry)
-    return result
 
 
 def _traceparent(context: Context) -> str:

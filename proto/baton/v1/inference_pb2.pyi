@@ -8,10 +8,75 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _ToolMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ToolModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
+    """AUTO where tools are given."""
+    TOOL_MODE_AUTO: _ToolMode.ValueType  # 1
+    """As the model likes."""
+    TOOL_MODE_NONE: _ToolMode.ValueType  # 2
+    """The prompt has no tools."""
+    TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
+    """At least one call."""
+
+class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper):
+    """Whether the model calls tools."""
+
+TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
+"""AUTO where tools are given."""
+TOOL_MODE_AUTO: ToolMode.ValueType  # 1
+"""As the model likes."""
+TOOL_MODE_NONE: ToolMode.ValueType  # 2
+"""The prompt has no tools."""
+TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
+"""At least one call."""
+global___ToolMode = ToolMode
+
+class _ReasoningEffort:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReasoningEffortEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReasoningEffort.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REASONING_EFFORT_UNSPECIFIED: _ReasoningEffort.ValueType  # 0
+    """The model's own default."""
+    REASONING_EFFORT_NONE: _ReasoningEffort.ValueType  # 1
+    REASONING_EFFORT_MINIMAL: _ReasoningEffort.ValueType  # 2
+    REASONING_EFFORT_LOW: _ReasoningEffort.ValueType  # 3
+    REASONING_EFFORT_MEDIUM: _ReasoningEffort.ValueType  # 4
+    REASONING_EFFORT_HIGH: _ReasoningEffort.ValueType  # 5
+    REASONING_EFFORT_XHIGH: _ReasoningEffort.ValueType  # 6
+    REASONING_EFFORT_MAX: _ReasoningEffort.ValueType  # 7
+
+class ReasoningEffort(_ReasoningEffort, metaclass=_ReasoningEffortEnumTypeWrapper):
+    """How much a model is to think, where its template knows such words."""
+
+REASONING_EFFORT_UNSPECIFIED: ReasoningEffort.ValueType  # 0
+"""The model's own default."""
+REASONING_EFFORT_NONE: ReasoningEffort.ValueType  # 1
+REASONING_EFFORT_MINIMAL: ReasoningEffort.ValueType  # 2
+REASONING_EFFORT_LOW: ReasoningEffort.ValueType  # 3
+REASONING_EFFORT_MEDIUM: ReasoningEffort.ValueType  # 4
+REASONING_EFFORT_HIGH: ReasoningEffort.ValueType  # 5
+REASONING_EFFORT_XHIGH: ReasoningEffort.ValueType  # 6
+REASONING_EFFORT_MAX: ReasoningEffort.ValueType  # 7
+global___ReasoningEffort = ReasoningEffort
 
 @typing.final
 class ChatMessage(google.protobuf.message.Message):
@@ -22,41 +87,213 @@ class ChatMessage(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
     """system, developer, user, assistant, tool, or what the model's template knows."""
     content: builtins.str
+    """Empty in an assistant's message that only calls tools."""
     name: builtins.str
     """Empty: none."""
+    tool_call_id: builtins.str
+    """The call that a message of role tool answers. Empty: not said."""
+    reasoning: builtins.str
+    """What the model thought before an assistant's message. Empty: nothing, or not kept."""
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
+        """What an assistant's message called."""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
         name: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[global___ToolCall] | None = ...,
+        tool_call_id: builtins.str = ...,
+        reasoning: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___ChatMessage = ChatMessage
 
 @typing.final
-class ChatPrompt(google.protobuf.message.Message):
-    """A chat, rendered by the model's own template."""
+class Tool(google.protobuf.message.Message):
+    """A function that the model may call."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    PARAMETERS_SCHEMA_FIELD_NUMBER: builtins.int
+    STRICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """1 to 256 letters, digits and any of _ . : / -"""
+    description: builtins.str
+    """Empty: none."""
+    parameters_schema: builtins.str
+    """A JSON Schema of the arguments object, as JSON text: that is what schemas are made of, and what the model reads.
+    Empty: not said. INVALID_ARGUMENT where it is no JSON object.
+    """
+    strict: builtins.bool
+    """The arguments follow the schema without exception."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        description: builtins.str = ...,
+        parameters_schema: builtins.str = ...,
+        strict: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "name", b"name", "parameters_schema", b"parameters_schema", "strict", b"strict"]) -> None: ...
+
+global___Tool = Tool
+
+@typing.final
+class ToolChoice(google.protobuf.message.Message):
+    """What is asked of the tools."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    FUNCTION_NAME_FIELD_NUMBER: builtins.int
+    mode: global___ToolMode.ValueType
+    function_name: builtins.str
+    """The function that is called, one of the tools."""
+    def __init__(
+        self,
+        *,
+        mode: global___ToolMode.ValueType = ...,
+        function_name: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["choice", b"choice", "function_name", b"function_name", "mode", b"mode"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "function_name", b"function_name", "mode", b"mode"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["choice", b"choice"]) -> typing.Literal["mode", "function_name"] | None: ...
+
+global___ToolChoice = ToolChoice
+
+@typing.final
+class ToolCall(google.protobuf.message.Message):
+    """A call of a function."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    name: builtins.str
+    arguments: builtins.str
+    """A JSON object as JSON text, as models write it and functions take it. Empty: no arguments."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]) -> None: ...
+
+global___ToolCall = ToolCall
+
+@typing.final
+class TemplateValue(google.protobuf.message.Message):
+    """A variable of a chat template."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    FLAG_FIELD_NUMBER: builtins.int
+    INTEGER_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    flag: builtins.bool
+    integer: builtins.int
+    number: builtins.float
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        flag: builtins.bool = ...,
+        integer: builtins.int = ...,
+        number: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["text", "flag", "integer", "number"] | None: ...
+
+global___TemplateValue = TemplateValue
+
+@typing.final
+class ChatPrompt(google.protobuf.message.Message):
+    """A chat, rendered by the model's own template. Its answers are read in the model's formats: responses tell
+    reasoning and tool calls from text.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class TemplateVariablesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> global___TemplateValue: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: global___TemplateValue | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MESSAGES_FIELD_NUMBER: builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
+    DISABLE_PARALLEL_TOOL_CALLS_FIELD_NUMBER: builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: builtins.int
+    OMIT_REASONING_FIELD_NUMBER: builtins.int
     continue_final_message: builtins.bool
     """Ends the prompt inside the last message instead of opening an answer."""
+    disable_parallel_tool_calls: builtins.bool
+    """Only the first call of an answer counts."""
+    reasoning_effort: global___ReasoningEffort.ValueType
+    omit_reasoning: builtins.bool
+    """Reasoning is counted, not sent."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]: ...
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
+        """INVALID_ARGUMENT where it is not known how the model writes calls."""
+
+    @property
+    def tool_choice(self) -> global___ToolChoice:
+        """Unset: AUTO where tools are given."""
+
+    @property
+    def template_variables(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]:
+        """What the template may read beside the chat, by name; at most 256."""
+
     def __init__(
         self,
         *,
         messages: collections.abc.Iterable[global___ChatMessage] | None = ...,
         continue_final_message: builtins.bool = ...,
+        tools: collections.abc.Iterable[global___Tool] | None = ...,
+        tool_choice: global___ToolChoice | None = ...,
+        disable_parallel_tool_calls: builtins.bool = ...,
+        reasoning_effort: global___ReasoningEffort.ValueType = ...,
+        template_variables: collections.abc.Mapping[builtins.str, global___TemplateValue] | None = ...,
+        omit_reasoning: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["continue_final_message", b"continue_final_message", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "messages", b"messages", "omit_reasoning", b"omit_reasoning", "reasoning_effort", b"reasoning_effort", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
 
 global___ChatPrompt = ChatPrompt
 
@@ -168,17 +405,21 @@ class GenerateResponse(google.protobuf.message.Message):
     STOP_STRING_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     index: builtins.int
     """0 .. n-1."""
     text: builtins.str
-    """New text; may be empty while a character or a stop string is incomplete."""
+    """New text of the answer; may be empty while a character, a stop string or a tool call is incomplete."""
     finish_reason: baton.v1.types_pb2.FinishReason.ValueType
     """Set in the last response of a choice."""
     stop_string: builtins.str
     """The stop string that matched."""
     stop_token_id: builtins.int
     """The stop token that matched. Unset for end-of-sequence."""
+    reasoning: builtins.str
+    """New text of the reasoning. In one response it comes before `text`, and `tool_calls` after it."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -188,6 +429,10 @@ class GenerateResponse(google.protobuf.message.Message):
     @property
     def usage(self) -> global___Usage:
         """Set once, in the stream's last response."""
+
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
+        """What is new of tool calls, in order."""
 
     def __init__(
         self,
@@ -201,12 +446,46 @@ class GenerateResponse(google.protobuf.message.Message):
         stop_string: builtins.str = ...,
         stop_token_id: builtins.int = ...,
         usage: global___Usage | None = ...,
+        reasoning: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[global___ToolCallDelta] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "request_id", b"request_id", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "request_id", b"request_id", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop_reason", b"stop_reason"]) -> typing.Literal["stop_string", "stop_token_id"] | None: ...
 
 global___GenerateResponse = GenerateResponse
+
+@typing.final
+class ToolCallDelta(google.protobuf.message.Message):
+    """A piece of a tool call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    index: builtins.int
+    """Counts the choice's calls from 0."""
+    id: builtins.str
+    """Set in a call's first piece."""
+    name: builtins.str
+    """Set in a call's first piece."""
+    arguments: builtins.str
+    """The next piece of a JSON text, as the model wrote it: all pieces may be broken JSON where the model's was, or
+    where the output ended early.
+    """
+    def __init__(
+        self,
+        *,
+        index: builtins.int = ...,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]) -> None: ...
+
+global___ToolCallDelta = ToolCallDelta
 
 @typing.final
 class Usage(google.protobuf.message.Message):
@@ -217,18 +496,22 @@ class Usage(google.protobuf.message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     completion_tokens: builtins.int
     cached_tokens: builtins.int
     """Prompt tokens that were not computed, because a worker held their KV."""
+    reasoning_tokens: builtins.int
+    """Of completion_tokens, the reasoning. 0 where it is not told from the text."""
     def __init__(
         self,
         *,
         prompt_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
         cached_tokens: builtins.int = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage
 
