@@ -61,6 +61,9 @@ async def served():
     service = Service(NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server)
     async with Http2Server("127.0.0.1:0", [service], 0.5, {f"/{NAME}/Place": servicer.place}) as server:
         channel = open_channel(f"127.0.0.1:{server.port}")
+        # A client gives up on a connection after 100 ms, and client and server share this thread.
+        async with asyncio.timeout(10):
+            await channel.channel_ready()
         server.servicer, server.channel = servicer, channel
         server.stub = router_pb2_grpc.RouterServiceStub(channel)
         yield server
