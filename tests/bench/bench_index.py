@@ -319,13 +319,14 @@ def redis_server() -> Iterator[tuple[redis.Redis, str]]:
 @asynccontextmanager
 async def joined(address: str, publishers: list[Publisher]) -> AsyncIterator[None]:
     """The publishers on a kvstore, and their heartbeats inside the `with`."""
-    while True:
-        try:
-            await publishers[0].join(address)
-            break
-        except grpc.aio.AioRpcError:
-            await publishers[0].close()
-            await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await publishers[0].join(address)
+                break
+            except grpc.aio.AioRpcError:
+                await publishers[0].close()
+                await asyncio.sleep(0.1)
     for publisher in publishers[1:]:
         await publisher.join(address)
     beats = [asyncio.create_task(publisher.beat()) for publisher in publishers]
@@ -361,6 +362,7 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
     publishers = [Publisher(f"w{n}", options.blocks // options.workers, draw) for n in range(options.workers)]
     kvstore = start(log, "kvstore", "--listen", address, "--redis-url", url)
     rows: list[Row] = []
+    reader: Reader | None = None
     try:
         async with joined(address, publishers):
             total = options.blocks // options.workers * options.workers
@@ -374,7 +376,6 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
             used = client.info("memory")["used_memory"]
             rows.append(Row(f"Redis memory a block and worker, {at}", used / total, "bytes"))
         rows += await measure_events(options, address, publishers, kvstore, reader)
-        reader.end()
         kvstore.terminate()
         kvstore.wait(20)
         began = time.perf_counter()
@@ -383,6 +384,8 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
             loaded = time.perf_counter() - began
         rows.append(Row(f"start of a kvstore with {at} in Redis: until it serves", loaded, "s"))
     finally:
+        if reader is not None:
+            reader.end()
         kvstore.kill()
         kvstore.wait(10)
     return rows
