@@ -120,6 +120,18 @@ async def test_switches_reach_the_template_and_the_answer(qwen):
     assert qwen.prompt().endswith("high")
 
 
+async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
+    pieces = await qwen.generate(
+        '{"city": "Paris"}', tools=TOOLS, tool_choice=pb.ToolChoice(function_name="get_weather")
+    )
+    assert calls_of(pieces) == [("get_weather", {"city": "Paris"})]
+    assert pieces[-2].finish_reason == types_pb2.FINISH_REASON_STOP
+    assert (
+        qwen.gateway.worker.submits[-1].constraint.json_schema
+        == '{"type":"object","properties":{"city":{"type":"string"}}}'
+    )
+
+
 async def test_every_choice_has_calls_of_its_own(qwen):
     pieces = await qwen.generate(CALL, tools=TOOLS, n=2)
     assert calls_of(pieces, 0) == calls_of(pieces, 1) == [("get_weather", {"city": "Paris"})]
@@ -144,8 +156,7 @@ async def test_tokenize_takes_tools(qwen):
         ({"tools": [pb.Tool(name="a b")]}, "chat.tools.0.name"),
         ({"tools": [pb.Tool(name="f", parameters_schema="{")]}, "chat.tools.0.parameters_schema"),
         ({"tools": [pb.Tool(name="f", parameters_schema="[]")]}, "chat.tools.0.parameters_schema"),
-        ({"tools": [pb.Tool(name="f", strict=True)]}, "chat.tools.0.strict"),
-        ({"tools": TOOLS, "tool_choice": pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)}, "chat.tool_choice"),
+        ({"tool_choice": pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)}, "chat.tool_choice"),
         ({"tools": TOOLS, "tool_choice": pb.ToolChoice(mode=17)}, "chat.tool_choice.mode"),
         ({"tools": TOOLS, "tool_choice": pb.ToolChoice(function_name="x")}, "chat.tool_choice.function_name"),
         ({"tool_choice": pb.ToolChoice(function_name="x")}, "chat.tool_choice"),

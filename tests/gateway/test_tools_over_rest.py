@@ -10,6 +10,7 @@ from rest_harness import RawClient
 from scripted_gateway import Gateway, model_folder, model_info, running
 
 from baton.gateway.tokenizer import Tokenizer
+from baton.rpc.errors import InvalidRequest
 
 NAME = "storyteller-7m"
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -278,6 +279,8 @@ async def test_a_model_of_no_known_format_takes_no_tools(tmp_path):
             await plain.chat("Hi", tools=TOOLS)
         assert refused.value.param == "tools"
         assert (await plain.chat("Hi", tools=TOOLS, tool_choice="none")).choices[0].message.content == "Hi"
+        answer = await plain.chat('{"city": "Rome"}', tools=TOOLS, tool_choice=NAMED)
+        assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Rome"})]
 
 
 async def test_the_operator_chooses_the_parsers(tmp_path):
@@ -312,18 +315,85 @@ async def test_wrong_tools_are_named(qwen, fields, param):
     assert answer.error["param"] == param
 
 
-async def test_the_worker_is_not_asked_for_what_it_cannot_do(qwen):
-    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
-    named = {"type": "function", "function": {"name": "get_time"}}
-    for fields, param in (
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": named}, "tool_choice"),
-        ({"tools": strict}, "tools.0.function.strict"),
-    ):
-        with pytest.raises(openai.BadRequestError, match="this release") as refused:
-            await qwen.chat("x", **fields)
-        assert refused.value.param == param
-    assert not qwen.gateway.worker.submits
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def constraint_of(rig):
+    return rig.gateway.worker.submits[-1].constraint
+
+
+async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
+    answer = await qwen.chat('{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "stop"
+    assert (choice.message.content, calls_of(choice.message)) == (None, [("get_weather", {"city": "Paris"})])
+    assert json.loads(constraint_of(qwen).json_schema) == TOOLS[0]["function"]["parameters"]
+    assert not constraint_of(qwen).reasoning_end_token_ids
+    chunks = await qwen.chunks('{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED)
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_a_required_call_is_what_the_worker_is_held_to(qwen):
+    says = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'
+    answer = await qwen.chat(says, tools=TOOLS, tool_choice="required")
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert calls_of(choice.message) == [("get_weather", {"city": "Paris"}), ("get_time", {})]
+    schema = json.loads(constraint_of(qwen).json_schema)
+    assert [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]] == ["get_weather", "get_time"]
+    assert (schema["minItems"], "maxItems" in schema) == (1, False)
+    await qwen.chat(says, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert json.loads(constraint_of(qwen).json_schema)["maxItems"] == 1
+
+
+async def test_a_chat_without_forced_tools_is_free(qwen):
+    await qwen.chat("Hi", tools=TOOLS)
+    await qwen.chat("Hi", tools=STRICT, tool_choice="none")
+    assert not any(submit.HasField("constraint") for submit in qwen.gateway.worker.submits)
+
+
+async def test_strict_arguments_are_what_the_worker_is_held_to(qwen):
+    answer = await qwen.chat("Ok." + CALL, tools=STRICT)
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+    tag = json.loads(constraint_of(qwen).structural_tag)
+    strict, free = tag["structures"]
+    assert tag["triggers"] == ["<tool_call>"]
+    assert strict["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert strict["schema"] == TOOLS[0]["function"]["parameters"]
+    assert free["schema"] == {"type": "object"}
+
+
+async def test_a_call_is_forced_behind_the_reasoning(tmp_path):
+    template = PLAIN + "<think>\n{# </think> #}"
+    async with rig(model_folder(tmp_path / "thinker", template, ("<think>", "</think>"))) as thinker:
+        answer = await thinker.chat('Hm.</think>{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED)
+        assert list(constraint_of(thinker).reasoning_end_token_ids) == [4097]
+    assert answer.choices[0].message.reasoning == "Hm."
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+
+
+async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
+    async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
+        for fields, param in (
+            ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+            ({"tools": STRICT}, "tools.0.function.strict"),
+        ):
+            with pytest.raises(openai.BadRequestError, match="cannot be held") as refused:
+                await oss.chat("x", **fields)
+            assert refused.value.param == param
+        assert not oss.gateway.worker.submits
+    special = model_folder(tmp_path / "hermes", QWEN, ("<tool_call>", "</tool_call>"))
+    async with rig(special) as hermes:
+        with pytest.raises(openai.BadRequestError, match="strict"):
+            await hermes.chat("x", tools=STRICT)
+
+
+async def test_a_schema_that_cannot_be_held_to_is_the_tools_fault(qwen):
+    qwen.gateway.worker.refusal = InvalidRequest("too deep", field="constraint.json_schema")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await qwen.chat("x", tools=TOOLS, tool_choice="required")
+    assert refused.value.param == "tools"
 
 
 async def test_tokenize_counts_tools(qwen):

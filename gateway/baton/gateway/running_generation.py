@@ -291,6 +291,8 @@ class RunningGeneration:
             submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
         if placed.HasField("prefill"):
             submit.prefill.CopyFrom(placed.prefill)
+        if request.reading is not None and request.reading.constraint is not None:
+            submit.constraint.CopyFrom(request.reading.constraint)
         if choice.output_token_ids:
             submit.resume.output_token_ids.extend(choice.output_token_ids)
         return submit
@@ -319,6 +321,8 @@ class RunningGeneration:
         )
 
     def _fail(self, error: ServiceError) -> None:
+        if error.field.startswith("constraint") and self._request.reading is not None:
+            error.field = "tools"  # what the constraint was made of
         self._stop_everything()
         self.outlet.end(error)
 

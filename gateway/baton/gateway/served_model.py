@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from baton.gateway.chat_template import ChatTemplate, Message
 from baton.gateway.model_files import read_model_files
-from baton.gateway.parsing.constraint import needs_constraint
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, Reading
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.tokenizer import Tokenizer
-from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+from baton.gateway.tool_constraint import check_tools, tool_constraint
+from baton.rpc.errors import NotFound, Unavailable
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
@@ -59,25 +60,24 @@ class ServedModel:
         return self.info
 
     def check_tools(self, use: ToolUse) -> None:
-        """Raises InvalidRequest where it is not known how the model writes calls, or where a grammar is needed."""
-        if field := needs_constraint(use):
-            raise InvalidRequest(
-                f"{field}: this release cannot hold the model to a tool or its schema; leave it out, "
-                "and the model chooses by itself.",
-                field=field,
-            )
-        if use.active and self.output_format.tools is None:
-            raise InvalidRequest(
-                f"tools: how {self.name} writes tool calls is not known; the gateway needs --tool-call-parser.",
-                field="tools",
-            )
+        """Raises InvalidRequest for tools that this model cannot be given, or cannot be held to."""
+        check_tools(use, self.output_format, self.name, self.tokenizer.is_special)
 
     def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
-        """How outputs of this chat are read; None where all text is the answer."""
+        """How outputs of this chat are read, and what the worker holds them to; None where all text is the answer."""
+        reasoning = self.output_format.reasoning
         prompt_end = ""
-        if self.output_format.reasoning is not None:
+        if reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
-        return self.output_format.reading(use, prompt_end, include_reasoning)
+        reading = self.output_format.reading(use, prompt_end, include_reasoning)
+        constraint = tool_constraint(use, self.output_format)
+        if reading is None or constraint is None:
+            return reading
+        if reasoning is not None and reasoning.is_open(prompt_end):
+            constraint.reasoning_end_token_ids.extend(
+                self.tokenizer.encode(reasoning.close_tag, add_special_tokens=False)
+            )
+        return replace(reading, constraint=constraint)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's token ids."""

@@ -106,6 +106,10 @@ class Tokenizer:
             return self._table.token_bytes(token_id)
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
 
+    def is_special(self, text: str) -> bool:
+        """Whether the text is a special token."""
+        return self._rust.token_to_id(text) in self._special_ids
+
     def token_name(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Empty: no such token."""
         return self._rust.id_to_token(token_id) or ""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 
 _DEFINITIONS = "$defs"
+_ANY: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class StrictMarkup:
+    """What stands around a call's arguments, where those are JSON."""
+
+    trigger: str  # nothing but a call begins like this
+    begin: Callable[[str], str]  # up to the arguments of the function of this name, from the trigger on
+    end: str
 
 
 def constraint_of(use: ToolUse) -> dict[str, Any] | None:
@@ -31,19 +42,19 @@ def constraint_of(use: ToolUse) -> dict[str, Any] | None:
     return schema
 
 
-def needs_constraint(use: ToolUse) -> str:
-    """The request's field that no free output can be held to; empty: none."""
-    if use.mode in (ToolMode.NAMED, ToolMode.REQUIRED):
-        return "tool_choice"
-    if use.active:
-        for index, tool in enumerate(use.tools):
-            if tool.strict:
-                return f"tools.{index}.function.strict"
-    return ""
+def strict_tags_of(use: ToolUse, markup: StrictMarkup) -> dict[str, Any] | None:
+    """A structural tag under which calls in free text follow their strict schemas; None where no tool is strict."""
+    if use.mode is not ToolMode.AUTO or not any(tool.strict for tool in use.tools):
+        return None
+    structures = [
+        {"begin": markup.begin(tool.name), "schema": _parameters(tool) if tool.strict else _ANY, "end": markup.end}
+        for tool in use.tools
+    ]
+    return {"triggers": [markup.trigger], "structures": structures}
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    return dict(tool.parameters) if tool.parameters is not None else {"type": "object"}
+    return dict(tool.parameters) if tool.parameters is not None else _ANY.copy()
 
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:

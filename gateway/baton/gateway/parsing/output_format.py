@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
+from baton.gateway.parsing.constraint import StrictMarkup
 from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
 from baton.gateway.parsing.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class Reading:
 
     new_parser: Callable[[], OutputParser]  # for one choice
     special_tokens: frozenset[str]  # that stay in the text whatever the request says: the parsers' markup
+    constraint: types_pb2.Constraint | None = None  # what the worker holds the outputs to; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class ToolFormat:
     new_parser: Callable[[Sequence[Tool]], TextParser]  # for one choice
     special_tokens: tuple[str, ...] = ()  # markup that other outputs do not show
     has_reasoning: bool = False  # the parser is a ReasoningParser too, for all of the output
+    strict: StrictMarkup | None = None  # None: strict schemas cannot be held to among free text
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class ReasoningFormat:
     new_parser: Callable[[bool], ReasoningParser]  # for one choice; True: the output begins in the reasoning
     special_tokens: tuple[str, ...] = ()
     open_tag: str = ""  # empty: prompts do not say
-    close_tag: str = ""
+    close_tag: str = ""  # empty: nothing constrained can follow the reasoning
     opened: bool = False  # where the prompt says nothing
 
     def is_open(self, prompt_end: str) -> bool:

@@ -1,0 +1,53 @@
+"""What workers hold outputs to so that tools are called as a request demands, and what cannot be had of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from baton.gateway.parsing.constraint import constraint_of, strict_tags_of
+from baton.gateway.parsing.output_format import OutputFormat
+from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+
+def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_special: Callable[[str], bool]) -> None:
+    """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to.
+
+    `is_special` tells whether a text is a special token, which no grammar of text has a place for.
+    """
+    if not use.active:
+        return
+    tools, reasoning = output_format.tools, output_format.reasoning
+    if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        if reasoning is not None and not reasoning.close_tag:
+            raise InvalidRequest(
+                f"tool_choice: {model} writes its calls among its reasoning, and cannot be held to one; use auto.",
+                field="tool_choice",
+            )
+        return
+    if tools is None:
+        raise InvalidRequest(
+            f"tools: how {model} writes tool calls is not known; the gateway needs --tool-call-parser.", field="tools"
+        )
+    strict = next((index for index, tool in enumerate(use.tools) if tool.strict), None)
+    if strict is not None and (tools.strict is None or is_special(tools.strict.trigger)):
+        field = f"tools.{strict}.function.strict"
+        raise InvalidRequest(
+            f"{field}: {model} cannot be held to a schema where it is free to call or not; leave strict out, or set "
+            "tool_choice to required.",
+            field=field,
+        )
+
+
+def tool_constraint(use: ToolUse, output_format: OutputFormat) -> types_pb2.Constraint | None:
+    """The constraint behind the reasoning; None where outputs are free. Raises InvalidRequest."""
+    schema = constraint_of(use)
+    if schema is not None:
+        lenient = not any(tool.strict for tool in use.tools)
+        return types_pb2.Constraint(json_schema=orjson.dumps(schema).decode(), lenient=lenient)
+    markup = output_format.tools.strict if output_format.tools is not None else None
+    tag = strict_tags_of(use, markup) if markup is not None else None
+    return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode()) if tag is not None else None

@@ -1,0 +1,71 @@
+"""What outputs are held to so that tools are called, and how such outputs are read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parsing_harness import TOOLS, cut, parse
+
+from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
+from baton.gateway.parsing.constraint import constraint_of, strict_tags_of
+from baton.gateway.parsing.hermes import STRICT_MARKUP, HermesParser
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.rpc.errors import InvalidRequest
+
+CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}}
+
+
+def with_city(name, city):
+    return Tool(name, parameters={**CITY, "$defs": {"City": city}})
+
+
+def test_definitions_move_to_the_root():
+    use = ToolUse((with_city("f", {"type": "string"}), with_city("g", {"type": "string"})), ToolMode.REQUIRED)
+    schema = constraint_of(use)
+    assert schema["$defs"] == {"City": {"type": "string"}}
+    assert [one["properties"]["parameters"] for one in schema["items"]["anyOf"]] == [CITY, CITY]
+
+
+def test_definitions_that_contradict_are_refused():
+    use = ToolUse((with_city("f", {"type": "string"}), with_city("g", {"type": "object"})), ToolMode.REQUIRED)
+    with pytest.raises(InvalidRequest, match="City") as refused:
+        constraint_of(use)
+    assert refused.value.field == "tools"
+
+
+def test_free_choice_is_held_to_nothing():
+    assert constraint_of(ToolUse(TOOLS, ToolMode.AUTO)) is None
+    assert strict_tags_of(ToolUse(TOOLS, ToolMode.AUTO), STRICT_MARKUP) is None
+
+
+def test_strict_markup_is_what_the_parser_reads():
+    use = ToolUse((Tool("f", strict=True),), ToolMode.AUTO)
+    (structure,) = strict_tags_of(use, STRICT_MARKUP)["structures"]
+    text = f'{structure["begin"]}{{"a": 1}}{structure["end"]}'
+    assert parse(HermesParser(use.tools), [text]).calls == [("f", '{"a": 1}')]
+
+
+CALLS = json.dumps([{"name": "f", "parameters": {"a": "]"}}, {"name": "g", "parameters": {}}])
+JUNK = '[{]}," \\né'
+
+
+@given(extra=st.text(alphabet=JUNK, max_size=10), at=st.integers(0, 100), seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("kind", ["list", "named"])
+def test_cuts_change_nothing(kind, extra, at, seed):
+    def new():
+        if kind == "list":
+            return CallListParser(TOOLS, lambda name, index: f"id{index}")
+        return NamedCallParser("f", lambda name, index: f"id{index}")
+
+    text = CALLS if kind == "list" else '{"a": "}"}'
+    text = text[:at] + extra + text[at:]
+    whole = parse(new(), [text])
+    assert parse(new(), cut(text, seed)) == whole
+    assert parse(new(), text) == whole
+
+
+def test_both_forms_are_read():
+    assert parse(CallListParser(TOOLS), [CALLS]).calls == [("f", '{"a": "]"}'), ("g", "{}")]
+    assert parse(NamedCallParser("f"), ['\n{"a": "}"}\n']).calls == [("f", '{"a": "}"}')]
+    assert parse(NamedCallParser("f"), ["Sorry."]).content == "Sorry."
