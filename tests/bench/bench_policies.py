@@ -35,6 +35,7 @@ _GRID = {
     "hit": (0.0, 0.5, 0.9),
     "load": (0.3, 0.6, 0.9),
 }
+_MOST_RATIO = 10.0  # where peers serve next to nothing
 _HEADER = (
     "workload",
     "workers",
@@ -145,7 +146,8 @@ def _placement(options: argparse.Namespace) -> dict[str, object]:
     print(
         f"\nworst ratio {min(ratio for _, ratio in ratios):.3f}; mean above load 0.7 "
         f"{sum(high) / len(high) if high else float('nan'):.3f}; seed {options.seed}, TTFT <= {options.ttft:g} s, "
-        f"mean ITL <= {1000 * options.itl:g} ms; refused and unfinished requests count as failed"
+        f"mean ITL <= {1000 * options.itl:g} ms; refused and unfinished requests count as failed;"
+        f" ratios count as {_MOST_RATIO:g} at most"
     )
     return {"seed": options.seed, "runs": records}
 
@@ -161,7 +163,7 @@ def _compare(
     ours = next(summary for summary in row if summary.policy == BATON)
     peers = sorted((one for one in row if one is not ours), key=lambda one: -one.goodput_per_second)
     best = peers[0]
-    ratio = ours.goodput_per_second / best.goodput_per_second if best.goodput_per_second else float("inf")
+    ratio = min(_MOST_RATIO, _ratio(ours.goodput_per_second, best.goodput_per_second))
     second = f"{names[peers[1].policy]} {peers[1].goodput_per_second:.1f}" if len(peers) > 1 else "-"
     rows.append(
         (

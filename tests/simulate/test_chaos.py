@@ -13,7 +13,7 @@ from baton.services.simulate.checker import STEADY
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_index_is_right_a_second_after_any_fault(seed):
-    report = run_chaos(seed, seconds=8.0)
+    report = run_chaos(seed, seconds=8.0, rate=8.0)
     assert report.problems == []
     assert report.num_failed == 0
     assert report.faults
