@@ -12,6 +12,9 @@ from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
+# Between JSON's tokens. Arguments are read by programs: blank lines would only cost tokens.
+_SPACE = "[ ]"
+
 
 def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_special: Callable[[str], bool]) -> None:
     """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to.
@@ -47,7 +50,10 @@ def tool_constraint(use: ToolUse, output_format: OutputFormat) -> types_pb2.Cons
     schema = constraint_of(use)
     if schema is not None:
         lenient = not any(tool.strict for tool in use.tools)
-        return types_pb2.Constraint(json_schema=orjson.dumps(schema).decode(), lenient=lenient)
+        text = orjson.dumps(schema).decode()
+        return types_pb2.Constraint(json_schema=text, lenient=lenient, whitespace_pattern=_SPACE)
     markup = output_format.tools.strict if output_format.tools is not None else None
     tag = strict_tags_of(use, markup) if markup is not None else None
-    return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode()) if tag is not None else None
+    if tag is None:
+        return None
+    return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)
