@@ -17,6 +17,7 @@ from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.sse import Envelope
+from baton.gateway.structured_output import Asked, with_reasoning
 from baton.gateway.version import VERSION
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
@@ -63,8 +64,12 @@ class FrontDesk:
         sampling: types_pb2.SamplingParams,
         stop: types_pb2.StopConditions,
         reading: Reading | None = None,
+        asked: Asked | None = None,
     ) -> GenerationRequest:
         """One prompt's request to the generation side."""
+        constraint = None if asked is None else asked.constraint
+        if constraint is not None and reading is not None:
+            constraint = with_reasoning(constraint, model.output_format, model.tokenizer, prompt_token_ids)
         return GenerationRequest(
             request_id=request_id,
             model=model.name,
@@ -78,6 +83,8 @@ class FrontDesk:
             traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
             skip_special_tokens=fields.skip_special_tokens is not False,
             reading=reading,
+            constraint=constraint,
+            constraint_field="" if asked is None else asked.field,
         )
 
 

@@ -30,6 +30,8 @@ class GenerationRequest:
     traceparent: str = ""
     detokenize: bool = True  # False: deltas have token ids and no text
     skip_special_tokens: bool = True
+    constraint: types_pb2.Constraint | None = None  # what the text must be; goes behind the reading's own
+    constraint_field: str = ""  # the client's name for it. Empty: the contract's
     reading: Reading | None = None  # how reasoning and calls are found in the text; None: all of it is the answer
 
 

@@ -16,6 +16,7 @@ from baton.gateway.inference_chat import chat_of, encode_chat
 from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.served_model import ModelCatalog, ServedModel
+from baton.gateway.structured_output import check_constraint, with_reasoning
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -112,7 +113,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise InvalidRequest(
                 "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
             )
+        constraint = request.constraint if request.HasField("constraint") else None
+        if constraint is not None:
+            check_constraint(constraint)
         prompt = await _encode(model, request)
+        if constraint is not None and prompt.reading is not None:
+            constraint = with_reasoning(constraint, model.output_format, model.tokenizer, prompt.token_ids)
         return await self._generator.start(
             GenerationRequest(
                 request_id=sink.request_id,
@@ -129,6 +135,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 detokenize=not request.skip_detokenize,
                 skip_special_tokens=not request.keep_special_tokens,
                 reading=prompt.reading,
+                constraint=constraint,
             ),
             sink,
         )

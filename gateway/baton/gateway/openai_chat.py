@@ -11,6 +11,7 @@ from baton.gateway.openai_types import ChatCompletionRequest
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
+from baton.gateway.structured_output import constraint_of
 from baton.gateway.tool_request import tool_use_of
 from baton.gateway.validation import (
     chat_num_logprobs,
@@ -43,6 +44,7 @@ class ChatCompletions:
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
             use = tool_use_of(request)
             model = desk.catalog.get(request.model or "")
+            asked = constraint_of(request, use)
             info = model.require_info()
             check_for_model(request, info)
             check_chat_size(request.messages, info.max_model_len, len(use.tools))
@@ -55,7 +57,9 @@ class ChatCompletions:
         sampling = sampling_of(request, num_logprobs)
         stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
-        generation = desk.generation_request(exchange, request_id, model, request, token_ids, sampling, stop, reading)
+        generation = desk.generation_request(
+            exchange, request_id, model, request, token_ids, sampling, stop, reading, asked
+        )
         meter = desk.meter(exchange, n)
         answer: Answer
         if request.stream:

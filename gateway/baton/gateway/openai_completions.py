@@ -17,6 +17,7 @@ from baton.gateway.request_body import BodyDecoder
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sse import Envelope, json_text
+from baton.gateway.structured_output import constraint_of
 from baton.gateway.validation import (
     DEFAULT_COMPLETION_TOKENS,
     Prompt,
@@ -48,6 +49,7 @@ class Completions:
         with desk.refusals_counted():
             request = self._decoder.decode(exchange.body, exchange.headers)
             check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
+            asked = constraint_of(request)
             model = desk.catalog.get(request.model or "")
             info = model.require_info()
             check_for_model(request, info)
@@ -65,7 +67,7 @@ class Completions:
         stop = stop_of(request, DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens)
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-p{index}" for index in range(len(prompts))]
         generations = [
-            desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop)
+            desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop, asked=asked)
             for name, prompt in zip(names, prompts, strict=True)
         ]
         await answer.run(desk.generator, generations)

@@ -28,10 +28,37 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool | None = None  # the usage so far in every chunk
 
 
-class ResponseFormat(Struct, kw_only=True):
-    """The form of the answer. Only text in this release."""
+class JsonSchemaFormat(Struct, kw_only=True):
+    """A schema that the answer follows."""
 
-    type: str
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None  # true: a schema with keywords that cannot be enforced is refused
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None  # of a structural tag; or the two that follow
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """What the answer's text must be: exactly one of the first six."""
+
+    json: str | dict[str, Any] | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # Lark or GBNF
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class GenerationFields(Struct, kw_only=True):
@@ -61,8 +88,8 @@ class GenerationFields(Struct, kw_only=True):
     cache_salt: Name | None = None  # requests with different salts share no cached block
     request_id: PrintableId | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Known, and refused by name where set: ignoring them would change the answer.
-    structured_outputs: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None

@@ -14,9 +14,18 @@ from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.generation import GenerationRequest, Sink, Usage
 from baton.gateway.router_client import Placed, RouterClient
 from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
+from baton.gateway.structured_output import name_field
 from baton.gateway.worker_stream import WorkerStream
 from baton.gateway.worker_streams import WorkerStreams
-from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
+from baton.rpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NoCapacity,
+    ServiceError,
+    Unavailable,
+    Unsupported,
+)
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
@@ -121,7 +130,7 @@ class _Run:
         self._generation.settle(self, cached)
 
     def on_failure(self, error: ServiceError) -> None:
-        self._close(None, worker_failed=not isinstance(error, NoCapacity))
+        self._close(None, worker_failed=not isinstance(error, NoCapacity | InvalidRequest | Unsupported))
         if self.choice.finished:
             self._generation.settle(self, None)
         else:
@@ -300,6 +309,8 @@ class RunningGeneration:
     def _remaining_ms(self) -> int:
         if self._deadline is None:
             return 0
+        elif request.constraint is not None:
+            submit.constraint.CopyFrom(request.constraint)
         return max(1, int((self._deadline - time.monotonic()) * 1000))
 
     def _usage(self) -> Usage:
@@ -321,8 +332,8 @@ class RunningGeneration:
         )
 
     def _fail(self, error: ServiceError) -> None:
-        if error.field.startswith("constraint") and self._request.reading is not None:
-            error.field = "tools"  # what the constraint was made of
+        of_tools = self._request.reading is not None and self._request.reading.constraint is not None
+        name_field(error, "tools" if of_tools else self._request.constraint_field)
         self._stop_everything()
         self.outlet.end(error)
 

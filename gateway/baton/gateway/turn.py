@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.front_desk import FrontDesk
@@ -14,6 +14,7 @@ from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.served_model import ServedModel
+from baton.gateway.structured_output import constraint_of
 from baton.gateway.validation import check_context, check_item_count, sampling_of, stop_of
 from baton.rpc.errors import ServiceError
 
@@ -76,5 +77,8 @@ def generation_of(
     """The turn's request to the generation side."""
     sampling = sampling_of(turn.fields, turn.logprobs)
     stop = stop_of(turn.fields, turn.max_tokens)
-    request = desk.generation_request(exchange, request_id, model, turn.fields, token_ids, sampling, stop)
-    return replace(request, reading=model.reading(turn.tools, token_ids, turn.include_reasoning))
+    reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
+    asked = constraint_of(turn.fields, turn.tools)
+    return desk.generation_request(
+        exchange, request_id, model, turn.fields, token_ids, sampling, stop, reading=reading, asked=asked
+    )

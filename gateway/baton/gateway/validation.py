@@ -27,7 +27,6 @@ _MAX_VARIABLES = 256
 
 # Known fields that this release does not serve. Values that ask for nothing are let through.
 _UNSERVED = (
-    "structured_outputs",
     "bad_words",
     "prompt_logprobs",
     "use_beam_search",
@@ -225,10 +224,6 @@ def _check_common(request: GenerationFields, max_choices: int) -> None:
         if not -_MAX_BIAS <= value <= _MAX_BIAS:
             message = f"logit_bias of token {token_id} is {value:g}; it must be from -100 to 100."
             raise InvalidRequest(message, field="logit_bias")
-    if request.response_format is not None and request.response_format.type != "text":
-        shown = request.response_format.type
-        message = f"response_format.type {shown!r} is not served by this release; only text is."
-        raise InvalidRequest(message, field="response_format.type")
     _refuse_unserved(request, _UNSERVED)
 
 

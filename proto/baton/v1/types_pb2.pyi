@@ -285,6 +285,7 @@ class Constraint(google.protobuf.message.Message):
     NO_ADDITIONAL_PROPERTIES_FIELD_NUMBER: builtins.int
     LENIENT_FIELD_NUMBER: builtins.int
     REASONING_END_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    REASONING_START_TOKEN_ID_FIELD_NUMBER: builtins.int
     json_schema: builtins.str
     """The text of a JSON Schema: an object, or true."""
     regex: builtins.str
@@ -303,6 +304,10 @@ class Constraint(google.protobuf.message.Message):
     """Of JSON forms: objects that list properties and say nothing of others take no others."""
     lenient: builtins.bool
     """Of JSON forms: keywords that cannot be enforced are ignored instead of refused."""
+    reasoning_start_token_id: builtins.int
+    """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning, where
+    reasoning_end_token_ids says how that ends.
+    """
     @property
     def json_object(self) -> global___Constraint.JsonObject:
         """Any JSON object."""
@@ -331,9 +336,13 @@ class Constraint(google.protobuf.message.Message):
         no_additional_properties: builtins.bool = ...,
         lenient: builtins.bool = ...,
         reasoning_end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        reasoning_start_token_id: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lenient", b"lenient", "no_additional_properties", b"no_additional_properties", "no_whitespace", b"no_whitespace", "reasoning_end_token_ids", b"reasoning_end_token_ids", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id", "choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "reasoning_start_token_id", b"reasoning_start_token_id", "regex", b"regex", "structural_tag", b"structural_tag"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id", "choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lenient", b"lenient", "no_additional_properties", b"no_additional_properties", "no_whitespace", b"no_whitespace", "reasoning_end_token_ids", b"reasoning_end_token_ids", "reasoning_start_token_id", b"reasoning_start_token_id", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id"]) -> typing.Literal["reasoning_start_token_id"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["form", b"form"]) -> typing.Literal["json_object", "json_schema", "regex", "choices", "grammar", "structural_tag"] | None: ...
 
 global___Constraint = Constraint

@@ -86,6 +86,7 @@ class Constraint:
     no_additional_properties: bool = False
     lenient: bool = False
     reasoning_end_token_ids: tuple[int, ...] = ()
+    reasoning_start_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,10 +143,12 @@ class Grammars:
         for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
             match.count()
             if not was_taken:
-                match.error = InternalError(f"token {token_id} was drawn against its constraint")
+                match.error = _drawn_against(token_id)
         for match, token_id in reasoning:
-            match.consume([token_id])
-            match.fill()
+            if match.consume([token_id]):
+                match.fill()
+            else:
+                match.error = _drawn_against(token_id)
         going_on = [(match, matcher) for match, _, matcher in inside if match.error is None]
         asking = [(match, matcher) for match, matcher in going_on if not matcher.is_stopped()]
         if asking:
@@ -163,6 +165,10 @@ class Grammars:
     def _num_words(self) -> int:
         assert self._compiler is not None, "a match was opened"
         return self._compiler.vocabulary.num_words
+
+
+def _drawn_against(token_id: int) -> InternalError:
+    return InternalError(f"token {token_id} was drawn against its constraint")
 
 
 def _as_internal(error: Exception) -> InternalError:

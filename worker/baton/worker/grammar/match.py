@@ -33,12 +33,13 @@ class GrammarMatch:
         self._token_ids = request.token_ids  # only what was there at open is read
         self._num_outputs = 0
         self._reasoning_end = list(request.constraint.reasoning_end_token_ids)
+        self._reasoning_start = request.constraint.reasoning_start_token_id if self._reasoning_end else None
         self._tail: list[int] = []  # of the reasoning, as long as its end
         self._matcher: LLMatcher | None = None
 
     @property
     def matcher(self) -> LLMatcher | None:
-        """None during the reasoning, and before `open`."""
+        """None before `open`, during the reasoning, and while it may begin."""
         return None if self._reasoning_end else self._matcher
 
     def open(self, compiler: Compiler) -> None:
@@ -68,10 +69,11 @@ class GrammarMatch:
 
     def fill(self, words: Int32 | None = None) -> None:
         """Brings mask, ended and error up to date. `words` is the matcher's own mask, where it was made already."""
-        matcher = self.matcher
-        if matcher is None:
+        if self._reasoning_end and self._reasoning_start is None:
             self._narrow(self._reasoning_mask)
             return
+        matcher = self._matcher
+        assert matcher is not None, "fill before open"
         if words is None and not matcher.is_stopped():
             words = np.empty(self._num_words, np.int32)
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -81,7 +83,7 @@ class GrammarMatch:
         elif matcher.is_stopped() or words is None:
             self.ended = True
         else:
-            self._narrow(words[: len(self._permitted)] & self._permitted)
+            self._narrow((words[: len(self._permitted)] | self._start_mask) & self._permitted)
 
     def _prepare(self, vocabulary: Vocabulary) -> None:
         sampling, vocab_size = self._sampling, len(vocabulary.every_token) * 32
@@ -90,6 +92,8 @@ class GrammarMatch:
         if sampling.allowed_token_ids:
             self._permitted = self._permitted & mask_of(sampling.allowed_token_ids, vocab_size)
         self._suppressed = mask_of(sampling.suppressed_token_ids if sampling.min_tokens else (), vocab_size)
+        start = () if self._reasoning_start is None else (self._reasoning_start,)
+        self._start_mask = mask_of(start, vocab_size)
         # Ends before the answer would leave the client without one.
         self._reasoning_mask = self._permitted & ~mask_of(vocabulary.eos_token_ids, vocab_size)
 
@@ -107,6 +111,11 @@ class GrammarMatch:
 
     def _behind_reasoning(self, token_ids: Sequence[int]) -> list[int]:
         """Those of the tokens that the grammar is about."""
+        if self._reasoning_start is not None and token_ids:
+            if token_ids[0] != self._reasoning_start:
+                self._reasoning_end = []
+            self._reasoning_start = None
+            self._start_mask = np.zeros_like(self._start_mask)
         if not self._reasoning_end:
             return list(token_ids)
         length = len(self._reasoning_end)

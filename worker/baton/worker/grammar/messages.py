@@ -28,6 +28,9 @@ def constraint_of(message: types_pb2.Constraint) -> Constraint:
         no_additional_properties=message.no_additional_properties,
         lenient=message.lenient,
         reasoning_end_token_ids=tuple(message.reasoning_end_token_ids),
+        reasoning_start_token_id=message.reasoning_start_token_id
+        if message.HasField("reasoning_start_token_id")
+        else None,
     )
 
 
@@ -39,6 +42,7 @@ def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
         no_additional_properties=constraint.no_additional_properties,
         lenient=constraint.lenient,
         reasoning_end_token_ids=constraint.reasoning_end_token_ids,
+        reasoning_start_token_id=constraint.reasoning_start_token_id,
     )
     if constraint.form is ConstraintForm.CHOICES:
         message.choices.SetInParent()
