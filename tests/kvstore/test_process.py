@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,11 +20,18 @@ from baton.services.tandem import Probe
 
 
 @pytest.fixture
-def process(tmp_path):
+def folder():
+    """A short path: the embedded server's socket must fit into it."""
+    with tempfile.TemporaryDirectory(prefix="kv", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def process(folder):
     """A kvstore with its embedded server, with a temporary folder of its own."""
     (port,) = ports.free_ports(1)
     words = [sys.executable, "-m", "baton.services.cli", "kvstore", "--listen", f"127.0.0.1:{port}"]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    environ = {**os.environ, "TMPDIR": str(folder)}
     process = psutil.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_until(lambda: asyncio.run(is_ready(Probe.GRPC_HEALTH, f"127.0.0.1:{port}")), "ready", 20)
@@ -45,13 +53,13 @@ def is_gone(process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_nothing_stays(process, number, tmp_path):
+def test_a_signal_ends_it_and_nothing_stays(process, number, folder):
     server = redis_of(process)
-    assert list(tmp_path.iterdir())
+    assert list(folder.iterdir())
     process.send_signal(number)
     assert process.wait(5) == 0
     wait_until(lambda: is_gone(server), "its server is gone", 2)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_killed_one_takes_its_server_with_it(process):
