@@ -148,3 +148,102 @@ async def test_logprobs_are_columns_with_running_offsets(stream):
         "tokens": ["He", "llo"],
         "top_logprobs": [{"Ha": -0.5, "He": -1.0}, {"llo": -0.25}],
     }
+
+
+def scored(generation, num_top=1):
+    """Log-probabilities of the prompt's tokens but the first: -1, -2.. and so on."""
+    assert generation.request.sampling.prompt_logprobs == num_top
+    token_ids = generation.request.prompt_token_ids
+    return [logprob(f"<{one}>", -float(place), ("top", -0.5)) for place, one in enumerate(token_ids[1:], 1)]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echoed_prompt_has_its_log_probabilities(stream, max_tokens):
+    def script(generation):
+        assert generation.request.stop.max_tokens == 1
+        entries = scored(generation)
+        if generation.request.n > 1:
+            generation.emit("!", 1, logprobs=[logprob("!", -9.0)])
+        generation.emit("!", logprobs=[logprob("!", -9.0)], prompt_logprobs=entries)
+        for index in range(generation.request.n):
+            generation.finish(index, "length")
+        generation.done(generation.request.n)
+
+    async with rest_side(script) as rest:
+        answer = await rest.complete([5, 6, 7], echo=True, logprobs=1, max_tokens=max_tokens, n=2, stream=stream)
+        tokenizer = rest.catalog.get("").tokenizer
+        first, text = tokenizer.token_text(5), tokenizer.decode([5, 6, 7])
+        assert rest.admission.taken == 0
+    choices = [{}, {}]
+    if stream:
+        for event in answer.events:
+            for piece in event["choices"]:
+                choice = choices[piece["index"]]
+                choice["text"] = choice.get("text", "") + piece["text"]
+                for name, column in (piece["logprobs"] or {}).items():
+                    choice.setdefault(name, []).extend(column)
+    else:
+        choices = [{"text": choice["text"], **choice["logprobs"]} for choice in answer.json["choices"]]
+        assert {choice["finish_reason"] for choice in answer.json["choices"]} == {"length"}
+        assert answer.json["usage"]["completion_tokens"] == 2 * max_tokens
+    for choice in choices:
+        assert choice["text"] == text + "!" * max_tokens
+        assert choice["tokens"] == [first, "<6>", "<7>"] + ["!"] * max_tokens
+        assert choice["token_logprobs"] == [None, -1.0, -2.0] + [-9.0] * max_tokens
+        assert choice["top_logprobs"][:2] == [None, {"top": -0.5, "<6>": -1.0}]
+        assert choice["text_offset"][:3] == [0, len(first), len(first) + 3]
+
+
+async def test_prompt_logprobs_are_given_by_token_id():
+    def script(generation):
+        generation.emit("x", prompt_logprobs=scored(generation, 2))
+        generation.finish()
+        generation.done()
+
+    async with rest_side(script) as rest:
+        answer = await rest.complete([5, 6], prompt_logprobs=2)
+        chat = await rest.chat(prompt_logprobs=2)
+    nothing, entry = answer.json["choices"][0]["prompt_logprobs"]
+    assert nothing is None
+    assert entry["1"] == {"logprob": -1.0, "rank": 1, "decoded_token": "<6>"}
+    assert chat.json["prompt_logprobs"][0] is None
+    assert len(chat.json["prompt_logprobs"]) == chat.json["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_are_returned_where_asked_for(stream):
+    def script(generation):
+        generation.emit("a", token_ids=(8, 9))
+        generation.emit("b", token_ids=(10,))
+        generation.finish()
+        generation.done(3)
+
+    async with rest_side(script) as rest:
+        answer = await rest.complete([5, 6], return_token_ids=True, stream=stream)
+        plain = await rest.complete([5, 6])
+    pieces = [choice for event in answer.events for choice in event["choices"]] if stream else answer.json["choices"]
+    assert [one for piece in pieces for one in piece.get("token_ids", ())] == [8, 9, 10]
+    assert [one for piece in pieces for one in piece.get("prompt_token_ids", ())] == [5, 6]
+    assert "token_ids" not in plain.json["choices"][0]
+
+
+async def test_chats_return_token_ids_too():
+    async with rest_side(say("a", "b")) as rest:
+        body = (await rest.chat(return_token_ids=True)).json
+        assert body["prompt_token_ids"] == rest.generator.started[0].request.prompt_token_ids
+    assert body["choices"][0]["token_ids"] == [7, 7]
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2, [6, 7]), (9, [5, 6, 7]), (-1, [5, 6, 7])])
+async def test_a_truncated_prompt_keeps_its_end(most, kept):
+    async with rest_side(say("x")) as rest:
+        answer = await rest.complete([5, 6, 7], truncate_prompt_tokens=most, echo=True)
+        assert rest.generator.started[0].request.prompt_token_ids == kept
+        assert answer.json["choices"][0]["text"] == rest.catalog.get("").tokenizer.decode(kept) + "x"
+
+
+async def test_a_prompt_beyond_the_context_is_truncated_to_what_fits():
+    async with rest_side(say("x")) as rest:
+        assert (await rest.complete([5] * 3000, truncate_prompt_tokens=-1)).status == 200
+        assert len(rest.generator.started[0].request.prompt_token_ids) == 2047

@@ -72,7 +72,9 @@ CHATS = {
     "response_format without type": ({"response_format": {}}, "response_format.type"),
     "audio": ({"modalities": ["text", "audio"]}, "modalities"),
     "beam search": ({"use_beam_search": True}, "use_beam_search"),
-    "prompt_logprobs": ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    "prompt_logprobs in a stream": ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    "prompt_logprobs below 0": ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    "truncation to nothing": ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     "priority huge": ({"priority": BIG}, "priority"),
     "cache_salt empty": ({"cache_salt": ""}, "cache_salt"),
     "request_id with a line break": ({"request_id": "a\r\nset-cookie: b"}, "request_id"),
@@ -96,7 +98,6 @@ COMPLETIONS = {
     "max_tokens zero": ({"max_tokens": 0}, "max_tokens"),
     "logprobs below zero": ({"logprobs": -1}, "logprobs"),
     "logprobs too many": ({"logprobs": 21}, "logprobs"),
-    "logprobs with echo": ({"logprobs": 1, "echo": True}, "logprobs"),
 }
 
 

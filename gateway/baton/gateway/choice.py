@@ -5,17 +5,16 @@ Knows no worker and no client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from baton.gateway.detokenizer import Detokenizer
-from baton.gateway.generation import Delta, TokenLogprob, TopLogprob
+from baton.gateway.generation import Delta, TokenLogprob
+from baton.gateway.named_logprobs import NamedLogprobs
 from baton.gateway.parsing.events import Event, append
 from baton.gateway.parsing.output_parser import OutputParser
+from baton.gateway.prompt_logprobs import PromptLogprobParts
 from baton.gateway.stop_strings import StopStrings
-from baton.gateway.tokenizer import Tokenizer
 from baton.v1 import types_pb2
-
-NamedLogprobs = Callable[[int, types_pb2.TokenLogprobs], TokenLogprob]
 
 
 class Choice:
@@ -30,10 +29,12 @@ class Choice:
         include_stop: bool,
         name_logprobs: NamedLogprobs | None,
         parser: OutputParser | None = None,
+        prompt_logprobs: PromptLogprobParts | None = None,
     ) -> None:
         self.index = index
         self.output_token_ids: list[int] = []
         self.finished = False
+        self.prompt_logprobs = prompt_logprobs  # until its first delta has taken them along
         self._detokenizer = detokenizer
         self._stops = stops
         # The text of a token that ends the output is no part of it, unless asked for.
@@ -48,6 +49,13 @@ class Choice:
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         """The delta of new tokens. `finished` is true after it when a stop string was completed."""
+        delta = self._take(token_ids, logprobs)
+        if self.prompt_logprobs is not None:
+            delta.prompt_logprobs = self.prompt_logprobs.complete()
+            self.prompt_logprobs = None
+        return delta
+
+    def _take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         if self._stops is not None or self._parser is not None:
             return self._take_one_by_one(token_ids, logprobs)
         self.output_token_ids.extend(token_ids)
@@ -116,26 +124,3 @@ class Choice:
         if self._name_logprobs is None or logprobs is None:
             return None
         return [self._name_logprobs(token_id, entry) for token_id, entry in zip(token_ids, logprobs, strict=False)]
-
-
-def logprob_namer(tokenizer: Tokenizer) -> NamedLogprobs:
-    """Turns a worker's log-probabilities into ones with the tokens' text."""
-
-    def name(token_id: int, entry: types_pb2.TokenLogprobs) -> TokenLogprob:
-        data = tokenizer.token_bytes(token_id)
-        top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        return TokenLogprob(
-            token=data.decode(errors="replace"),
-            token_bytes=data,
-            token_id=token_id,
-            logprob=entry.logprob,
-            rank=entry.rank,
-            top=tuple(_named_top(tokenizer, top_id, logprob) for top_id, logprob in top),
-        )
-
-    return name
-
-
-def _named_top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
-    data = tokenizer.token_bytes(token_id)
-    return TopLogprob(data.decode(errors="replace"), data, token_id, logprob)

@@ -20,6 +20,7 @@ class _Merged:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     events: list[Event] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
@@ -30,6 +31,8 @@ class _Merged:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.events is not None:
             self.events = self.events or []
             for event in delta.events:
@@ -38,7 +41,16 @@ class _Merged:
     def delta(self, index: int) -> Delta:
         logprobs = self.logprobs if self.has_logprobs else None
         text = "".join(self.texts)
-        return Delta(index, text, self.token_ids, logprobs, self.finish_reason, self.stop_reason, self.events)
+        return Delta(
+            index,
+            text,
+            self.token_ids,
+            logprobs,
+            self.finish_reason,
+            self.stop_reason,
+            self.events,
+            self.prompt_logprobs,
+        )
 
 
 class DeltaOutlet:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from baton.gateway.choice import Choice, logprob_namer
+from baton.gateway.choice import Choice
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.detokenizer import NoText
 from baton.gateway.generation import Generation, GenerationRequest, Sink
+from baton.gateway.named_logprobs import logprob_namer
+from baton.gateway.prompt_logprobs import PromptLogprobParts
 from baton.gateway.router_client import RouterClient
 from baton.gateway.running_generation import Pathways, Prompt, RunningGeneration
 from baton.gateway.sampling_defaults import Limits, ResolvedRequest, resolve
@@ -68,12 +70,16 @@ def _make_choice(index: int, request: GenerationRequest, resolved: ResolvedReque
         if request.detokenize
         else NoText()
     )
+    name_logprobs = logprob_namer(model.tokenizer)
+    # The choices have one prompt: the first one asks.
+    asks = index == 0 and resolved.sampling.HasField("prompt_logprobs")
     return Choice(
         index=index,
         detokenizer=detokenizer,
         stops=StopStrings(request.stop.stop, include_in_output=include_stop) if request.stop.stop else None,
         stop_ids=resolved.stop_ids,
         include_stop=include_stop,
-        name_logprobs=logprob_namer(model.tokenizer) if resolved.sampling.HasField("logprobs") else None,
+        name_logprobs=name_logprobs if resolved.sampling.HasField("logprobs") else None,
         parser=reading.new_parser() if reading is not None else None,
+        prompt_logprobs=PromptLogprobParts(request.prompt_token_ids, name_logprobs) if asks else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.gateway.answer import Answer
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.http_exchange import Exchange
-from baton.gateway.openai_chat_answer import ChatDocument, ChatStream
+from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream
 from baton.gateway.openai_chat_parsed import ParsedChatDocument, ParsedChatStream
 from baton.gateway.openai_types import ChatCompletionRequest
 from baton.gateway.parsing.tool import ToolUse
@@ -23,6 +23,7 @@ from baton.gateway.validation import (
     stop_of,
     template_messages,
     template_variables,
+    truncated,
 )
 from baton.rpc.errors import ServiceError
 
@@ -43,15 +44,15 @@ class ChatCompletions:
             request = self._decoder.decode(exchange.body, exchange.headers)
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
             use = tool_use_of(request)
-            model = desk.catalog.get(request.model or "")
             asked = constraint_of(request, use)
+            model = desk.catalog.get(request.model or "")
             info = model.require_info()
             check_for_model(request, info)
             check_chat_size(request.messages, info.max_model_len, len(use.tools))
             model.check_tools(use)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n)
-            token_ids = await _encode(model, request, use)
+            token_ids = truncated(await _encode(model, request, use), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
         num_logprobs = chat_num_logprobs(request)
         sampling = sampling_of(request, num_logprobs)
@@ -70,6 +71,9 @@ class ChatCompletions:
             envelope = envelope_of("chat.completion", "chatcmpl", exchange, model, request)
             document = ChatDocument if reading is None else ParsedChatDocument
             answer = document(exchange, meter, envelope, n, num_logprobs)
+            answer.extras = ChatExtras(
+                token_ids if request.return_token_ids else None, request.prompt_logprobs is not None
+            )
         await answer.run(desk.generator, [generation])
 
 

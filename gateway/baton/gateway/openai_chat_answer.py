@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
+from msgspec import UNSET
 
 from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_logprobs import chat_logprobs
+from baton.gateway.openai_logprobs import chat_logprobs, prompt_logprobs
 from baton.gateway.openai_types import ChatAnswer, ChatChoice, ChatCompletion, Usage
 from baton.gateway.sse import Envelope, json_text
 
@@ -62,8 +65,18 @@ class ChatStream(StreamAnswer):
         return self.head + choice + tail
 
 
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What a document holds where it is asked for."""
+
+    prompt_token_ids: list[int] | None = None  # the choices' token ids too
+    prompt_logprobs: bool = False
+
+
 class ChatDocument(Answer):
     """One chat.completion."""
+
+    extras = ChatExtras()
 
     def __init__(
         self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int, num_top: int | None
@@ -74,10 +87,16 @@ class ChatDocument(Answer):
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
         self._ends: list[Delta | None] = [None] * num_choices
+        self._token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+        self._prompt_logprobs: list[TokenLogprob] = []
 
     def deliver(self, index: int, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:
             self.meter.on_tokens(index)
+            if self.extras.prompt_token_ids is not None:
+                self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)
@@ -93,6 +112,8 @@ class ChatDocument(Answer):
             choices=[self._choice(index) for index in range(len(self._texts))],
             system_fingerprint=envelope.system_fingerprint,
             usage=usage,
+            prompt_token_ids=UNSET if self.extras.prompt_token_ids is None else self.extras.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if self.extras.prompt_logprobs else UNSET,
         )
         self.exchange.respond(200, msgspec.json.encode(document))
 
@@ -107,4 +128,5 @@ class ChatDocument(Answer):
             logprobs=None if self._num_top is None else chat_logprobs(self._logprobs[index], self._num_top),
             finish_reason=end.finish_reason if end is not None else None,
             stop_reason=end.stop_reason if end is not None else None,
+            token_ids=UNSET if self.extras.prompt_token_ids is None else self._token_ids[index],
         )

@@ -29,6 +29,20 @@ def _chat_entry(entry: TokenLogprob, num_top: int) -> types.TokenLogprob:
     )
 
 
+def prompt_logprobs(entries: Sequence[TokenLogprob]) -> types.PromptLogprobs:
+    """Every token of a prompt, the first one without: the most likely ones, and the prompt's own."""
+    return [None, *map(_prompt_entry, entries)]
+
+
+def _prompt_entry(entry: TokenLogprob) -> dict[str, types.PromptLogprob]:
+    found = {
+        str(one.token_id): types.PromptLogprob(max(one.logprob, _FLOOR), rank, one.token)
+        for rank, one in enumerate(entry.top, 1)
+    }
+    found[str(entry.token_id)] = types.PromptLogprob(max(entry.logprob, _FLOOR), entry.rank, entry.token)
+    return found
+
+
 class CompletionLogprobColumns:
     """One choice's columns, or pieces of them; text offsets go on from piece to piece."""
 
@@ -48,6 +62,16 @@ class CompletionLogprobColumns:
             tokens=[entry.token for entry in entries],
             top_logprobs=[self._top(entry) for entry in entries],
         )
+
+    def prompt(self, first_token: str, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
+        """The columns of a prompt that is part of the text; its first token has no log-probability."""
+        self._offset = len(first_token)
+        columns = self.columns(entries)
+        columns.text_offset.insert(0, 0)
+        columns.token_logprobs.insert(0, None)
+        columns.tokens.insert(0, first_token)
+        columns.top_logprobs.insert(0, None)
+        return columns
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         top = {one.token: max(one.logprob, _FLOOR) for one in reversed(entry.top[: self._num_top])}

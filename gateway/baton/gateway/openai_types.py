@@ -86,16 +86,16 @@ class GenerationFields(Struct, kw_only=True):
     skip_special_tokens: bool | None = None  # null: true
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower runs earlier
     cache_salt: Name | None = None  # requests with different salts share no cached block
+    prompt_logprobs: CountOrZero | None = None  # alternatives of each token of the prompt; not in streams
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: what fits
+    return_token_ids: bool | None = None  # token_ids of each choice, and prompt_token_ids
     request_id: PrintableId | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # Known, and refused by name where set: ignoring them would change the answer.
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
-    truncate_prompt_tokens: int | None = None
     logprob_token_ids: list[int] | None = None
-    return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     repetition_detection: dict[str, Any] | None = None
 
@@ -275,6 +275,18 @@ class ChatAnswer(Struct):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
+class PromptLogprob(Struct):
+    """One token at one place of a prompt."""
+
+    logprob: float
+    rank: int  # 1 is the most likely
+    decoded_token: str
+
+
+# One entry a token, by token id as text; none for the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class ChatChoice(Struct, kw_only=True):
     """One answer."""
 
@@ -283,6 +295,7 @@ class ChatChoice(Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None  # the stop string or stop token id that matched
+    token_ids: list[int] | UnsetType = UNSET  # where asked for
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -296,6 +309,9 @@ class ChatCompletion(Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None
     usage: Usage
+    # Only where asked for.
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, omit_defaults=True):
@@ -363,6 +379,10 @@ class CompletionChoice(Struct, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    # Only where asked for.
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):

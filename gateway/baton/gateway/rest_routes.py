@@ -14,6 +14,7 @@ from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.routes import Route
 from baton.gateway.system_routes import Description, Models, Status, Tokens
+from baton.gateway.token_generate import token_routes
 
 _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)
@@ -21,7 +22,7 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 def rest_routes(desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]]) -> list[Route]:
     """The table. `missing` says in words what the gateway waits for before it can serve."""
-    api = [*_api_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
+    api = [*_api_routes(desk), *token_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
     system = _system_routes(desk, missing)
     described = [*api, *system]
     description = Description(openapi_document(described))

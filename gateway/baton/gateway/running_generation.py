@@ -102,6 +102,10 @@ class _Run:
         self.stream = stream
         self.slot = -1
 
+    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
+        if self.choice.prompt_logprobs is not None:
+            self.choice.prompt_logprobs.take(first_position, entries)
+
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         choice = self.choice
         if self.use.waits:
@@ -298,10 +302,15 @@ class RunningGeneration:
         if len(self._choices) > 1:
             submit.request_id = f"{request.request_id}-{choice.index}"
             submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
-        if placed.HasField("prefill"):
+        if choice.prompt_logprobs is None:
+            submit.sampling.ClearField("prompt_logprobs")
+        # Prefill workers keep the prompt's log-probabilities to themselves.
+        if placed.HasField("prefill") and choice.prompt_logprobs is None:
             submit.prefill.CopyFrom(placed.prefill)
         if request.reading is not None and request.reading.constraint is not None:
             submit.constraint.CopyFrom(request.reading.constraint)
+        elif request.constraint is not None:
+            submit.constraint.CopyFrom(request.constraint)
         if choice.output_token_ids:
             submit.resume.output_token_ids.extend(choice.output_token_ids)
         return submit
@@ -309,8 +318,6 @@ class RunningGeneration:
     def _remaining_ms(self) -> int:
         if self._deadline is None:
             return 0
-        elif request.constraint is not None:
-            submit.constraint.CopyFrom(request.constraint)
         return max(1, int((self._deadline - time.monotonic()) * 1000))
 
     def _usage(self) -> Usage:

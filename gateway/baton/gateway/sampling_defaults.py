@@ -93,6 +93,8 @@ def resolve(
     check_sampling(sampling)
     if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
         raise _out_of_range("logprobs", sampling.logprobs, f"at most {limits.max_logprobs}")
+    if sampling.HasField("prompt_logprobs") and sampling.prompt_logprobs > limits.max_logprobs:
+        raise _out_of_range("prompt_logprobs", sampling.prompt_logprobs, f"at most {limits.max_logprobs}")
     check_prompt_ids(request.prompt_token_ids, info.vocab_size)
     _check_ids("logit_bias", sampling.logit_bias_token_ids, info.vocab_size)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)

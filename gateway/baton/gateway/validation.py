@@ -28,11 +28,8 @@ _MAX_VARIABLES = 256
 # Known fields that this release does not serve. Values that ask for nothing are let through.
 _UNSERVED = (
     "bad_words",
-    "prompt_logprobs",
     "use_beam_search",
-    "truncate_prompt_tokens",
     "logprob_token_ids",
-    "return_token_ids",
     "return_tokens_as_token_ids",
     "repetition_detection",
 )
@@ -44,11 +41,13 @@ Prompt = str | list[int]
 
 def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: int) -> None:
     """Raises InvalidRequest for a chat that cannot be served as asked."""
-    _check_common(request, max_choices)
+    check_fields(request, max_choices)
     _refuse_unserved(request, _UNSERVED_IN_CHAT)
     for kind in request.modalities or ():
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
+    if request.return_token_ids and request.stream:
+        raise InvalidRequest("return_token_ids is not served when stream is true.", field="return_token_ids")
     check_messages(request.messages)
     check_variables(request.chat_template_kwargs)
     if request.top_logprobs is not None:
@@ -108,12 +107,10 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
 
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
     """Raises InvalidRequest for a completion that cannot be served as asked."""
-    _check_common(request, max_choices)
+    check_fields(request, max_choices)
     _refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
     if request.logprobs is not None:
         _check_logprobs("logprobs", request.logprobs, max_logprobs)
-        if request.echo:
-            raise InvalidRequest("logprobs together with echo is not served by this release.", field="logprobs")
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("max_tokens is 0; it must be at least 1 unless echo is true.", field="max_tokens")
     _check_num_prompts(request.prompt, max_prompts)
@@ -162,7 +159,23 @@ def sampling_of(request: GenerationFields, logprobs: int | None) -> types_pb2.Sa
         logit_bias_values=bias.values(),
         logprobs=logprobs,
         allowed_token_ids=request.allowed_token_ids,
+        prompt_logprobs=request.prompt_logprobs,
     )
+
+
+def truncated(token_ids: list[int], request: GenerationFields, max_model_len: int) -> list[int]:
+    """The end of the prompt that truncate_prompt_tokens lets through; -1 is what leaves room for one token."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return token_ids
+    if most == -1:
+        most = max_model_len - 1
+    if not 1 <= most < max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {most}; it must be -1, or from 1 to {max_model_len - 1}.",
+            field="truncate_prompt_tokens",
+        )
+    return token_ids[-most:]
 
 
 def stop_of(request: GenerationFields, max_tokens: int | None) -> types_pb2.StopConditions:
@@ -213,11 +226,14 @@ def check_context(num_prompt_tokens: int, max_model_len: int, field: str) -> Non
         )
 
 
-def _check_common(request: GenerationFields, max_choices: int) -> None:
+def check_fields(request: GenerationFields, max_choices: int) -> None:
+    """Raises InvalidRequest for what no form of generation could serve as asked."""
     if request.n is not None and request.n > max_choices:
         raise InvalidRequest(f"n is {request.n}; at most {max_choices} choices are allowed.", field="n")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true.", field="stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest("prompt_logprobs is not allowed when stream is true.", field="prompt_logprobs")
     for token_id, value in (request.logit_bias or {}).items():
         if not 0 <= token_id < 2**31:
             raise InvalidRequest(f"logit_bias: {token_id} is no token id.", field="logit_bias")

@@ -26,6 +26,9 @@ Frame = worker_pb2.GenerateStreamResponse
 class SlotReceiver(Protocol):
     """A request on the stream. Called synchronously; after on_finish or on_failure never again."""
 
+    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Log-probabilities of the prompt's tokens from this place on; only where asked for."""
+
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         """One step's new tokens."""
 
@@ -113,6 +116,8 @@ class WorkerStream:
         counts = frame.token_counts[:]
         if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
             raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
+        for part in frame.prompt_logprobs:
+            self._prompt_logprobs(part)
         if counts or frame.logprobs:
             self._dispatch_ragged(frame, slots, counts or [1] * len(slots), token_ids)
         else:
@@ -148,6 +153,14 @@ class WorkerStream:
                 except Exception:
                     self._give_up(slot)
             begin = end
+
+    def _prompt_logprobs(self, part: worker_pb2.SlotPromptLogprobs) -> None:
+        receiver = self._receivers.get(part.slot)
+        if receiver is not None:
+            try:
+                receiver.on_prompt_logprobs(part.first_position, part.tokens)
+            except Exception:
+                self._give_up(part.slot)
 
     def _finish(self, finish: worker_pb2.SlotFinish) -> None:
         receiver = self._free(finish.slot)
@@ -272,6 +285,9 @@ class WorkerStream:
 
 class _Ignored:
     """Holds a slot whose request is no longer wanted."""
+
+    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
+        pass
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         pass

@@ -1,0 +1,208 @@
+"""The two forms of a text completion: chunks as the text comes, or one document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from baton.gateway.answer import Answer, StreamAnswer, usage_of
+from baton.gateway.generation import Delta, TokenLogprob
+from baton.gateway.generation import Usage as TokenCounts
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_logprobs import CompletionLogprobColumns, prompt_logprobs
+from baton.gateway.openai_types import Completion, CompletionChoice, CompletionLogprobs, Usage
+from baton.gateway.sse import Envelope, json_text
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """One prompt."""
+
+    token_ids: list[int]
+    echo: str  # the text that goes before the answer
+    first_token: str  # the text of the first token, where the prompt is echoed
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionForm:
+    """What an answer is to hold. Choice p * n + j is the j-th of prompt p."""
+
+    prompts: Sequence[EncodedPrompt]
+    n: int
+    num_top: int | None  # alternatives of each token; None: no log-probabilities
+    echo_logprobs: bool = False  # the log-probabilities begin with the prompt's
+    prompt_logprobs: bool = False  # the prompt's log-probabilities on their own
+    return_token_ids: bool = False
+    scoring: bool = False  # only the prompt counts: what is generated is left out
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return len(self.prompts) * self.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def prompt_of(self, index: int) -> EncodedPrompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
+
+    def columns_of(self, index: int) -> CompletionLogprobColumns:
+        """New columns for a choice."""
+        return CompletionLogprobColumns(self.num_top or 0, len(self.prompt_of(index).echo))
+
+    def answered(self, delta: Delta) -> Delta:
+        """What of a delta is part of the answer."""
+        if not self.scoring:
+            return delta
+        reason = "length" if delta.finish_reason is not None else None
+        return Delta(delta.index, "", (), None, reason, None, None, delta.prompt_logprobs)
+
+    def counted(self, counts: TokenCounts) -> TokenCounts:
+        """What is told of the token counts."""
+        return TokenCounts(counts.prompt_tokens, 0, counts.cached_tokens) if self.scoring else counts
+
+
+class CompletionStream(StreamAnswer):
+    """Chunks of text, choice by choice as they come; an echoed prompt goes before its choice's first."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, form: CompletionForm) -> None:
+        super().__init__(exchange, meter, envelope, form.num_choices)
+        self._form = form
+        self._num_output_tokens = 0
+        choices = range(form.num_choices)
+        self._unopened = {index for index in choices if form.prompt_of(index).echo or form.return_token_ids}
+        self._logprobs = [form.columns_of(index) for index in choices]
+        self._prompt_logprobs: list[list[TokenLogprob] | None] = [None] * len(form.prompts)
+        self._waiting: dict[int, list[tuple[int, Delta]]] = {}  # by prompt, whose log-probabilities are to come first
+        self._before_text = [b'%b{"index":%d,"text":' % (self.head, index) for index in choices]
+        self._after_text = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self.tail
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        prompt = index // self._form.n
+        if not self._form.echo_logprobs or self._prompt_logprobs[prompt] is not None:
+            super().deliver(index, self._form.answered(delta))
+            return
+        waiting = self._waiting.setdefault(prompt, [])
+        waiting.append((index, delta))
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = delta.prompt_logprobs
+            for one, held in self._waiting.pop(prompt):
+                super().deliver(one, self._form.answered(held))
+
+    def done(self, counts: TokenCounts) -> None:
+        super().done(self._form.counted(counts))
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        opening = b""
+        if index in self._unopened:
+            self._unopened.remove(index)
+            opening = self._opening(index)
+        if self.envelope.continuous_usage or delta.logprobs is not None or self._form.return_token_ids:
+            return opening + self._rich_piece(index, delta)
+        text = delta.text
+        return opening + self._before_text[index] + json_text(text) + self._after_text if text else opening
+
+    def ending(self, index: int, delta: Delta) -> bytes:
+        return self._chunk(index, b'""', b"null", json_text(delta.finish_reason), json_text(delta.stop_reason))
+
+    def _opening(self, index: int) -> bytes:
+        """The chunk of the echoed prompt."""
+        prompt = self._form.prompt_of(index)
+        entries = self._prompt_logprobs[index // self._form.n]
+        columns = self._logprobs[index].prompt(prompt.first_token, entries) if entries is not None else None
+        more = b""
+        if self._form.return_token_ids:
+            more = b',"prompt_token_ids":%b' % msgspec.json.encode(prompt.token_ids)
+        return self._chunk(index, json_text(prompt.echo), msgspec.json.encode(columns), b"null", b"null", more)
+
+    def _rich_piece(self, index: int, delta: Delta) -> bytes:
+        self._num_output_tokens += len(delta.token_ids)
+        with_ids = self._form.return_token_ids and bool(delta.token_ids)
+        if not delta.text and not delta.logprobs and not with_ids:
+            return b""
+        columns = self._logprobs[index].columns(delta.logprobs) if delta.logprobs else None
+        more = b',"token_ids":%b' % msgspec.json.encode(list(delta.token_ids)) if with_ids else b""
+        return self._chunk(index, json_text(delta.text), msgspec.json.encode(columns), b"null", b"null", more)
+
+    def _chunk(self, index: int, text: bytes, logprobs: bytes, finish: bytes, stop: bytes, more: bytes = b"") -> bytes:
+        tail = self.tail
+        if self.envelope.continuous_usage:
+            tail = self.envelope.tail_with(usage_of(self._form.num_prompt_tokens, self._num_output_tokens, 0))
+        form = b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}%b'
+        return form % (self.head, index, text, logprobs, finish, stop, more, tail)
+
+
+class CompletionDocument(Answer):
+    """One text_completion."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, form: CompletionForm) -> None:
+        super().__init__(exchange, meter)
+        self._envelope = envelope
+        self._form = form
+        choices = range(form.num_choices)
+        self._texts: list[list[str]] = [[form.prompt_of(index).echo] for index in choices]
+        self._token_ids: list[list[int]] = [[] for _ in choices]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in choices]
+        self._prompt_logprobs: list[list[TokenLogprob]] = [[] for _ in form.prompts]
+        self._ends: list[Delta | None] = [None] * form.num_choices
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs[index // self._form.n] = delta.prompt_logprobs
+        delta = self._form.answered(delta)
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+            if self._form.return_token_ids:
+                self._token_ids[index].extend(delta.token_ids)
+        self._texts[index].append(delta.text)
+        if delta.logprobs:
+            self._logprobs[index].extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self._ends[index] = delta
+
+    def done(self, counts: TokenCounts) -> None:
+        super().done(self._form.counted(counts))
+
+    def finish(self, usage: Usage) -> None:
+        envelope = self._envelope
+        document = Completion(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            system_fingerprint=envelope.system_fingerprint,
+            choices=[self._choice(index) for index in range(len(self._texts))],
+            usage=usage,
+        )
+        self.exchange.respond(200, msgspec.json.encode(document))
+
+    def _choice(self, index: int) -> CompletionChoice:
+        form, end = self._form, self._ends[index]
+        entries = self._prompt_logprobs[index // form.n]
+        return CompletionChoice(
+            index=index,
+            text="".join(self._texts[index]),
+            logprobs=self._columns(index) if form.num_top is not None else None,
+            finish_reason=end.finish_reason if end is not None else None,
+            stop_reason=end.stop_reason if end is not None else None,
+            token_ids=self._token_ids[index] if form.return_token_ids else UNSET,
+            prompt_token_ids=form.prompt_of(index).token_ids if form.return_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(entries) if form.prompt_logprobs else UNSET,
+        )
+
+    def _columns(self, index: int) -> CompletionLogprobs:
+        form = self._form
+        columns = form.columns_of(index)
+        if not form.echo_logprobs:
+            return columns.columns(self._logprobs[index])
+        whole = columns.prompt(form.prompt_of(index).first_token, self._prompt_logprobs[index // form.n])
+        rest = columns.columns(self._logprobs[index])
+        for name in CompletionLogprobs.__struct_fields__:
+            getattr(whole, name).extend(getattr(rest, name))
+        return whole

@@ -1,0 +1,220 @@
+"""POST /inference/v1/generate: token ids in, token ids out. No text, no template, no stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from baton.gateway.answer import Answer, StreamAnswer, usage_of
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.generation import Delta, TokenLogprob
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_logprobs import chat_logprobs, prompt_logprobs
+from baton.gateway.openai_types import (
+    ChatLogprobs,
+    Count,
+    CountOrZero,
+    GenerationFields,
+    Name,
+    PrintableId,
+    PromptLogprobs,
+    StreamOptions,
+    TokenId,
+    Usage,
+)
+from baton.gateway.request_body import BodyDecoder
+from baton.gateway.routes import Route
+from baton.gateway.sampling_defaults import check_prompt_ids
+from baton.gateway.sse import DONE, Envelope
+from baton.gateway.turn import fields_named
+from baton.gateway.validation import check_context, check_fields, check_for_model, sampling_of, stop_of
+from baton.rpc.errors import InvalidRequest
+
+_NESTED = "sampling_params"
+
+
+class TokenSampling(GenerationFields, kw_only=True):
+    """How tokens are drawn, and when to stop."""
+
+    max_tokens: Count | None = None  # null: as many as the context holds
+    logprobs: CountOrZero | None = None
+
+
+class TokenGenerateRequest(Struct, kw_only=True):
+    """POST /inference/v1/generate."""
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: TokenSampling | None = None
+    model: str | None = None  # null: the only model served
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Name | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: PrintableId | None = None
+
+
+class TokenChoice(Struct, kw_only=True):
+    """One continuation, or a piece of it in a stream."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class TokenGeneration(Struct, kw_only=True):
+    """The answer; in a stream, one event of it."""
+
+    request_id: str
+    choices: list[TokenChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    usage: Usage | None = None
+
+
+class TokenGenerate:
+    """The route's handler."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self._decoder = BodyDecoder(TokenGenerateRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        desk = self._desk
+        with desk.refusals_counted():
+            request = self._decoder.decode(exchange.body, exchange.headers)
+            fields = _fields_of(request)
+            model = desk.catalog.get(request.model or "")
+            info = model.require_info()
+            _check(fields, desk)
+            check_for_model(fields, info)
+            check_context(len(request.token_ids), info.max_model_len, "token_ids")
+            with fields_named({"prompt": "token_ids"}):
+                check_prompt_ids(request.token_ids, info.vocab_size)
+            n = fields.n or 1
+            request_id = desk.take_place(exchange, fields, n)
+        sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
+        generation = desk.generation_request(exchange, request_id, model, fields, request.token_ids, sampling, stop)
+        meter = desk.meter(exchange, n)
+        answer: Answer
+        if request.stream:
+            answer = TokenStream(exchange, meter, fields, len(request.token_ids))
+        else:
+            answer = TokenDocument(exchange, meter, fields)
+        await answer.run(desk.generator, [replace(generation, detokenize=False)])
+
+
+class TokenStream(StreamAnswer):
+    """One event for each piece."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling, num_prompt_tokens: int) -> None:
+        options = fields.stream_options or StreamOptions()
+        self._continuous_usage = bool(options.continuous_usage_stats)
+        envelope = Envelope("", exchange.request_id, 0, "", "", bool(options.include_usage), self._continuous_usage)
+        super().__init__(exchange, meter, envelope, fields.n or 1)
+        self._num_top = fields.logprobs
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        if not delta.token_ids:
+            return b""
+        self._num_output_tokens += len(delta.token_ids)
+        logprobs = chat_logprobs(delta.logprobs, self._num_top or 0) if delta.logprobs else None
+        return self._event([TokenChoice(index=index, token_ids=list(delta.token_ids), logprobs=logprobs)])
+
+    def ending(self, index: int, delta: Delta) -> bytes:
+        end = TokenChoice(index=index, token_ids=[], finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+        return self._event([end])
+
+    def finish(self, usage: Usage) -> None:
+        last = self._event([], usage) if self.envelope.include_usage else b""
+        self.exchange.end(self._held + last + DONE)
+
+    def _event(self, choices: Sequence[TokenChoice], usage: Usage | None = None) -> bytes:
+        if usage is None and self._continuous_usage:
+            usage = usage_of(self._num_prompt_tokens, self._num_output_tokens, 0)
+        event = TokenGeneration(request_id=self.exchange.request_id, choices=list(choices), usage=usage)
+        return b"data: %b\n\n" % msgspec.json.encode(event)
+
+
+class TokenDocument(Answer):
+    """All at once."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling) -> None:
+        super().__init__(exchange, meter)
+        self._fields = fields
+        self._choices = [TokenChoice(index=index, token_ids=[]) for index in range(fields.n or 1)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._choices]
+        self._prompt_logprobs: list[TokenLogprob] = []
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        choice = self._choices[index]
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+            choice.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self._logprobs[index].extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def finish(self, usage: Usage) -> None:
+        fields = self._fields
+        if fields.logprobs is not None:
+            for choice, entries in zip(self._choices, self._logprobs, strict=True):
+                choice.logprobs = chat_logprobs(entries, fields.logprobs)
+        asked = fields.prompt_logprobs is not None
+        document = TokenGeneration(
+            request_id=self.exchange.request_id,
+            choices=self._choices,
+            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if asked else None,
+            usage=usage,
+        )
+        self.exchange.respond(200, msgspec.json.encode(document))
+
+
+def token_routes(desk: FrontDesk) -> list[Route]:
+    """The token API's part of the route table."""
+    return [
+        Route(
+            "POST",
+            "/inference/v1/generate",
+            TokenGenerate(desk),
+            "Continues token ids.",
+            TokenGenerateRequest,
+            TokenGeneration,
+            TokenGeneration,
+            errors=(400, 404, 408, 413, 429, 500, 503, 504),
+        )
+    ]
+
+
+def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
+    """The sampling parameters, with the request's own fields in them."""
+    fields = request.sampling_params or TokenSampling()
+    given = {
+        name: getattr(request, name) for name in ("stream", "stream_options", "cache_salt", "priority", "request_id")
+    }
+    return msgspec.structs.replace(fields, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check(fields: TokenSampling, desk: FrontDesk) -> None:
+    if fields.stop:
+        raise InvalidRequest("stop needs text, and there is none here; give stop_token_ids.", field=f"{_NESTED}.stop")
+    if fields.logprobs is not None and fields.logprobs > desk.config.max_logprobs:
+        most = desk.config.max_logprobs
+        message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed."
+        raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
+    try:
+        check_fields(fields, desk.config.max_choices)
+    except InvalidRequest as error:
+        if not error.field.startswith("stream"):
+            error.field = f"{_NESTED}.{error.field}"
+        raise
