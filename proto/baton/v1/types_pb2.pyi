@@ -299,7 +299,7 @@ class Constraint(google.protobuf.message.Message):
     no_whitespace: builtins.bool
     """Of JSON forms: no whitespace but inside strings."""
     whitespace_pattern: builtins.str
-    """Of JSON forms: the regex of whitespace between tokens. Empty: up to 64 blanks and line ends."""
+    """Of JSON forms: the regex of whitespace between tokens. Empty: a blank, or a line end and up to 32 blanks."""
     no_additional_properties: builtins.bool
     """Of JSON forms: objects that list properties and say nothing of others take no others."""
     lenient: builtins.bool

@@ -17,8 +17,8 @@ MAX_TEXT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
 MAX_JSON_DEPTH = 64
 
-# A bound on every run, so that a model that likes blank lines comes to an end.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# A blank, or a new line with its indentation: a model that likes blank lines would never come to an end.
+_WHITESPACE = r"(\x20|\x0D?\x0A[\x20\x09]{0,32})"
 
 
 def field_of(constraint: Constraint) -> str:
