@@ -14,6 +14,7 @@ from multiprocessing import get_context
 
 from baton.router.index_client import IndexClient
 from baton.services.simulate.checker import BLIND, DISTURBED, STEADY, Checker
+from baton.services.simulate.faults import FAULTS, Fault
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory
 from baton.services.simulate.router import SimRouter
 from baton.services.simulate.settings import ClusterSettings
@@ -31,7 +32,6 @@ from baton.worker.publisher import Publisher
 from baton.worker.settings import EngineSettings
 
 TRUTH_SECONDS = 1.0  # after any fault, the index has to be right again
-_STATE_PATIENCE_SECONDS = 3.0
 _SETTLE_SECONDS = 6.0  # after the last fault, with traffic; and after the traffic
 _STEADY_PHANTOMS = 0.03  # of small pools under pressure: what is evicted is told a moment later
 
@@ -189,9 +189,6 @@ def _as_host(host: _Host) -> EngineHost:
     return host  # type: ignore[return-value]  # the part of it that a publisher uses
 
 
-Fault = Callable[[ChaosSimulation, random.Random], tuple[str, float]]
-
-
 def run_seeds(seeds: Sequence[int], seconds: float, num_processes: int) -> Iterator[ChaosReport]:
     """Each seed's report, in order; several at a time."""
     if num_processes <= 1 or len(seeds) == 1:
@@ -260,147 +257,3 @@ def _report(simulation: ChaosSimulation, seed: int, faults: list[str]) -> ChaosR
         if worker.alive and (audit.num_held_blocks or audit.num_leased_blocks):
             report.problems.append(f"{name} still has {audit.num_held_blocks} held, {audit.num_leased_blocks} leased")
     return report
-
-
-# Faults. Each returns its name and how long it lasts.
-
-
-def _some_worker(simulation: ChaosSimulation, draws: random.Random) -> SimWorker:
-    return draws.choice([worker for worker in simulation.workers.values() if worker.alive])
-
-
-def _kill(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.2, 3.0)
-    alive = [one for one in simulation.workers.values() if one.alive and one.role != "prefill"]
-    if alive == [worker]:
-        return "nothing: the last decoder is spared", 0.0
-    simulation.kill_worker(worker)
-
-    def restart() -> None:
-        simulation.disturb()
-        simulation.start_worker(worker.worker_id, worker.role)
-
-    simulation.timeline.after(seconds, restart)
-    return f"kill {worker.worker_id}", seconds
-
-
-def _reset(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker = _some_worker(simulation, draws)
-    worker.reset_prefix_cache()
-    return f"reset the cache of {worker.worker_id}", 0.0
-
-
-def _part_worker(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.1, 3.0)
-    link = simulation.worker_links[worker.worker_id]
-    link.is_stalled = True
-
-    def heal() -> None:
-        simulation.disturb()
-        link.heal()
-
-    simulation.timeline.after(seconds, heal)
-    return f"part {worker.worker_id} from the kvstore", seconds
-
-
-def _part_router(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    seconds = draws.uniform(0.1, 3.0)
-    simulation.router_link.is_stalled = True
-    simulation.blind("router's link", seconds)
-    simulation.timeline.after(seconds, simulation.router_link.heal)
-    return "part the router from the kvstore", seconds
-
-
-def _part_states(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.2, 5.0)
-    router = simulation.router
-    router.blocked.add(worker.worker_id)
-
-    def lose() -> None:
-        if worker.worker_id in router.blocked and worker.alive:
-            router.fleet.lose(worker.address, "no state")
-
-    def heal() -> None:
-        router.blocked.discard(worker.worker_id)
-
-    simulation.timeline.after(_STATE_PATIENCE_SECONDS, lose)
-    simulation.timeline.after(seconds, heal)
-    return f"part {worker.worker_id} from the router", seconds
-
-
-def _part_peers(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    one, other = draws.sample(sorted(simulation.workers), 2)
-    seconds = draws.uniform(0.1, 3.0)
-    simulation.network.partition(one, other)
-    simulation.timeline.after(seconds, lambda: simulation.network.partition(one, other, healed=True))
-    return f"part {one} from {other}", seconds
-
-
-def _kill_kvstore(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    if simulation.kvstore.servicer is None:
-        return "nothing: the kvstore is down", 0.0
-    seconds = draws.uniform(0.1, 2.0)
-    simulation.kvstore.kill()
-    # Publishers and routers dial again after half a second and two at most.
-    simulation.blind("kvstore", seconds + 2.5)
-    simulation.timeline.after(seconds, simulation.kvstore.start)
-    return "kill the kvstore", seconds
-
-
-def _break_store(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    kind = draws.choice(("unreachable", "slow", "full", "wiped"))
-    store, seconds = simulation.store, draws.uniform(0.2, 4.0)
-    if kind == "wiped":
-        store.wipe()
-        return "wipe the store", 0.0
-    if kind == "slow":
-        store.seconds = 0.5
-    else:
-        store.fault = kind
-
-    def mend() -> None:
-        store.fault, store.seconds = "", 0.001
-
-    simulation.timeline.after(seconds, mend)
-    return f"the store is {kind}", seconds
-
-
-def _garble(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    """Loses, repeats or swaps some of what passes one link."""
-    links = {"the router": simulation.router_link, **simulation.worker_links}
-    name, how = draws.choice(sorted(links)), draws.choice(("drop", "repeat", "swap"))
-    link, left = links[name], draws.randint(1, 3)
-    held: list[bytes] = []
-
-    def tap(message: bytes) -> list[bytes]:
-        nonlocal left
-        simulation.disturb()
-        if held:
-            first = held.pop()
-            link.tap = None if not left else link.tap
-            return [message, first]
-        left -= 1
-        if not left and how != "swap":
-            link.tap = None
-        if how == "drop":
-            return []
-        if how == "repeat":
-            return [message, message]
-        held.append(message)
-        return []
-
-    link.tap = tap
-    return f"{how} messages of {name}", 0.0
-
-
-FAULTS: tuple[Fault, ...] = (
-    _kill,
-    _reset,
-    _part_worker,
-    _part_router,
-    _part_states,
-    _part_peers,
-    _kill_kvstore,
-    _break_store,
-    _garble,
-)
