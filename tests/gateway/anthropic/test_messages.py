@@ -283,7 +283,9 @@ async def test_errors_before_any_route_have_anthropics_form_too():
     assert (broken.status, broken.error["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.parametrize(("version", "status"), [("2023-06-01", 200), ("2019-01-01", 400)])
+@pytest.mark.parametrize(
+    ("version", "status"), [("2023-06-01", 200), ("2026-10-21", 200), ("2019-01-01", 400), ("newest", 400)]
+)
 async def test_the_version_is_checked_where_it_is_given(version, status):
     async with rest_side(say("x")) as rest:
         answer = await ask(rest, headers={"anthropic-version": version, "x-api-key": "any"})

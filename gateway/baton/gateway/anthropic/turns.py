@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,16 +27,17 @@ from baton.rpc.errors import InvalidRequest
 # The generation side's names for what this API calls otherwise.
 FIELDS: Mapping[str, str] = {"prompt": "messages", "stop": "stop_sequences"}
 
-_VERSIONS = ("2023-06-01", "2023-01-01")
+_VERSION = re.compile(rb"20(2[3-9]|[3-9]\d)-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
 def check_version(headers: Mapping[bytes, bytes]) -> None:
-    """Raises InvalidRequest for a version of the API that there is not. None given: the newest."""
+    """Raises InvalidRequest for what is no version of the API. Versions are dates; newer ones ask for the same."""
     version = headers.get(b"anthropic-version")
-    if version is not None and version.decode("latin-1") not in _VERSIONS:
+    if version is not None and _VERSION.fullmatch(version) is None:
         shown = version.decode("latin-1")
         raise InvalidRequest(
-            f"anthropic-version: {shown!r} is not a valid version; give {_VERSIONS[0]}", field="anthropic-version"
+            f"anthropic-version: {shown!r} is not a valid version; give a date, such as 2023-06-01",
+            field="anthropic-version",
         )
 
 

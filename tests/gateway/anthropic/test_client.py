@@ -1,0 +1,67 @@
+"""The official anthropic client, unchanged, against real services."""
+
+import anthropic
+import pytest
+from stack import MODEL_NAME
+
+STORY = [{"role": "user", "content": "Tell me a story about a dog and a river."}]
+GREEDY = {"extra_body": {"temperature": 0}}
+
+
+@pytest.fixture(scope="module")
+def client(tandem_stack):
+    with anthropic.Anthropic(base_url=tandem_stack.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def message(client):
+    return client.messages.create(model=MODEL_NAME, max_tokens=40, messages=STORY, **GREEDY)
+
+
+def test_a_message_has_text_and_counts(message):
+    assert message.role == "assistant"
+    assert message.stop_reason == "max_tokens"
+    assert len(message.content[0].text.split()) > 10
+    assert message.usage.output_tokens == 40
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 10
+    assert message._request_id
+
+
+def test_a_stream_says_what_the_whole_message_says(client, message):
+    with client.messages.stream(model=MODEL_NAME, max_tokens=40, messages=STORY, **GREEDY) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == message.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 40)
+    assert final.content[0].text == text
+
+
+def test_a_stop_sequence_is_told(client, message):
+    word = message.content[0].text.split()[3]
+    stopped = client.messages.create(
+        model=MODEL_NAME, max_tokens=40, messages=STORY, stop_sequences=[word], system=[], **GREEDY
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert word not in stopped.content[0].text
+
+
+def test_an_answer_goes_on_with_what_the_assistant_said(client):
+    going_on = [*STORY, {"role": "assistant", "content": "Once upon a time"}]
+    message = client.messages.create(model=MODEL_NAME, max_tokens=8, messages=going_on, **GREEDY)
+    assert message.content[0].text.strip()
+
+
+def test_tokens_are_counted_as_messages_count_them(client):
+    counted = client.messages.count_tokens(model=MODEL_NAME, messages=STORY, system="Be kind.")
+    usage = client.messages.create(model=MODEL_NAME, max_tokens=1, messages=STORY, system="Be kind.").usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_errors_are_the_clients_own(client):
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.create(model="claude-9", max_tokens=1, messages=STORY)
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError) as wrong:
+        client.messages.create(model=MODEL_NAME, max_tokens=0, messages=STORY)
+    assert "max_tokens" in wrong.value.message
