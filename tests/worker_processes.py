@@ -87,10 +87,11 @@ class WorkerProcess:
         self.process = None
 
     async def stats(self, timeout: float = 10.0) -> control_pb2.GetStatsResponse:
-        """Counters, with the pool audited."""
+        """Counters, with the pool audited. A first attempt to connect may fail on a busy machine."""
         async with open_channel(self.listen) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)
-            return await stub.GetStats(control_pb2.GetStatsRequest(audit=True), timeout=timeout)
+            request = control_pb2.GetStatsRequest(audit=True)
+            return await stub.GetStats(request, timeout=timeout, wait_for_ready=True)
 
     async def endpoint(self, address: str = "") -> types_pb2.Endpoint:
         """As a router names it; `address`: of what stands before it."""

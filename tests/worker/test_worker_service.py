@@ -343,7 +343,7 @@ async def test_an_engine_whose_front_dies_ends_too(free_port: int) -> None:
     engine = engine_of(front.pid)
     front.kill()
     await front.wait()
-    await asyncio.to_thread(wait_until, lambda: has_ended(engine), "the engine's end", 2.0)
+    await asyncio.to_thread(wait_until, lambda: has_ended(engine), "the engine's end", 10.0)
 
 
 async def test_a_broken_model_is_one_clear_error(free_port: int, tmp_path: Path) -> None:
