@@ -227,3 +227,23 @@ def test_a_template_cannot_write_down_more_than_there_is_memory_for(text):
 )
 def test_what_is_measured_works_as_in_jinja(text, expected):
     assert ChatTemplate({"default": text}, {}, "m").render([{"role": "user", "content": "Hi"}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("{% if m.content is none %}none{% endif %}", "none"),
+        ("{% if m['content'] is not none %}{{ m['content'] }}{% else %}none{% endif %}", "none"),
+        ("[{{ m.content | trim }}]", "[]"),
+        ("{% for part in m.content %}{{ part.text }}{% endfor %}.", "."),
+        (
+            "{% if m.content is string %}[{{ m.content }}]{% else %}{% for part in m.content %}{% endfor %}{% endif %}",
+            "[]",
+        ),
+    ],
+)
+def test_a_message_that_only_calls_has_the_content_that_the_template_knows(template, content):
+    source = "{% for m in messages %}" + template + "{{ m.tool_calls[0].function.name }}{% endfor %}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert ChatTemplate({"default": source}, {}, "test").render([message]) == f"{content}f"

@@ -373,6 +373,16 @@ async def test_a_call_is_forced_behind_the_reasoning(tmp_path):
     assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
 
 
+async def test_a_model_may_reason_before_a_forced_call(tmp_path):
+    async with rig(model_folder(tmp_path / "qwen3", QWEN, ("<think>", "</think>"))) as qwen3:
+        await qwen3.chat('<think>Hm.</think>{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED)
+        constraint = constraint_of(qwen3)
+        assert (constraint.reasoning_start_token_id, list(constraint.reasoning_end_token_ids)) == (4096, [4097])
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        await qwen3.chat('{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED, extra_body=off)
+        assert not constraint_of(qwen3).reasoning_end_token_ids
+
+
 async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
     async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
         for fields, param in (

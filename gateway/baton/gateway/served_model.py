@@ -15,6 +15,7 @@ from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, Reading
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.sampling_defaults import SamplingDefaults
+from baton.gateway.structured_output import with_reasoning
 from baton.gateway.tokenizer import Tokenizer
 from baton.gateway.tool_constraint import check_tools, tool_constraint
 from baton.rpc.errors import NotFound, Unavailable
@@ -65,18 +66,14 @@ class ServedModel:
 
     def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
         """How outputs of this chat are read, and what the worker holds them to; None where all text is the answer."""
-        reasoning = self.output_format.reasoning
         prompt_end = ""
-        if reasoning is not None:
+        if self.output_format.reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
         reading = self.output_format.reading(use, prompt_end, include_reasoning)
         constraint = tool_constraint(use, self.output_format)
         if reading is None or constraint is None:
             return reading
-        if reasoning is not None and reasoning.is_open(prompt_end):
-            constraint.reasoning_end_token_ids.extend(
-                self.tokenizer.encode(reasoning.close_tag, add_special_tokens=False)
-            )
+        constraint = with_reasoning(constraint, self.output_format, self.tokenizer, prompt_token_ids)
         return replace(reading, constraint=constraint)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
