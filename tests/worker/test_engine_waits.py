@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from engine_harness import Rig, make_executor, make_request, make_rig
 
 from baton.worker.executor.sim import SimExecutor
-from engine_harness import Rig, make_executor, make_request, make_rig
 
 
 class SlowExecutor(SimExecutor):
