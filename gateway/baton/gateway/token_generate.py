@@ -31,6 +31,7 @@ from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Route
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.sse import DONE, Envelope
+from baton.gateway.structured_output import constraint_of
 from baton.gateway.turn import fields_named
 from baton.gateway.validation import check_context, check_fields, check_for_model, sampling_of, stop_of
 from baton.rpc.errors import InvalidRequest
@@ -96,10 +97,13 @@ class TokenGenerate:
             check_context(len(request.token_ids), info.max_model_len, "token_ids")
             with fields_named({"prompt": "token_ids"}):
                 check_prompt_ids(request.token_ids, info.vocab_size)
+            asked = constraint_of(fields)
             n = fields.n or 1
             request_id = desk.take_place(exchange, fields, n)
         sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
-        generation = desk.generation_request(exchange, request_id, model, fields, request.token_ids, sampling, stop)
+        generation = desk.generation_request(
+            exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=asked
+        )
         meter = desk.meter(exchange, n)
         answer: Answer
         if request.stream:

@@ -51,9 +51,13 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
-    """The same for one error."""
-    name, dot, rest = error.field.partition(".")
-    error.field = names.get(name, name) + dot + rest
+    """The same for one error. The longest known name counts."""
+    field = error.field
+    for name in sorted(names, key=len, reverse=True):
+        if field == name or field.startswith(f"{name}."):
+            error.field = names[name] + field.removeprefix(name)
+            error.message = error.message.replace(field, error.field)
+            return
 
 
 async def encode_turn(model: ServedModel, turn: Turn, max_model_len: int) -> list[int]:

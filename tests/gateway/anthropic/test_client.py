@@ -1,5 +1,7 @@
 """The official anthropic client, unchanged, against real services."""
 
+import json
+
 import anthropic
 import pytest
 from stack import MODEL_NAME
@@ -65,3 +67,15 @@ def test_errors_are_the_clients_own(client):
     with pytest.raises(anthropic.BadRequestError) as wrong:
         client.messages.create(model=MODEL_NAME, max_tokens=0, messages=STORY)
     assert "max_tokens" in wrong.value.message
+
+
+def test_an_answer_follows_its_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"yes": {"type": "boolean"}},
+        "required": ["yes"],
+        "additionalProperties": False,
+    }
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    message = client.messages.create(model=MODEL_NAME, max_tokens=200, messages=STORY, output_config=config, **GREEDY)
+    assert isinstance(json.loads(message.content[0].text)["yes"], bool)

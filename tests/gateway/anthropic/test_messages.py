@@ -7,7 +7,7 @@ import pytest
 from rest_harness import FakeGenerator, rest_side, say
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.rpc.errors import InternalError, NoCapacity, Unavailable
+from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, Unavailable
 
 BODY = {"model": "storyteller-7m", "max_tokens": 32, "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -356,3 +356,23 @@ async def test_a_client_that_leaves_ends_the_generation():
         waiting.cancel()
         await asyncio.wait_for(generation.aborted.wait(), 5)
         assert rest.admission.taken == 0
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+async def test_the_answers_form_goes_to_the_worker():
+    async with rest_side(say("{}")) as rest:
+        assert (await ask(rest, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})).status == 200
+        constraint = rest.generator.started[0].request.constraint
+    assert json.loads(constraint.json_schema) == SCHEMA
+
+
+async def test_a_schema_that_a_worker_refuses_is_named_as_the_client_knows_it():
+    generator = FakeGenerator(say("x"))
+    generator.refusal = InvalidRequest(
+        "response_format.json_schema.schema is bad", field="response_format.json_schema.schema"
+    )
+    async with rest_side(generator=generator) as rest:
+        answer = await ask(rest, output_config={"format": {"type": "json_schema", "schema": {}}})
+    assert (answer.status, answer.error["message"]) == (400, "output_config.format.schema is bad")

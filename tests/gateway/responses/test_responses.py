@@ -380,6 +380,8 @@ async def test_a_client_that_leaves_ends_the_generation(stream):
             "tool_choice.name",
         ),
         ({"truncation": "some"}, "truncation"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_name(fields, param):
@@ -467,3 +469,13 @@ async def test_memory_is_bounded_and_records_expire():
     assert store.num_bytes == 1
     assert not await store.delete("b")
     assert await store.delete("d")
+
+
+async def test_the_answers_form_goes_to_the_worker():
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
+    async with rest_side(say("{}")) as rest:
+        answer = await ask(rest, text={"format": form})
+        constraint = rest.generator.started[0].request.constraint
+    assert json.loads(constraint.json_schema) == {"type": "object"}
+    assert not constraint.lenient
+    assert answer.json["text"]["format"]["schema"] == {"type": "object"}

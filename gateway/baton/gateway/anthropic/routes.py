@@ -38,9 +38,9 @@ class Messages:
             info = model.require_info()
             request_id = desk.take_place(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn, info.max_model_len)
+            generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
         kind = MessageStream if request.stream else MessageDocument
         answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
-        generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
         await answer.run(desk.generator, [generation])
 
 

@@ -17,7 +17,7 @@ from baton.gateway.anthropic.types import (
     ThinkingEnabled,
     ToolChoice,
 )
-from baton.gateway.openai_types import GenerationFields
+from baton.gateway.openai_types import GenerationFields, JsonSchemaFormat, ResponseFormat
 from baton.gateway.parsing.tool import Tool as CallableTool
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.turn import Turn
@@ -25,7 +25,11 @@ from baton.gateway.validation import check_variables
 from baton.rpc.errors import InvalidRequest
 
 # The generation side's names for what this API calls otherwise.
-FIELDS: Mapping[str, str] = {"prompt": "messages", "stop": "stop_sequences"}
+FIELDS: Mapping[str, str] = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+}
 
 _VERSION = re.compile(rb"20(2[3-9]|[3-9]\d)-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
@@ -44,7 +48,7 @@ def check_version(headers: Mapping[bytes, bytes]) -> None:
 def turn_of(request: MessagesRequest) -> Turn:
     """The request's turn. Raises InvalidRequest that names the field."""
     messages = chat_messages(request.system, request.messages)
-    _check_format(request)
+    _check_servers(request)
     _check_thinking(request)
     for index, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
@@ -85,15 +89,21 @@ def _generation_fields(request: MessagesRequest) -> GenerationFields:
         stream=request.stream,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        response_format=_response_format(request),
     )
 
 
-def _check_format(request: CountTokensRequest) -> None:
+def _response_format(request: MessagesRequest) -> ResponseFormat | None:
+    wanted = request.output_config.format if request.output_config is not None else None
+    if wanted is None:
+        return None
+    schema = JsonSchemaFormat(name="answer", schema=wanted.schema, strict=True)
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _check_servers(request: CountTokensRequest) -> None:
     if request.mcp_servers:
         raise InvalidRequest("mcp_servers: MCP servers are not supported; leave it out", field="mcp_servers")
-    if request.output_config is not None and request.output_config.format is not None:
-        field = "output_config.format"
-        raise InvalidRequest(f"{field}: structured outputs are not served by this release", field=field)
 
 
 def _check_thinking(request: MessagesRequest) -> None:

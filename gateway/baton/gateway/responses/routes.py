@@ -165,7 +165,8 @@ class Responses:
 
     async def _start(self, exchange: Exchange, running: RunningResponse, prepared: _Prepared, request_id: str) -> None:
         desk, request = self._desk, prepared.request
-        generation = generation_of(desk, exchange, request_id, prepared.model, prepared.turn, prepared.token_ids)
+        with fields_named(FIELDS):
+            generation = generation_of(desk, exchange, request_id, prepared.model, prepared.turn, prepared.token_ids)
         if request.background:
             await self._shelf.begin(running, prepared.items, prepared.context)
             if request.stream:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.openai_types import GenerationFields
+from baton.gateway.openai_types import GenerationFields, JsonSchemaFormat, ResponseFormat
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.responses.items import Item, chat_messages
 from baton.gateway.responses.types import ReasoningOptions, Response, ResponsesRequest
@@ -23,6 +23,8 @@ FIELDS: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
 }
 WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -33,7 +35,7 @@ _SHARED = tuple(name for name in GenerationFields.__struct_fields__ if name in R
 
 def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
     """Raises InvalidRequest for a request that cannot be served as asked."""
-    for name in ("prompt", "conversation", "structured_outputs"):
+    for name in ("prompt", "conversation"):
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
     if request.background and request.store is False:
@@ -51,16 +53,13 @@ def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
     if len(request.metadata or ()) > _MAX_METADATA:
         message = f"metadata has {len(request.metadata or ())} keys; at most {_MAX_METADATA} are allowed."
         raise InvalidRequest(message, field="metadata")
-    if request.text is not None and request.text.format is not None and request.text.format.type != "text":
-        shown = request.text.format.type
-        message = f"text.format.type {shown!r} is not served by this release; only text is."
-        raise InvalidRequest(message, field="text.format.type")
     check_variables(request.chat_template_kwargs)
 
 
 def turn_of(request: ResponsesRequest, context: Sequence[Item], items: Sequence[Item]) -> Turn:
     """The request's turn, after the items of the responses that it follows. Raises InvalidRequest."""
     fields = GenerationFields(**{name: getattr(request, name) for name in _SHARED if name not in _OTHERWISE})
+    fields.response_format = _response_format(request)
     wants_logprobs = WITH_LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning is not None and request.reasoning.effort is not None:
@@ -77,7 +76,7 @@ def turn_of(request: ResponsesRequest, context: Sequence[Item], items: Sequence[
 
 
 # Of the same name as in GenerationFields, and of another form.
-_OTHERWISE = ("stream_options", "structured_outputs")
+_OTHERWISE = ("stream_options",)
 
 
 def new_response(request: ResponsesRequest, response_id: str, model: str, defaults: SamplingDefaults) -> Response:
@@ -98,7 +97,7 @@ def new_response(request: ResponsesRequest, response_id: str, model: str, defaul
         reasoning=request.reasoning or ReasoningOptions(),
         store=request.store is not False,
         temperature=defaults.values["temperature"] if request.temperature is None else request.temperature,
-        text={**text, "format": {"type": "text"}},
+        text={**text, "format": text.get("format") or {"type": "text"}},
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
@@ -109,6 +108,21 @@ def new_response(request: ResponsesRequest, response_id: str, model: str, defaul
         prompt_cache_key=request.prompt_cache_key,
         metadata=request.metadata or {},
     )
+
+
+def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
+    wanted = request.text.format if request.text is not None else None
+    if wanted is None:
+        return None
+    if wanted.type == "json_schema":
+        schema = JsonSchemaFormat(
+            name=wanted.name or "answer", description=wanted.description, schema=wanted.schema, strict=wanted.strict
+        )
+        return ResponseFormat(type="json_schema", json_schema=schema)
+    if wanted.type not in ("text", "json_object"):
+        message = f"text.format.type is {wanted.type!r}; it must be text, json_object or json_schema."
+        raise InvalidRequest(message, field="text.format.type")
+    return ResponseFormat(type=wanted.type)  # type: ignore[arg-type]
 
 
 def _tool_use(request: ResponsesRequest) -> ToolUse:

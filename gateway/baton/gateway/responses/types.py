@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.openai_types import Count, CountOrZero, Name, Penalty, PrintableId, TokenId
+from baton.gateway.openai_types import Count, CountOrZero, Name, Penalty, PrintableId, StructuredOutputs, TokenId
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -87,7 +87,7 @@ class ResponsesRequest(Struct, kw_only=True):
     cache_salt: Name | None = None
     request_id: PrintableId | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class InputTokensDetails(Struct):
