@@ -94,6 +94,12 @@ SAMPLES = {
         "",
         [(CALL, {"city": "Paris"}), ("get_time", {})],
     ),
+    "llama 4": (
+        "llama3_json",
+        '<|python_start|>{"name": "get_weather", "parameters": {"city": "Paris"}}<|python_end|>',
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
     "llama an answer in JSON": (
         "llama3_json",
         '{"name": "Alice", "parameters": {"age": 3}}',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.gateway.parsing import deepseek_v3, harmony, hermes, kimi_k2, mistral, pythonic
+from baton.gateway.parsing import deepseek_v3, harmony, hermes, kimi_k2, llama3_json, mistral, pythonic
 from baton.gateway.parsing.deepseek_v3 import DeepSeekV3Parser
 from baton.gateway.parsing.glm45 import Glm45Parser
 from baton.gateway.parsing.harmony import HarmonyParser
@@ -36,7 +36,7 @@ def _think(opened: bool = False, implicit_ends: tuple[str, ...] = ()) -> Reasoni
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(HermesParser, _CALL_TAGS, strict=hermes.STRICT_MARKUP),
-    "llama3_json": ToolFormat(Llama3JsonParser, ("<|python_tag|>",)),
+    "llama3_json": ToolFormat(Llama3JsonParser, (*llama3_json.TAGS, llama3_json.END_TAG)),
     "mistral": ToolFormat(MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID)),
     "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS),
     "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS),
@@ -83,8 +83,8 @@ _TOOL_SIGNS = (
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
     ("pythonic", ("[func_name1(params_name1=",)),
-    ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ('{"name": function name, "parameters":',)),
+    ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
 )
 _REASONING_SIGNS = (

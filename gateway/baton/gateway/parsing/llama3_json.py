@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: the whole output is {"name": "f", "parameters": {...}}, more calls behind a semicolon."""
+"""Llama 3.1 to 4: the whole output is {"name": "f", "parameters": {...}}, more calls behind a semicolon."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from baton.gateway.parsing.call_object import read_call_object
 from baton.gateway.parsing.source import Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser
 
-_PYTHON_TAG = "<|python_tag|>"
+# Of Llama 3, and of Llama 4.
+TAGS = ("<|python_tag|>", "<|python_start|>")
+END_TAG = "<|python_end|>"
 
 
 class Llama3JsonParser(ToolParser):
     """Only the names of the request's tools are calls, as nothing else tells a call from an answer in JSON.
 
-    Calls are at the start of the output, or behind <|python_tag|>.
+    Calls are at the start of the output, or behind a tag.
     """
 
     def parse(self) -> Steps[None]:
@@ -21,7 +23,8 @@ class Llama3JsonParser(ToolParser):
             if (yield from self.attempt(self._call(), tag)):
                 while (yield from self.attempt(self._next_call(), "")):
                     pass
-            tag = yield from self.source.until(markers(_PYTHON_TAG), self.out.content)
+            yield from self.source.take(END_TAG)
+            tag = yield from self.source.until(markers(*TAGS), self.out.content)
             if not tag:
                 return
 
@@ -33,5 +36,5 @@ class Llama3JsonParser(ToolParser):
         yield from self.source.skip_space()
         if (yield from self.source.take(";", ",")):
             yield from self.source.skip_space()
-        yield from self.source.take(_PYTHON_TAG)
+        yield from self.source.take(*TAGS)
         yield from self._call()
