@@ -27,7 +27,7 @@ TEMPLATES = {
     "Mistral": ("[TOOL_CALLS][AVAILABLE_TOOLS]", "mistral", None),
     "Magistral": ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
     "Llama 4": ('<|python_start|> {"name": function name, "parameters": dictionary', "llama3_json", None),
-    "Llama 4, with calls as in Python": ("<|python_start|>[func_name1(params_name1=params_value1", "pythonic", None),
+    "Llama 4, with calls as in Python": ("<|python_start|>[func_name1(param1=value1, param2=value2)", "pythonic", None),
     "a plain one": ("{{ message.content }}", None, None),
 }
 

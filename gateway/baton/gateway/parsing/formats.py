@@ -82,7 +82,7 @@ _TOOL_SIGNS = (
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
-    ("pythonic", ("[func_name1(params_name1=",)),
+    ("pythonic", ("[func_name1(param",)),
     ("llama3_json", ('{"name": function name, "parameters":',)),
     ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
