@@ -6,10 +6,14 @@ import time
 import grpc
 import pytest
 from fleet_node import state
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
 from kvstore_node import blocks, eventually
 from router_views import DECODE, PREFILL
 
-from baton.v1 import router_pb2
+from baton.rpc.channel import open_channel
+from baton.v1 import router_pb2, types_pb2
 
 
 async def only_on(router, worker_id, prompt):
@@ -197,6 +201,23 @@ async def test_errors_have_their_status_and_no_worker_listening_is_no_hang(world
     (entry,) = (await router.workers()).values()
     assert not entry.alive
     assert "UNAVAILABLE" in entry.problem
+
+
+async def test_tells_its_health_its_methods_and_the_details_of_an_error(world):
+    router = await world.router("127.0.0.1:1")
+    async with open_channel(router.address) as channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        told = {service.name for service in (await call.read()).list_services_response.service}
+        assert {"baton.v1.RouterService", "baton.v1.RouterPeerService", "grpc.health.v1.Health"} <= told
+        call.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await router.stub.Explain(router_pb2.ExplainRequest())
+    detail = types_pb2.ErrorDetail()
+    assert any(packed.Unpack(detail) for packed in rpc_status.from_call(error.value).details)
+    assert detail.field == "placement_id"
 
 
 async def test_full_queues_are_refused_with_a_retry_time(world):

@@ -14,7 +14,6 @@ import prometheus_client
 
 from baton.router.config import RouterConfig
 from baton.router.fleet import Fleet
-from baton.router.http2.server import Http2Server, Quick
 from baton.router.index_client import IndexClient
 from baton.router.kubernetes_api import KubernetesApi
 from baton.router.metrics import RouterCollector, RouterMetrics
@@ -29,7 +28,7 @@ from baton.router.sources import discovery_of
 from baton.router.standing import Objectives
 from baton.router.worker_watch import WorkerWatch
 from baton.rpc.metrics_endpoint import metrics_endpoint
-from baton.rpc.server import Service
+from baton.rpc.server import RpcServer, Service
 from baton.v1 import router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -61,8 +60,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
         Service(SERVICE_NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server),
         Service(PEER_SERVICE_NAME, peer_servicer, router_pb2_grpc.add_RouterPeerServiceServicer_to_server),
     )
-    quick: dict[str, Quick] = {f"/{SERVICE_NAME}/Place": servicer.place, f"/{SERVICE_NAME}/Report": servicer.report}
-    server = Http2Server(config.listen, services, _GRACE_SECONDS, quick)
+    server = RpcServer(config.listen, services, _GRACE_SECONDS)
     runs = [one.run() for one in (watch, client, peers) if one is not None]
     async with (
         server,
