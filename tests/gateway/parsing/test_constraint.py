@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsing_harness import TOOLS, cut, parse
 
@@ -50,6 +50,7 @@ CALLS = json.dumps([{"name": "f", "parameters": {"a": "]"}}, {"name": "g", "para
 JUNK = '[{]}," \\né'
 
 
+@settings(deadline=None)
 @given(extra=st.text(alphabet=JUNK, max_size=10), at=st.integers(0, 100), seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("kind", ["list", "named"])
 def test_cuts_change_nothing(kind, extra, at, seed):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsing_harness import TOOLS, cut, parse, tool_parser
 
@@ -292,6 +292,7 @@ def _texts():
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(deadline=None)
 @given(text=_texts(), seed=st.integers(0, 2**32))
 def test_cuts_change_nothing(name, text, seed):
     whole = parse(tool_parser(name), [text])
@@ -300,6 +301,7 @@ def test_cuts_change_nothing(name, text, seed):
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(deadline=None)
 @given(words=st.lists(st.one_of(st.sampled_from(MARKUP), st.sampled_from(WORDS)), max_size=25))
 def test_no_word_is_lost(name, words):
     text = " ".join(words)
@@ -319,6 +321,7 @@ def _hidden_places(name, text):
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(deadline=None)
 @given(text=st.text(max_size=60))
 def test_plain_text_stays_as_it_is(name, text):
     if any(token in text for token in TOOL_FORMATS[name].special_tokens):
