@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 # How long masks are waited for: shares of a decode step, and seconds where nobody else could run.
 _FREE_SHARE = 0.25
-_OTHERS_SHARE = 0.02
+_OTHERS_SHARE = 0.03
 _IDLE_SECONDS = 0.005
 _MAX_STEP_SECONDS = 0.1
 _MIN_RETRY_SECONDS = 0.1

@@ -370,12 +370,20 @@ def _choices_of_mask(mask: Int32, bits: int, wanted: int) -> list[int]:
     chosen: list[int] = []
     for offset in range(len(words)):
         word = int(words[(bits + offset) % len(words)])
-        inside = [bit for bit in range(32) if int(mask[word]) >> bit & 1]
-        turn = (bits >> 32) % len(inside)
-        chosen += [word * 32 + bit for bit in inside[turn:] + inside[:turn]]
+        allowed = int(mask[word]) & 0xFFFFFFFF
+        for turn in range(min(allowed.bit_count(), wanted - len(chosen))):
+            bit = _nth_bit(allowed, (bits >> 32) + turn)
+            chosen.append(word * 32 + bit)
         if len(chosen) >= wanted:
             break
-    return chosen[:wanted]
+    return chosen
+
+
+def _nth_bit(word: int, number: int) -> int:
+    """The place of a bit that is set, counted round and round."""
+    for _ in range(number % word.bit_count()):
+        word &= word - 1
+    return (word & -word).bit_length() - 1
 
 
 def _logprobs(choices: list[int], num_alternatives: int, bits: int) -> TokenLogprobs:
