@@ -71,7 +71,6 @@ CHATS = {
     "tool_choice without tools": ({"tool_choice": "auto"}, "tool_choice"),
     "response_format without type": ({"response_format": {}}, "response_format.type"),
     "audio": ({"modalities": ["text", "audio"]}, "modalities"),
-    "beam search": ({"use_beam_search": True}, "use_beam_search"),
     "prompt_logprobs in a stream": ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     "prompt_logprobs below 0": ({"prompt_logprobs": -1}, "prompt_logprobs"),
     "truncation to nothing": ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.gateway.admission import Admission
+from baton.gateway.beam_search import BeamSearchGenerator
 from baton.gateway.config import GatewayConfig
 from baton.gateway.error_body import http_error_of
 from baton.gateway.generation import GenerationRequest, Generator
@@ -15,6 +16,7 @@ from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter, GatewayMetrics
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.output_format import Reading
+from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.sse import Envelope
 from baton.gateway.structured_output import Asked, with_reasoning
@@ -53,6 +55,14 @@ class FrontDesk:
     def meter(self, exchange: Exchange, num_choices: int) -> AnswerMeter:
         """Measures the answer from the request's arrival."""
         return AnswerMeter(self.metrics, exchange.received, num_choices)
+
+    def generator_for(self, fields: GenerationFields) -> Generator:
+        """Who runs such a request."""
+        if not fields.use_beam_search:
+            return self.generator
+        limits = Limits(self.config.max_choices, self.config.max_logprobs)
+        penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
+        return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
     def generation_request(
         self,

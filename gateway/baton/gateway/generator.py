@@ -39,7 +39,7 @@ class WorkerGenerator:
         model = self._catalog.get(request.model)
         info = model.require_info()
         resolved = resolve(request, model.defaults, info, self._limits)
-        choices = [_make_choice(index, request, resolved, model) for index in range(request.n)]
+        choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
         generation = RunningGeneration(
             request, resolved, _make_prompt(request, info), model.name, choices, sink, self._ways
         )
@@ -58,7 +58,8 @@ def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo) -> Promp
     )
 
 
-def _make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
+def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
+    """One choice of a request, before its first token."""
     include_stop = request.stop.include_stop_str_in_output
     reading = request.reading if request.detokenize else None
     detokenizer = (

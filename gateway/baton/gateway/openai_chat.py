@@ -74,7 +74,7 @@ class ChatCompletions:
             answer.extras = ChatExtras(
                 token_ids if request.return_token_ids else None, request.prompt_logprobs is not None
             )
-        await answer.run(desk.generator, [generation])
+        await answer.run(desk.generator_for(request), [generation])
 
 
 async def _encode(model: ServedModel, request: ChatCompletionRequest, use: ToolUse) -> list[int]:

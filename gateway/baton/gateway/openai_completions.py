@@ -64,7 +64,7 @@ class Completions:
             desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop, asked=asked)
             for name, prompt in zip(names, prompts, strict=True)
         ]
-        await answer.run(desk.generator, generations)
+        await answer.run(desk.generator_for(request), generations)
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm

@@ -89,12 +89,13 @@ class GenerationFields(Struct, kw_only=True):
     prompt_logprobs: CountOrZero | None = None  # alternatives of each token of the prompt; not in streams
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: what fits
     return_token_ids: bool | None = None  # token_ids of each choice, and prompt_token_ids
+    use_beam_search: bool | None = None  # the n best of n beams; not in streams
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # null: 1
     request_id: PrintableId | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # Known, and refused by name where set: ignoring them would change the answer.
     bad_words: list[str] | None = None
-    use_beam_search: bool | None = None
     logprob_token_ids: list[int] | None = None
     return_tokens_as_token_ids: bool | None = None
     repetition_detection: dict[str, Any] | None = None

@@ -110,7 +110,7 @@ class TokenGenerate:
             answer = TokenStream(exchange, meter, fields, len(request.token_ids))
         else:
             answer = TokenDocument(exchange, meter, fields)
-        await answer.run(desk.generator, [replace(generation, detokenize=False)])
+        await answer.run(desk.generator_for(fields), [replace(generation, detokenize=False)])
 
 
 class TokenStream(StreamAnswer):

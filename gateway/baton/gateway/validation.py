@@ -28,11 +28,12 @@ _MAX_VARIABLES = 256
 # Known fields that this release does not serve. Values that ask for nothing are let through.
 _UNSERVED = (
     "bad_words",
-    "use_beam_search",
     "logprob_token_ids",
     "return_tokens_as_token_ids",
     "repetition_detection",
 )
+# They change what is drawn; beams are not drawn.
+_DRAWS = ("logit_bias", "allowed_token_ids", "min_tokens", "presence_penalty", "frequency_penalty")
 _UNSERVED_IN_CHAT = ("functions", "function_call", "audio", "chat_template", "echo", "thinking_token_budget")
 _UNSERVED_IN_COMPLETIONS = ("suffix", "prompt_embeds")
 
@@ -234,6 +235,7 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
         raise InvalidRequest("stream_options is only allowed when stream is true.", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequest("prompt_logprobs is not allowed when stream is true.", field="prompt_logprobs")
+    _check_beams(request)
     for token_id, value in (request.logit_bias or {}).items():
         if not 0 <= token_id < 2**31:
             raise InvalidRequest(f"logit_bias: {token_id} is no token id.", field="logit_bias")
@@ -241,6 +243,17 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
             message = f"logit_bias of token {token_id} is {value:g}; it must be from -100 to 100."
             raise InvalidRequest(message, field="logit_bias")
     _refuse_unserved(request, _UNSERVED)
+
+
+def _check_beams(request: GenerationFields) -> None:
+    if not request.use_beam_search:
+        if request.length_penalty is not None:
+            raise InvalidRequest("length_penalty is only allowed with use_beam_search.", field="length_penalty")
+        return
+    for name in ("stream", "logprobs", "prompt_logprobs", "response_format", "structured_outputs", "tools", *_DRAWS):
+        value = getattr(request, name, None)
+        if value is not None and value is not False and value != []:
+            raise InvalidRequest(f"{name} is not allowed with use_beam_search.", field=name)
 
 
 def _refuse_unserved(request: GenerationFields, names: Sequence[str]) -> None:
