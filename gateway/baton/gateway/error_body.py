@@ -69,12 +69,17 @@ def http_error_of(error: Exception) -> HttpError:
         return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
     status = error.http_status
     headers = {"retry-after": str(_retry_seconds(error))} if status in (429, 503) else {}
-    return HttpError(status, error.message, param=error.field or None, code=_code_of(error), headers=headers)
+    return HttpError(status, error.message, param=_param_of(error), code=_code_of(error), headers=headers)
 
 
 def reason_phrase(status: int) -> str:
     """The words after the number in the status line."""
     return _PHRASES.get(status) or HTTPStatus(status).phrase
+
+
+def _param_of(error: ServiceError) -> str | None:
+    """Workers name fields of messages that REST's clients do not know."""
+    return error.field.removeprefix("sampling.").removeprefix("stop.") or None
 
 
 def _code_of(error: ServiceError) -> str | None:
