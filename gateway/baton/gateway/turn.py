@@ -15,7 +15,14 @@ from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import constraint_of
-from baton.gateway.validation import check_context, check_item_count, sampling_of, stop_of
+from baton.gateway.validation import (
+    check_context,
+    check_fields,
+    check_for_model,
+    check_item_count,
+    sampling_of,
+    stop_of,
+)
 from baton.rpc.errors import ServiceError
 
 
@@ -60,8 +67,12 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
             return
 
 
-async def encode_turn(model: ServedModel, turn: Turn, max_model_len: int) -> list[int]:
-    """The chat's token ids. Raises InvalidRequest, ContextTooLong."""
+async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
+    """The chat's token ids, where its fields can be served. Raises InvalidRequest, ContextTooLong, Unavailable."""
+    info = model.require_info()
+    max_model_len = info.max_model_len
+    check_fields(turn.fields, 1)
+    check_for_model(turn.fields, info)
     check_item_count(len(turn.messages), max_model_len)
     model.check_tools(turn.tools)
     token_ids = await model.encode_chat(

@@ -35,9 +35,8 @@ class Messages:
             request = self._decoder.decode(exchange.body, exchange.headers)
             turn = turn_of(request)
             model = desk.catalog.get(request.model)
-            info = model.require_info()
             request_id = desk.take_place(exchange, turn.fields, 1)
-            token_ids = await encode_turn(model, turn, info.max_model_len)
+            token_ids = await encode_turn(model, turn)
             generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
         kind = MessageStream if request.stream else MessageDocument
         answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
@@ -57,7 +56,7 @@ class CountTokens:
             request = self._decoder.decode(exchange.body, exchange.headers)
             turn = counted_turn(request)
             model = self._desk.catalog.get(request.model)
-            token_ids = await encode_turn(model, turn, model.require_info().max_model_len)
+            token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))
 

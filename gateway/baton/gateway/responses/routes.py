@@ -126,7 +126,6 @@ class Responses:
 
     async def _prepare(self, request: ResponsesRequest) -> _Prepared:
         model = self._desk.catalog.get(request.model or "")
-        info = model.require_info()
         items: Sequence[Item] = input_items(request.input)
         context: Sequence[Item] = ()
         if request.previous_response_id is not None:
@@ -135,7 +134,7 @@ class Responses:
         kept = [*context, *items]
         while True:
             try:
-                token_ids = await encode_turn(model, turn, info.max_model_len)
+                token_ids = await encode_turn(model, turn)
                 return _Prepared(request, model, turn, token_ids, items, context)
             except ContextTooLong:
                 kept = _without_oldest(kept)
