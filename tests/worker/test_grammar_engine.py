@@ -70,6 +70,13 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(make_sim_executor(depth=2 if request.param == "sim-ahead" else 1), folder, frozenset({EOS}))
 
 
+@pytest.fixture(scope="module")
+def byte_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bytes")
+    write_byte_tokenizer(folder)
+    return folder
+
+
 @pytest.fixture
 def run(subject: Subject) -> Iterator[Run]:
     engine, grammars = make_engine(subject.executor, subject.folder)
@@ -407,4 +414,49 @@ def test_a_model_without_a_tokenizer_refuses_constraints_alone(tmp_path: Path) -
     run.run(other, request)
     assert len(run.tokens[other.request_id]) == 5
     assert isinstance(run.failures[request.request_id], Unsupported)
+    grammars.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    depth=st.integers(1, 3),
+    num_blocks=st.integers(14, 40),
+    budget=st.sampled_from([8, 20, 64]),
+    rows=st.integers(1, 8),
+    plans=st.lists(
+        st.tuples(st.integers(1, 40), st.sampled_from(["none", "json", "regex", "bad"]), st.integers(0, 30)),
+        min_size=1,
+        max_size=10,
+    ),
+    aborted=st.integers(-1, 9),
+)
+def test_random_traffic_ends_with_nothing_held(
+    byte_folder: Path,
+    depth: int,
+    num_blocks: int,
+    budget: int,
+    rows: int,
+    plans: list[tuple[int, str, int]],
+    aborted: int,
+) -> None:
+    kinds = {"none": None, "json": json_schema(PERSON), "regex": regex("[ab]{5}c*"), "bad": regex("(")}
+    executor = make_sim_executor(depth=depth, num_blocks=num_blocks, max_model_len=96)
+    engine, grammars = make_engine(executor, byte_folder, rows=rows, budget=budget)
+    run = Run(engine)
+    requests = []
+    for number, (length, kind, steps) in enumerate(plans):
+        prompt = [10 + (number + i) % 90 for i in range(length)]
+        requests.append((kind, make_request(prompt, kinds[kind], max_tokens=40, seed=number)))
+        engine.submit(requests[-1][1])
+        for _ in range(steps):
+            run.step()
+    if 0 <= aborted < len(requests):
+        engine.abort(requests[aborted][1].request_id)
+    run.drain()
+    for kind, request in requests:
+        name = request.request_id
+        assert (name in run.reasons) != (name in run.failures)
+        assert (name in run.failures) <= (kind == "bad")
+    audit = engine.audit()
+    assert (audit.num_held_blocks, audit.num_leased_blocks) == (0, 0)
     grammars.close()

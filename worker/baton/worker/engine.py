@@ -22,6 +22,7 @@ from baton.worker.core import BlockId, FinishReason, Request, StepResult, Tier, 
 from baton.worker.deadlines import Deadlines
 from baton.worker.executor.base import DeviceLost, Executor
 from baton.worker.host_tier_copies import HostCopier
+from baton.worker.mask_patience import MaskWait, mask_patience
 from baton.worker.outputs import (
     EngineCounters,
     Failure,
@@ -43,11 +44,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# How long masks are waited for: shares of a decode step, and seconds where nobody else could run.
-_FREE_SHARE = 0.25
-_OTHERS_SHARE = 0.03
-_IDLE_SECONDS = 0.005
-_MAX_STEP_SECONDS = 0.1
 _MIN_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 10.0
 
@@ -336,7 +332,14 @@ class Engine:
 
     def _settle_grammars(self, grammars: Grammars) -> None:
         """Lets requests go on whose grammar is compiled, or has taken their last token."""
-        for match in grammars.settle(self._mask_patience(grammars)):
+        wait = MaskWait(
+            self._rates.decode_step_seconds,
+            in_flight=bool(self._in_flight),
+            others_can_run=self._scheduler.can_go_on(),
+            advancing=grammars.num_advancing > 0,
+            woken=grammars.wake is not None,
+        )
+        for match in grammars.settle(mask_patience(wait)):
             state = cast(RequestState, match.owner)
             if state.phase is Phase.DONE:
                 continue
@@ -352,19 +355,6 @@ class Engine:
                 self._finish(state, FinishReason.LENGTH)
             else:
                 self._scheduler.release(state)
-
-    def _mask_patience(self, grammars: Grammars) -> float:
-        """Seconds that the next step may be late for constrained requests' sake.
-
-        While the device computes, time is free; while others could run, it is theirs.
-        """
-        step = min(self._rates.decode_step_seconds, _MAX_STEP_SECONDS)
-        if self._in_flight:
-            return step * _FREE_SHARE if grammars.num_advancing else 0.0
-        if self._scheduler.can_go_on():
-            return step * _OTHERS_SHARE if grammars.num_advancing else 0.0
-        sleeps = grammars.wake is not None and not grammars.num_advancing
-        return 0.0 if sleeps else _IDLE_SECONDS
 
     def _awaits_compilation(self) -> bool:
         """Whether nothing can be done until a compilation ends, which will wake who sleeps."""
