@@ -9,8 +9,15 @@ from http import HTTPStatus
 import orjson
 
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+from baton.v1 import types_pb2
 
 DEFAULT_RETRY_AFTER_SECONDS = 1
+
+_WORKER_FIELDS: Mapping[str, str] = {
+    f"{prefix}.{name}": name
+    for prefix, kind in (("sampling", types_pb2.SamplingParams), ("stop", types_pb2.StopConditions))
+    for name in kind.DESCRIPTOR.fields_by_name
+}
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -79,7 +86,7 @@ def reason_phrase(status: int) -> str:
 
 def _param_of(error: ServiceError) -> str | None:
     """Workers name fields of messages that REST's clients do not know."""
-    return error.field.removeprefix("sampling.").removeprefix("stop.") or None
+    return _WORKER_FIELDS.get(error.field, error.field) or None
 
 
 def _code_of(error: ServiceError) -> str | None:
