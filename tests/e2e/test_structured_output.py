@@ -4,9 +4,12 @@ import json
 import re
 import threading
 
+import grpc
 import openai
 import pytest
 from stack import MODEL_NAME
+
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SCHEMA = {
     "type": "object",
@@ -136,3 +139,21 @@ def test_bad_grammars_disturb_nobody(client):
         thread.join()
     assert failures == []
     assert answers == [expected] * 4
+
+
+def generate(stack, constraint):
+    request = inference_pb2.GenerateRequest(
+        text="Once upon a time", constraint=constraint, stop=types_pb2.StopConditions(max_tokens=100)
+    )
+    with grpc.insecure_channel(stack.config.grpc_listen) as channel:
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=60)
+        return "".join(response.text for response in call)
+
+
+def test_the_public_grpc_api_takes_constraints(tandem_stack):
+    assert re.fullmatch("[0-9]{4}", generate(tandem_stack, types_pb2.Constraint(regex="[0-9]{4}")))
+    for bad, field in ((types_pb2.Constraint(), "constraint"), (types_pb2.Constraint(regex="("), "constraint.regex")):
+        with pytest.raises(grpc.RpcError) as caught:
+            generate(tandem_stack, bad)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert field in caught.value.details()

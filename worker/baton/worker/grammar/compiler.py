@@ -29,8 +29,9 @@ class GrammarLimits:
     max_lexer_fuel: int = 1_000_000  # of a compilation; about 50 k a millisecond
     max_grammar_size: int = 200_000  # symbols
     max_step_fuel: int = 200_000  # of one token's mask; about 14 k a millisecond
+    max_row_items: int = 20_000  # ways to read one token
     max_step_items: int = 50_000  # of one token's mask; about 20 k a millisecond
-    max_lexer_states: int = 50_000  # 1 to 2 kB each
+    max_lexer_states: int = 20_000  # 1 to 2 kB each, of every running request
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class Compiler:
             grammar,
             log_level=0,
             limits=LLParserLimits(
+                max_items_in_row=limits.max_row_items,
                 initial_lexer_fuel=limits.max_lexer_fuel,
                 max_grammar_size=limits.max_grammar_size,
                 step_lexer_fuel=limits.max_step_fuel,
