@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from baton.services.simulate.capacity import requests_per_second
 from baton.services.simulate.metrics import Limits, Record, Summary, summarize
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory
 from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.silence import silenced
 from baton.services.simulate.simulation import Simulation
 from baton.services.simulate.text import Texts
 from baton.services.simulate.traces import read_trace
@@ -43,9 +43,9 @@ class Cell:
     max_requests: int = 0  # of a trace; 0: all
 
 
+@silenced()
 def run_cell(cell: Cell) -> Summary:
     """Runs one cell. Raises InvalidRequest for one that cannot be."""
-    logging.getLogger("baton").setLevel(logging.CRITICAL)  # a simulated fleet would log like a real one
     texts = Texts(cell.cluster.block_size)
     arrivals = arrivals_of(cell, texts)
     simulation = Simulation(cell.cluster, policy_factory(cell.policy), texts.namespace, cell.seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ from baton.services.simulate.faults import FAULTS, Fault
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory
 from baton.services.simulate.router import SimRouter
 from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.silence import silenced
 from baton.services.simulate.simulation import Simulation
 from baton.services.simulate.text import Texts
 from baton.services.simulate.virtual_kvstore import VirtualKvstore, VirtualStore
@@ -198,9 +198,9 @@ def run_seeds(seeds: Sequence[int], seconds: float, num_processes: int) -> Itera
         yield from pool.map(run_chaos, seeds, itertools.repeat(seconds))
 
 
+@silenced()
 def run_chaos(seed: int, seconds: float = 30.0, rate: float = 14.0) -> ChaosReport:
     """One seed's traffic and faults. Equal seeds give equal reports."""
-    logging.getLogger("baton").setLevel(logging.CRITICAL)
     draws = random.Random(f"chaos {seed}")
     random.seed(seed)  # what the product's own backoffs draw from
     timeline = LoopTimeline()
