@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from baton.rpc.errors import NoCapacity, ServiceError, Unavailable
+from baton.rpc.errors import NoCapacity, ServiceError, Unavailable, Unsupported
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 
@@ -158,6 +158,9 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(self, workers: list[ScriptedWorker]) -> None:
         self.workers = workers
+        self.unary_only = False
+        self.num_streams = 0
+        self.stream_messages: list[router_pb2.PlaceStreamRequest] = []
         self.models = [MODEL]
         self.places: list[router_pb2.PlaceRequest] = []
         self.outcomes: list[router_pb2.PlacementOutcome] = []
@@ -211,6 +214,39 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
                     decode_cached_tokens=self.predicted_cached_tokens,
                 )
         raise NoCapacity("no worker is left") if not self.workers else Unavailable("no live worker")
+
+    async def PlaceStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        if self.unary_only:
+            raise Unsupported("no method PlaceStream")
+        self.num_streams += 1
+        answers: asyncio.Queue[router_pb2.PlaceAnswer | None] = asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read_stream(request_iterator, answers, tasks))
+            while (answer := await answers.get()) is not None:
+                yield router_pb2.PlaceStreamResponse(answers=[answer])
+            reading.cancel()
+
+    async def _read_stream(self, messages: Any, answers: asyncio.Queue[Any], tasks: asyncio.TaskGroup) -> None:
+        placing: dict[int, asyncio.Task[None]] = {}
+        async for message in messages:
+            self.stream_messages.append(message)
+            for entry in message.entries:
+                if entry.HasField("cancel"):
+                    placing.pop(entry.call_id).cancel()
+                else:
+                    placing[entry.call_id] = tasks.create_task(self._answer(entry, answers))
+        for task in placing.values():
+            task.cancel()
+        answers.put_nowait(None)
+
+    async def _answer(self, entry: router_pb2.PlaceEntry, answers: asyncio.Queue[Any]) -> None:
+        answer = router_pb2.PlaceAnswer(call_id=entry.call_id)
+        try:
+            answer.placed.CopyFrom(await self.Place(entry.place, None))
+        except ServiceError as error:
+            failure = router_pb2.PlaceFailure(code=error.code.value[0], message=error.message, detail=error.detail)
+            answer.failure.CopyFrom(failure)
+        answers.put_nowait(answer)
 
     async def Report(self, request: Any, context: Any) -> router_pb2.ReportResponse:  # noqa: N802
         self.outcomes.extend(request.outcomes)

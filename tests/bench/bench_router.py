@@ -3,7 +3,8 @@
 python tests/bench/bench_router.py [--workers 64] [--blocks 1000000] [--requests 5000] [--rate 1000] [--json PATH]
 
 The router of the Place and idle rows is a process of its own; its workers and the client share another one, so the
-latencies include a client in Python. CPU is that of the router's whole process.
+latencies include a client in Python. CPU is that of the router's whole process. Placements go call by call (Place) and
+then on the gateway's stream (PlaceStream).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fleet_node import ScriptedWorker, state
 from kvstore_node import FakeWorker
 
+from baton.gateway.router_link import RouterLink
 from baton.kvstore.index import Index
 from baton.router.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
@@ -36,6 +39,8 @@ from baton.v1 import kv_pb2, router_pb2, router_pb2_grpc
 
 PROMPT_BLOCKS = 1563  # 100 k tokens in blocks of 64
 BATCH_BLOCKS = 32
+
+Place = Callable[[router_pb2.PlaceRequest], Awaitable[router_pb2.PlaceResponse]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def main() -> None:
     ]
     print(f"router and kvstore, {os.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}, seed 1")
     for row in rows:
-        print(f"{row.what:<66} {row.value:>14,.1f} {row.unit}")
+        print(f"{row.what:<72} {row.value:>14,.1f} {row.unit}")
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
@@ -166,7 +171,10 @@ async def measure_services(options: argparse.Namespace) -> list[Row]:
             async with open_channel(router) as channel:
                 stub = router_pb2_grpc.RouterServiceStub(channel)
                 await until_ready(stub, num_workers)
-                rows = await measure_place(stub, prompts, options, processes[1])
+                rows = await measure_place("Place", call_by_call(stub), stub, prompts, options, processes[1])
+                link = RouterLink(router)
+                rows += await measure_place("PlaceStream", on_stream(link), stub, prompts, options, processes[1])
+                await link.close()
             await asyncio.sleep(1)
             rows += await measure_idle(processes, options.idle_seconds, num_workers)
             for beat in beats:
@@ -238,8 +246,31 @@ async def until_ready(stub: router_pb2_grpc.RouterServiceStub, num_workers: int)
     raise SystemExit("the router did not become ready")
 
 
+def call_by_call(stub: router_pb2_grpc.RouterServiceStub) -> Place:
+    """A call of its own for each."""
+
+    async def place(request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        return await stub.Place(request, timeout=10)
+
+    return place
+
+
+def on_stream(link: RouterLink) -> Place:
+    """All on one stream, as a gateway does."""
+
+    async def place(request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        return await link.place(request, timeout=10)
+
+    return place
+
+
 async def measure_place(
-    stub: router_pb2_grpc.RouterServiceStub, prompts: list[bytes], options: argparse.Namespace, router: psutil.Popen
+    way: str,
+    ask: Place,
+    stub: router_pb2_grpc.RouterServiceStub,
+    prompts: list[bytes],
+    options: argparse.Namespace,
+    router: psutil.Popen,
 ) -> list[Row]:
     """Requests of 256 blocks at a fixed rate, each reported on when it was placed."""
     draw = random.Random(2)
@@ -251,7 +282,7 @@ async def measure_place(
             block_hashes=draw.choice(prompts),
         )  # fmt: skip
         began = time.perf_counter()
-        response = await stub.Place(request, timeout=10)
+        response = await ask(request)
         times.append((time.perf_counter() - began) * 1000)
         outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id, num_output_tokens=100)
         reports.append(outcome)
@@ -276,9 +307,9 @@ async def measure_place(
     cpu = sum(router.cpu_times()[:2]) - cpu
     at = f"{options.rate:.0f} a second offered, {options.requests / elapsed:.0f} done, {options.place_workers} workers"
     return [
-        Row(f"Place, 256 blocks, {at}: p50", percentile(times, 50), "ms"),
-        Row("Place: p99", percentile(times, 99), "ms"),
-        Row("Place: router CPU a request, reports included", cpu / options.requests * 1e6, "us"),
+        Row(f"{way}, 256 blocks, {at}: p50", percentile(times, 50), "ms"),
+        Row(f"{way}: p99", percentile(times, 99), "ms"),
+        Row(f"{way}: router CPU a request, reports included", cpu / options.requests * 1e6, "us"),
     ]
 
 

@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
 import grpc
-from grpc_status import rpc_status
 
 from baton.gateway.counters import GenerationCounters
-from baton.rpc.channel import open_channel
-from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc
-from baton.v1 import router_pb2, router_pb2_grpc, types_pb2
+from baton.gateway.router_link import NotPlaced, RouterLink
+from baton.rpc.errors import ServiceError, Unavailable
+from baton.v1 import router_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -62,14 +61,12 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class _Router:
-    address: str
-    channel: grpc.aio.Channel
-    stub: Any
+    link: RouterLink
     outcomes: deque[router_pb2.PlacementOutcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
 
 
 class RouterClient:
-    """Talks to one router at a time and goes to the next when it is lost; for the lifetime of an `async with`."""
+    """Talks to one router at a time, and goes to the next when it is lost; for the lifetime of an `async with`."""
 
     def __init__(
         self,
@@ -89,8 +86,7 @@ class RouterClient:
 
     async def __aenter__(self) -> Self:
         for address in self._addresses:
-            channel = open_channel(address)
-            self._routers.append(_Router(address, channel, router_pb2_grpc.RouterServiceStub(channel)))
+            self._routers.append(_Router(RouterLink(address)))
         # Gateways that start together do not all take the same replica.
         self._preferred = random.randrange(len(self._routers))
         self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
@@ -104,7 +100,7 @@ class RouterClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(self._flush(router) for router in self._routers))
         for router in self._routers:
-            await router.channel.close()
+            await router.link.close()
 
     async def place(self, request: router_pb2.PlaceRequest) -> Placed:
         """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers."""
@@ -117,13 +113,13 @@ class RouterClient:
             failures: list[str] = []
             for router in self._in_order():
                 try:
-                    response = await router.stub.Place(request, timeout=self._times.attempt)
-                except grpc.aio.AioRpcError as error:
-                    refusal = self._take_refusal(router, error)
+                    response = await router.link.place(request, self._times.attempt)
+                except NotPlaced as failed:
+                    refusal = self._take_refusal(router, failed)
                     if refusal is not None and answered is None:
                         limit = min(limit, time.monotonic() + self._patience(self._times.no_worker, request))
                     answered = refusal or answered
-                    failures.append(f"{router.address}: {error.code().name} {error.details() or ''}".rstrip())
+                    failures.append(f"{router.link.address}: {failed}")
                     self._counters.placement_retries += 1
                 else:
                     return Placed(response, router, time.monotonic())
@@ -147,18 +143,18 @@ class RouterClient:
     def _in_order(self) -> list[_Router]:
         return self._routers[self._preferred :] + self._routers[: self._preferred]
 
-    def _take_refusal(self, router: _Router, error: grpc.aio.AioRpcError) -> ServiceError | None:
+    def _take_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
         """What the router itself said, where another one may know better; None: it is lost. Raises a final refusal."""
-        refusal = error_from_rpc(error, f"router {router.address}")
-        if error.code() not in _TRANSIENT:
+        refusal = failed.error
+        if refusal.code not in _TRANSIENT:
             self._counters.placement_failures += 1
-            raise refusal from error
+            raise refusal from failed
         self._avoid(router)
-        if rpc_status.from_call(cast(grpc.Call, error)) is None:
+        if not failed.told:
             return None
         # A router that has just started knows no worker, and so no model, yet.
         return Unavailable(
-            f"router {router.address}: {refusal.message}",
+            f"router {router.link.address}: {refusal.message}",
             phase=types_pb2.PHASE_PLACEMENT,
             retry_after_ms=refusal.retry_after_ms or _RETRY_AFTER_MS,
         )
@@ -179,16 +175,16 @@ class RouterClient:
         while True:
             router = self._routers[self._preferred]
             try:
-                async for response in router.stub.WatchModels(router_pb2.WatchModelsRequest()):
+                async for response in router.link.stub.WatchModels(router_pb2.WatchModelsRequest()):
                     delay = self._times.first_delay
                     self._on_models(response.models)
                 problem = "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name} {error.details() or ''}".rstrip()
             except Exception as error:
-                _log.exception("the models that router %s serves could not be taken", router.address)
+                _log.exception("the models that router %s serves could not be taken", router.link.address)
                 problem = type(error).__name__
-            _log.info("router %s no longer tells which models are served: %s", router.address, problem)
+            _log.info("router %s no longer tells which models are served: %s", router.link.address, problem)
             self._avoid(router)
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 2, self._times.max_delay)
@@ -204,10 +200,12 @@ class RouterClient:
         while router.outcomes:
             batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
             try:
-                await router.stub.Report(router_pb2.ReportRequest(outcomes=batch), timeout=self._times.report_timeout)
+                await router.link.stub.Report(
+                    router_pb2.ReportRequest(outcomes=batch), timeout=self._times.report_timeout
+                )
             except grpc.aio.AioRpcError as error:
                 # A router that is gone has forgotten its placements too.
                 dropped = len(batch) + len(router.outcomes)
                 router.outcomes.clear()
                 self._counters.dropped_reports += dropped
-                _log.info("router %s did not take %d outcomes: %s", router.address, dropped, error.code().name)
+                _log.info("router %s did not take %d outcomes: %s", router.link.address, dropped, error.code().name)

@@ -148,6 +148,8 @@ def _stream(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callabl
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
+        except NotImplementedError:
+            raise
         except Exception as error:
             await abort_with(context, _as_service_error(error, method))
 

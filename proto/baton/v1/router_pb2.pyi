@@ -164,6 +164,137 @@ class PlaceResponse(google.protobuf.message.Message):
 global___PlaceResponse = PlaceResponse
 
 @typing.final
+class PlaceStreamRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlaceEntry]:
+        """Handled in this order."""
+
+    def __init__(
+        self,
+        *,
+        entries: collections.abc.Iterable[global___PlaceEntry] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
+
+global___PlaceStreamRequest = PlaceStreamRequest
+
+@typing.final
+class PlaceEntry(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    CANCEL_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    call_id: builtins.int
+    """Chosen by the gateway. May be used again after its answer or its cancel."""
+    timeout_ms: builtins.int
+    """Of place: milliseconds until nobody waits for the answer any more. 0: never. What it is too late for makes no
+    placement; its failure is DEADLINE_EXCEEDED.
+    """
+    @property
+    def place(self) -> global___PlaceRequest: ...
+    @property
+    def cancel(self) -> global___PlaceCancel:
+        """Nobody waits for call_id any more. It has no answer, unless that is on its way. Unknown ones are ignored."""
+
+    def __init__(
+        self,
+        *,
+        call_id: builtins.int = ...,
+        place: global___PlaceRequest | None = ...,
+        cancel: global___PlaceCancel | None = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "entry", b"entry", "place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["call_id", b"call_id", "cancel", b"cancel", "entry", b"entry", "place", b"place", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["entry", b"entry"]) -> typing.Literal["place", "cancel"] | None: ...
+
+global___PlaceEntry = PlaceEntry
+
+@typing.final
+class PlaceCancel(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PlaceCancel = PlaceCancel
+
+@typing.final
+class PlaceStreamResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: builtins.int
+    @property
+    def answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlaceAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: collections.abc.Iterable[global___PlaceAnswer] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answers", b"answers"]) -> None: ...
+
+global___PlaceStreamResponse = PlaceStreamResponse
+
+@typing.final
+class PlaceAnswer(google.protobuf.message.Message):
+    """One for each place that was not cancelled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    PLACED_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    call_id: builtins.int
+    @property
+    def placed(self) -> global___PlaceResponse: ...
+    @property
+    def failure(self) -> global___PlaceFailure: ...
+    def __init__(
+        self,
+        *,
+        call_id: builtins.int = ...,
+        placed: global___PlaceResponse | None = ...,
+        failure: global___PlaceFailure | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer", "failure", b"failure", "placed", b"placed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "call_id", b"call_id", "failure", b"failure", "placed", b"placed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["placed", "failure"] | None: ...
+
+global___PlaceAnswer = PlaceAnswer
+
+@typing.final
+class PlaceFailure(google.protobuf.message.Message):
+    """What Place would have failed with; also RESOURCE_EXHAUSTED, with a retry time: too many wait on the stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    code: builtins.int
+    """A google.rpc.Code."""
+    message: builtins.str
+    @property
+    def detail(self) -> baton.v1.types_pb2.ErrorDetail: ...
+    def __init__(
+        self,
+        *,
+        code: builtins.int = ...,
+        message: builtins.str = ...,
+        detail: baton.v1.types_pb2.ErrorDetail | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["detail", b"detail"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "detail", b"detail", "message", b"message"]) -> None: ...
+
+global___PlaceFailure = PlaceFailure
+
+@typing.final
 class Candidate(google.protobuf.message.Message):
     """One way to run a request, and what it would cost. Seconds of delay added."""
 

@@ -118,6 +118,11 @@ class RouterServiceStub(object):
                 request_serializer=baton_dot_v1_dot_router__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.PlaceResponse.FromString,
                 _registered_method=True)
+        self.PlaceStream = channel.stream_stream(
+                '/baton.v1.RouterService/PlaceStream',
+                request_serializer=baton_dot_v1_dot_router__pb2.PlaceStreamRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.PlaceStreamResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/baton.v1.RouterService/Report',
                 request_serializer=baton_dot_v1_dot_router__pb2.ReportRequest.SerializeToString,
@@ -159,6 +164,15 @@ class RouterServiceServicer(object):
         or it is found in the worker's own state.
         NOT_FOUND: unknown model. UNAVAILABLE: no live worker. RESOURCE_EXHAUSTED: all full,
         with a retry time. Not idempotent; a retry makes a second placement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceStream(self, request_iterator, context):
+        """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
+        When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+        INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,6 +227,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Place,
                     request_deserializer=baton_dot_v1_dot_router__pb2.PlaceRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.PlaceResponse.SerializeToString,
+            ),
+            'PlaceStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.PlaceStream,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.PlaceStreamRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.PlaceStreamResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -273,6 +292,33 @@ class RouterService(object):
             '/baton.v1.RouterService/Place',
             baton_dot_v1_dot_router__pb2.PlaceRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.PlaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.RouterService/PlaceStream',
+            baton_dot_v1_dot_router__pb2.PlaceStreamRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.PlaceStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,15 @@ class RouterServiceStub:
     with a retry time. Not idempotent; a retry makes a second placement.
     """
 
+    PlaceStream: grpc.StreamStreamMultiCallable[
+        baton.v1.router_pb2.PlaceStreamRequest,
+        baton.v1.router_pb2.PlaceStreamResponse,
+    ]
+    """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
+    When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+    INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
+    """
+
     Report: grpc.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.ReportRequest,
         baton.v1.router_pb2.ReportResponse,
@@ -119,6 +128,15 @@ class RouterServiceAsyncStub:
     or it is found in the worker's own state.
     NOT_FOUND: unknown model. UNAVAILABLE: no live worker. RESOURCE_EXHAUSTED: all full,
     with a retry time. Not idempotent; a retry makes a second placement.
+    """
+
+    PlaceStream: grpc.aio.StreamStreamMultiCallable[
+        baton.v1.router_pb2.PlaceStreamRequest,
+        baton.v1.router_pb2.PlaceStreamResponse,
+    ]
+    """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
+    When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+    INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
     """
 
     Report: grpc.aio.UnaryUnaryMultiCallable[
@@ -170,6 +188,17 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         or it is found in the worker's own state.
         NOT_FOUND: unknown model. UNAVAILABLE: no live worker. RESOURCE_EXHAUSTED: all full,
         with a retry time. Not idempotent; a retry makes a second placement.
+        """
+
+    @abc.abstractmethod
+    def PlaceStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[baton.v1.router_pb2.PlaceStreamRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.router_pb2.PlaceStreamResponse], collections.abc.AsyncIterator[baton.v1.router_pb2.PlaceStreamResponse]]:
+        """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
+        When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+        INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
         """
 
     @abc.abstractmethod

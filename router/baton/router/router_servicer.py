@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -15,10 +16,11 @@ from baton.router.metrics import RouterMetrics
 from baton.router.peer_news import PeerNews
 from baton.router.peers import Peers
 from baton.router.placement_log import PlacementLog
+from baton.router.placement_queue import PlacementQueue
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.worker_view import WorkerView
-from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 from baton.v1 import router_pb2, router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -48,12 +50,15 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._peers = peers
         self._placement_log = PlacementLog()
         self._models_changed = asyncio.Event()
+        self._place_streams: set[PlacementQueue] = set()
         self._closing = False
         fleet.listen(self)
 
     def close(self) -> None:
         """Ends the streams."""
         self._closing = True
+        for stream in self._place_streams:
+            stream.close()
         self._placement_log.flush()
         self.on_models()
 
@@ -63,7 +68,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         try:
             response = self._placer.place(request)
         except ServiceError as error:
-            self._metrics.refusals.labels(error.code.name).inc()
+            self._count_refusal(error)
             _log.info("not placed: %s", error.message, extra={"request_id": request.request_id})
             raise
         self._metrics.placed(response.HasField("prefill"), time.perf_counter() - began)
@@ -80,6 +85,29 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def Place(self, request: router_pb2.PlaceRequest, context: Context) -> router_pb2.PlaceResponse:  # noqa: N802
         return self.place(request)
+
+    async def PlaceStream(  # noqa: N802
+        self, request_iterator: AsyncIterator[router_pb2.PlaceStreamRequest], context: Context
+    ) -> AsyncIterator[router_pb2.PlaceStreamResponse]:
+        if self._closing:
+            raise Unavailable("the router ends")
+        stream = PlacementQueue(self.place, self._count_refusal)
+        reading = asyncio.create_task(self._read(stream, request_iterator))
+        self._place_streams.add(stream)
+
+        def end(_: object) -> None:
+            reading.cancel()
+            stream.end()
+            self._place_streams.discard(stream)
+
+        # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
+        context.add_done_callback(cast(Any, end))
+        while (message := await stream.take()) is not None:
+            yield message
+
+    async def _read(self, stream: PlacementQueue, messages: AsyncIterator[router_pb2.PlaceStreamRequest]) -> None:
+        with contextlib.suppress(grpc.aio.UsageError, grpc.aio.AioRpcError):  # the call ended under the reader
+            await stream.read(messages)
 
     async def Report(self, request: router_pb2.ReportRequest, context: Context) -> router_pb2.ReportResponse:  # noqa: N802
         return self.report(request)
@@ -130,6 +158,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def on_lost(self, worker_id: str) -> None:
         """Nothing to tell."""
+
+    def _count_refusal(self, error: ServiceError) -> None:
+        self._metrics.refusals.labels(error.code.name).inc()
 
     def _entry(self, worker: Worker) -> router_pb2.WorkerEntry:
         return router_pb2.WorkerEntry(

@@ -1,0 +1,182 @@
+"""This gateway process and one router: placements on one stream, or call by call where the router has no stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import Any, cast
+
+import grpc
+from grpc_status import rpc_status
+
+from baton.rpc.channel import open_channel
+from baton.rpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    ServiceError,
+    Unavailable,
+    error_from_detail,
+    error_from_rpc,
+)
+from baton.v1 import router_pb2, router_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_MAX_MESSAGE_BYTES = 1 << 20  # of block hashes in one message; more goes out in several
+
+
+class NotPlaced(Exception):
+    """A router did not place a request: it said so (`told`), or has not answered."""
+
+    def __init__(self, error: ServiceError, told: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.error = error
+        self.told = told
+
+
+class _NoStreamError(Exception):
+    """The router does not know PlaceStream."""
+
+
+class RouterLink:
+    """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address)
+        self.stub: Any = router_pb2_grpc.RouterServiceStub(self._channel)
+        self._call_ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[router_pb2.PlaceResponse]] = {}
+        self._unsent: dict[int, router_pb2.PlaceEntry] = {}  # by call_id, in order
+        self._wake = asyncio.Event()
+        self._stream: asyncio.Task[None] | None = None
+        self._is_unary = False
+
+    async def close(self) -> None:
+        """Ends the stream and the channel. What waits is not placed."""
+        if self._stream is not None:
+            self._stream.cancel()
+            await asyncio.wait((self._stream,))
+        await self._channel.close()
+
+    async def place(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
+        """Asks the router, for `timeout` seconds. Raises NotPlaced."""
+        until = time.monotonic() + timeout
+        if not self._is_unary:
+            try:
+                return await self._place_on_stream(request, timeout)
+            except _NoStreamError:
+                self._is_unary = True
+        return await self._place_alone(request, until - time.monotonic())
+
+    async def _place_on_stream(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
+        call_id = next(self._call_ids)
+        answer: asyncio.Future[router_pb2.PlaceResponse] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = answer
+        timeout_ms = max(1, round(timeout * 1000))
+        self._unsent[call_id] = router_pb2.PlaceEntry(call_id=call_id, place=request, timeout_ms=timeout_ms)
+        if self._stream is None:
+            self._stream = asyncio.create_task(self._run(), name=f"placements of {self.address}")
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            problem = f"no answer within {timeout:.1f} s"
+            error = DeadlineExceeded(f"router {self.address}: {problem}")
+            raise NotPlaced(error, False, f"{error.code.name} {problem}") from None
+        finally:
+            self._forget(call_id)
+
+    async def _place_alone(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
+        try:
+            return cast(router_pb2.PlaceResponse, await self.stub.Place(request, timeout=max(0.001, timeout)))
+        except grpc.aio.AioRpcError as error:
+            # The one that comes back may be another version.
+            self._is_unary = error.code() is not grpc.StatusCode.UNAVAILABLE
+            raise _not_placed(error, self.address) from error
+
+    def _forget(self, call_id: int) -> None:
+        """Nobody waits for it any more: it is not sent, or cancelled unless it was answered."""
+        if self._waiting.pop(call_id, None) is not None and self._unsent.pop(call_id, None) is None:
+            self._unsent[call_id] = router_pb2.PlaceEntry(call_id=call_id, cancel=router_pb2.PlaceCancel())
+            self._wake.set()
+
+    async def _run(self) -> None:
+        """One stream, from its opening to its end."""
+        problem: Exception = self._lost("the router ended the stream")
+        try:
+            call = self.stub.PlaceStream()
+            writer = asyncio.create_task(self._write(call))
+            try:
+                async for message in call:
+                    for answer in message.answers:
+                        self._take(answer)
+            finally:
+                writer.cancel()
+                call.cancel()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                problem = _NoStreamError()
+            else:
+                problem = self._lost(error.details() or "", error.code())
+                _log.info("the stream to router %s ended: %s", self.address, problem)
+        except asyncio.CancelledError:
+            problem = self._lost("the stream was closed")
+        except Exception as error:
+            _log.exception("the stream to router %s broke", self.address)
+            problem = NotPlaced(InternalError(f"router {self.address}: {error}"), False, type(error).__name__)
+        finally:
+            self._end(problem)
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._unsent:
+                    await call.write(self._take_unsent())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call has ended; its reader says why.
+            return
+
+    def _take_unsent(self) -> router_pb2.PlaceStreamRequest:
+        entries: list[router_pb2.PlaceEntry] = []
+        num_bytes = 0
+        for call_id in list(self._unsent):
+            num_bytes += len(self._unsent[call_id].place.block_hashes)
+            if entries and num_bytes > _MAX_MESSAGE_BYTES:
+                break
+            entries.append(self._unsent.pop(call_id))
+        return router_pb2.PlaceStreamRequest(entries=entries)
+
+    def _take(self, answer: router_pb2.PlaceAnswer) -> None:
+        future = self._waiting.pop(answer.call_id, None)
+        if future is None or future.done():
+            return
+        if answer.HasField("placed"):
+            future.set_result(answer.placed)
+        else:
+            failure = answer.failure
+            error = error_from_detail(failure.code, failure.message, failure.detail)
+            future.set_exception(NotPlaced(error, True, f"{error.code.name} {error.message}"))
+
+    def _end(self, problem: Exception) -> None:
+        self._stream = None
+        waiting, self._waiting = list(self._waiting.values()), {}
+        self._unsent.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(problem)
+
+    def _lost(self, problem: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> NotPlaced:
+        reason = f"{code.name} {problem}".rstrip()
+        return NotPlaced(Unavailable(f"router {self.address}: {reason}"), False, reason)
+
+
+def _not_placed(error: grpc.aio.AioRpcError, address: str) -> NotPlaced:
+    told = rpc_status.from_call(cast(grpc.Call, error)) is not None
+    reason = f"{error.code().name} {error.details() or ''}".rstrip()
+    return NotPlaced(error_from_rpc(error, f"router {address}"), told, reason)
