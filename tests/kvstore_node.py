@@ -116,7 +116,12 @@ class FakeWorker:
 
     async def keep_beating(self):
         while True:
-            await self.heartbeat()
+            beat = asyncio.ensure_future(self.heartbeat())
+            try:
+                await asyncio.shield(beat)
+            except asyncio.CancelledError:  # within a read it would end the stream
+                await beat
+                raise
             await asyncio.sleep(0.05)
 
     async def ask(self, **message):
