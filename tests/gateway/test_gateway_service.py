@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_frees_the_worker(story_tokens):
         await client.send(request_bytes("POST", "/v1/chat/completions", body))
         await client.head()
         client.writer.transport.abort()
-        await until(lambda: gateway.worker.aborts, 2)
+        await until(lambda: gateway.worker.aborts, 5)
 
 
 async def test_one_request_id_goes_all_the_way(gateway):

@@ -283,7 +283,7 @@ async def test_a_vanished_client_is_noticed_at_once(app, server):
             await client.send(request_bytes("GET", path))
             await app.next(app.disconnects)
             await asyncio.sleep(0.01)
-        await until(lambda: len(app.connections) == 0, 1)
+        await until(lambda: len(app.connections) == 0, 5)
     assert app.disconnects == 2
     assert app.exchanges[1].ended
     app.exchanges[1].write(b"into the void")
@@ -294,7 +294,7 @@ async def test_half_closing_counts_as_leaving_while_an_answer_is_made(app, serve
         await client.send(request_bytes("GET", "/slow"))
         await app.next()
         client.writer.write_eof()
-        await until(lambda: app.disconnects == 1, 1)
+        await until(lambda: app.disconnects == 1, 5)
         assert await client.closed()
 
 
@@ -302,7 +302,7 @@ async def test_a_client_that_half_closed_before_the_work_began_has_left(app, ser
     async with RawClient.connect(server.port) as client:
         client.writer.write(request_bytes("GET", "/slow"))
         client.writer.write_eof()
-        await until(lambda: app.disconnects == 1, 1)
+        await until(lambda: app.disconnects == 1, 5)
         assert await client.closed()
 
 

@@ -244,7 +244,7 @@ async def test_a_client_that_leaves_during_placement_holds_no_place():
         await client.send(request_bytes("POST", PATH, {"messages": [{"role": "user", "content": "Hi"}]}))
         await until(lambda: rest.admission.taken)
         client.writer.transport.abort()
-        await until(lambda: not rest.admission.taken, 1)
+        await until(lambda: not rest.admission.taken, 5)
         rest.generator.hold.set()
         await asyncio.sleep(0.01)
         assert not rest.generator.started
