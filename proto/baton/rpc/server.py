@@ -130,9 +130,7 @@ def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable
         try:
             _check_decoded(request, method)
             return await behavior(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except NotImplementedError:
+        except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
         except Exception as error:
             await abort_with(context, _as_service_error(error, method))
@@ -146,9 +144,7 @@ def _stream(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callabl
             _check_decoded(request, method)
             async for response in behavior(request, context):
                 yield response
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except NotImplementedError:
+        except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
         except Exception as error:
             await abort_with(context, _as_service_error(error, method))
