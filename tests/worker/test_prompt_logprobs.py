@@ -9,7 +9,7 @@ import torch
 from engine_harness import make_executor
 from tiny_models import load_transformers
 
-from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
@@ -20,7 +20,7 @@ from baton.worker.submit import generation_of
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 PROMPT = [1, *range(40, 77)]
-MODEL = ModelSpec(bytes(16), 100, 1000, (2,), tells_prompt_logprobs=True)
+MODEL = ModelSpec(bytes(16), 100, 1000, (2,))
 
 
 def make_engine(num_blocks: int = 100, budget: int = 512) -> Engine:
@@ -114,7 +114,14 @@ def test_too_many_alternatives_are_refused() -> None:
     assert caught.value.field == "sampling.prompt_logprobs"
 
 
-def test_an_executor_that_cannot_says_so() -> None:
-    with pytest.raises(Unsupported) as caught:
-        generation_of(submit(prompt_logprobs=0), make_executor().model, "a", 0.0)
-    assert caught.value.field == "sampling.prompt_logprobs"
+def test_simulated_ones_are_the_same_however_the_prompt_is_cut() -> None:
+    found = []
+    for budget, num_blocks in ((512, 64), (7, 24)):
+        engine = Engine(make_executor(num_blocks=num_blocks), EngineSettings(4, budget), epoch=1)
+        requests = [make_request(str(index), PROMPT, 2, max_tokens=20) for index in range(2)]
+        found.append(run(engine, *requests, make_request("other", PROMPT, None)))
+    whole, cut = found
+    assert whole == cut
+    assert sorted(whole["0"]) == list(range(1, len(PROMPT)))
+    assert all(len(entry.top_token_ids) == 2 for entry in whole["0"].values())
+    assert whole["other"] == {}

@@ -259,6 +259,7 @@ class ChatPrompt(google.protobuf.message.Message):
     REASONING_EFFORT_FIELD_NUMBER: builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: builtins.int
     OMIT_REASONING_FIELD_NUMBER: builtins.int
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: builtins.int
     continue_final_message: builtins.bool
     """Ends the prompt inside the last message instead of opening an answer."""
     disable_parallel_tool_calls: builtins.bool
@@ -266,6 +267,10 @@ class ChatPrompt(google.protobuf.message.Message):
     reasoning_effort: global___ReasoningEffort.ValueType
     omit_reasoning: builtins.bool
     """Reasoning is counted, not sent."""
+    thinking_token_budget: builtins.int
+    """Tokens after which the reasoning is ended. INVALID_ARGUMENT where it is not known how the model ends it. Unset:
+    no limit.
+    """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]: ...
     @property
@@ -291,9 +296,11 @@ class ChatPrompt(google.protobuf.message.Message):
         reasoning_effort: global___ReasoningEffort.ValueType = ...,
         template_variables: collections.abc.Mapping[builtins.str, global___TemplateValue] | None = ...,
         omit_reasoning: builtins.bool = ...,
+        thinking_token_budget: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tool_choice", b"tool_choice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["continue_final_message", b"continue_final_message", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "messages", b"messages", "omit_reasoning", b"omit_reasoning", "reasoning_effort", b"reasoning_effort", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "continue_final_message", b"continue_final_message", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "messages", b"messages", "omit_reasoning", b"omit_reasoning", "reasoning_effort", b"reasoning_effort", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
 
 global___ChatPrompt = ChatPrompt
 
@@ -334,6 +341,7 @@ class GenerateRequest(google.protobuf.message.Message):
     SKIP_DETOKENIZE_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -353,6 +361,8 @@ class GenerateRequest(google.protobuf.message.Message):
     """Sends no text, only token ids. Stop strings are refused with it."""
     adapter: builtins.str
     """A LoRA adapter's name. Empty: the model itself."""
+    return_prompt_token_ids: builtins.bool
+    """Sends the prompt's token ids, in choice 0's first response."""
     @property
     def chat(self) -> global___ChatPrompt: ...
     @property
@@ -363,7 +373,7 @@ class GenerateRequest(google.protobuf.message.Message):
     def stop(self) -> baton.v1.types_pb2.StopConditions: ...
     @property
     def constraint(self) -> baton.v1.types_pb2.Constraint:
-        """What the text must be. Unset: anything."""
+        """What the text must be. Unset: anything. With tools the answer is such a text, or calls."""
 
     def __init__(
         self,
@@ -383,9 +393,10 @@ class GenerateRequest(google.protobuf.message.Message):
         skip_detokenize: builtins.bool = ...,
         adapter: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
+        return_prompt_token_ids: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -407,6 +418,8 @@ class GenerateResponse(google.protobuf.message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
     TOOL_CALLS_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     index: builtins.int
     """0 .. n-1."""
@@ -434,6 +447,14 @@ class GenerateResponse(google.protobuf.message.Message):
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
         """What is new of tool calls, in order."""
 
+    @property
+    def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.types_pb2.TokenLogprobs]:
+        """Of the prompt's tokens but the first, in the prompt's order, where asked for; in choice 0's first response."""
+
+    @property
+    def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where asked for; in choice 0's first response."""
+
     def __init__(
         self,
         *,
@@ -448,9 +469,11 @@ class GenerateResponse(google.protobuf.message.Message):
         usage: global___Usage | None = ...,
         reasoning: builtins.str = ...,
         tool_calls: collections.abc.Iterable[global___ToolCallDelta] | None = ...,
+        prompt_logprobs: collections.abc.Iterable[baton.v1.types_pb2.TokenLogprobs] | None = ...,
+        prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "request_id", b"request_id", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning", b"reasoning", "request_id", b"request_id", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop_reason", b"stop_reason"]) -> typing.Literal["stop_string", "stop_token_id"] | None: ...
 
 global___GenerateResponse = GenerateResponse

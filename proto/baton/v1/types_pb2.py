@@ -24,35 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"\xfc\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\t \x03(\r\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\t\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xaa\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xc5\x03\n\nConstraint\x12\x36\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x1f.baton.v1.Constraint.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12/\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x1c.baton.v1.Constraint.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\x08 \x01(\t\x12 \n\x18no_additional_properties\x18\t \x01(\x08\x12\x0f\n\x07lenient\x18\n \x01(\x08\x12\x1f\n\x17reasoning_end_token_ids\x18\x0b \x03(\r\x12%\n\x18reasoning_start_token_id\x18\x0c \x01(\rH\x01\x88\x01\x01\x1a\x0c\n\nJsonObject\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x1b\n\x19_reasoning_start_token_id\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x92\x01\n\x0b\x45rrorDetail\x12\x1e\n\x05phase\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Phase\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x11\n\x0f_retry_after_ms\"\x7f\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\"=\n\x08\x45ndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04*\x90\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_REQUEST\x10\x01\x12\x13\n\x0fPHASE_PLACEMENT\x10\x02\x12\x0f\n\x0bPHASE_QUEUE\x10\x03\x12\x11\n\rPHASE_PREFILL\x10\x04\x12\x12\n\x0ePHASE_TRANSFER\x10\x05\x12\x10\n\x0cPHASE_DECODE\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"\x93\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\t \x03(\r\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\t\x88\x01\x01\x12\x11\n\tbad_words\x18\x0e \x03(\t\x12\x34\n\x13\x66orbidden_sequences\x18\x0f \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12\x31\n\x0freasoning_limit\x18\x11 \x01(\x0b\x32\x18.baton.v1.ReasoningLimitB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"k\n\x0eReasoningLimit\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x15\n\rend_token_ids\x18\x02 \x03(\r\x12\x1b\n\x0estart_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_start_token_id\"\xe7\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x12;\n\x14repetition_detection\x18\x07 \x01(\x0b\x32\x1d.baton.v1.RepetitionDetectionB\r\n\x0b_max_tokens\"\\\n\x13RepetitionDetection\x12\x18\n\x10min_pattern_size\x18\x01 \x01(\r\x12\x18\n\x10max_pattern_size\x18\x02 \x01(\r\x12\x11\n\tmin_count\x18\x03 \x01(\r\"\xe3\x03\n\nConstraint\x12\x36\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x1f.baton.v1.Constraint.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12/\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x1c.baton.v1.Constraint.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\x08 \x01(\t\x12 \n\x18no_additional_properties\x18\t \x01(\x08\x12\x0f\n\x07lenient\x18\n \x01(\x08\x12\x1f\n\x17reasoning_end_token_ids\x18\x0b \x03(\r\x12%\n\x18reasoning_start_token_id\x18\x0c \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14may_end_in_reasoning\x18\r \x01(\x08\x1a\x0c\n\nJsonObject\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x1b\n\x19_reasoning_start_token_id\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x92\x01\n\x0b\x45rrorDetail\x12\x1e\n\x05phase\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Phase\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x11\n\x0f_retry_after_ms\"\x7f\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\"=\n\x08\x45ndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\xb4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1c\n\x18\x46INISH_REASON_REPETITION\x10\x05*\x90\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_REQUEST\x10\x01\x12\x13\n\x0fPHASE_PLACEMENT\x10\x02\x12\x0f\n\x0bPHASE_QUEUE\x10\x03\x12\x11\n\rPHASE_PREFILL\x10\x04\x12\x12\n\x0ePHASE_TRANSFER\x10\x05\x12\x10\n\x0cPHASE_DECODE\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=1608
-  _globals['_WORKERROLE']._serialized_end=1720
-  _globals['_FINISHREASON']._serialized_start=1723
-  _globals['_FINISHREASON']._serialized_end=1873
-  _globals['_PHASE']._serialized_start=1876
-  _globals['_PHASE']._serialized_end=2020
+  _globals['_WORKERROLE']._serialized_start=2089
+  _globals['_WORKERROLE']._serialized_end=2201
+  _globals['_FINISHREASON']._serialized_start=2204
+  _globals['_FINISHREASON']._serialized_end=2384
+  _globals['_PHASE']._serialized_start=2387
+  _globals['_PHASE']._serialized_end=2531
   _globals['_SAMPLINGPARAMS']._serialized_start=35
-  _globals['_SAMPLINGPARAMS']._serialized_end=543
-  _globals['_STOPCONDITIONS']._serialized_start=546
-  _globals['_STOPCONDITIONS']._serialized_end=716
-  _globals['_CONSTRAINT']._serialized_start=719
-  _globals['_CONSTRAINT']._serialized_end=1172
-  _globals['_CONSTRAINT_JSONOBJECT']._serialized_start=1097
-  _globals['_CONSTRAINT_JSONOBJECT']._serialized_end=1109
-  _globals['_CONSTRAINT_CHOICES']._serialized_start=1111
-  _globals['_CONSTRAINT_CHOICES']._serialized_end=1135
-  _globals['_TOKENLOGPROBS']._serialized_start=1174
-  _globals['_TOKENLOGPROBS']._serialized_end=1265
-  _globals['_ERRORDETAIL']._serialized_start=1268
-  _globals['_ERRORDETAIL']._serialized_end=1414
-  _globals['_MODELINFO']._serialized_start=1416
-  _globals['_MODELINFO']._serialized_end=1543
-  _globals['_ENDPOINT']._serialized_start=1545
-  _globals['_ENDPOINT']._serialized_end=1606
+  _globals['_SAMPLINGPARAMS']._serialized_end=694
+  _globals['_TOKENSEQUENCE']._serialized_start=696
+  _globals['_TOKENSEQUENCE']._serialized_end=730
+  _globals['_REASONINGLIMIT']._serialized_start=732
+  _globals['_REASONINGLIMIT']._serialized_end=839
+  _globals['_STOPCONDITIONS']._serialized_start=842
+  _globals['_STOPCONDITIONS']._serialized_end=1073
+  _globals['_REPETITIONDETECTION']._serialized_start=1075
+  _globals['_REPETITIONDETECTION']._serialized_end=1167
+  _globals['_CONSTRAINT']._serialized_start=1170
+  _globals['_CONSTRAINT']._serialized_end=1653
+  _globals['_CONSTRAINT_JSONOBJECT']._serialized_start=1578
+  _globals['_CONSTRAINT_JSONOBJECT']._serialized_end=1590
+  _globals['_CONSTRAINT_CHOICES']._serialized_start=1592
+  _globals['_CONSTRAINT_CHOICES']._serialized_end=1616
+  _globals['_TOKENLOGPROBS']._serialized_start=1655
+  _globals['_TOKENLOGPROBS']._serialized_end=1746
+  _globals['_ERRORDETAIL']._serialized_start=1749
+  _globals['_ERRORDETAIL']._serialized_end=1895
+  _globals['_MODELINFO']._serialized_start=1897
+  _globals['_MODELINFO']._serialized_end=2024
+  _globals['_ENDPOINT']._serialized_start=2026
+  _globals['_ENDPOINT']._serialized_end=2087
 # @@protoc_insertion_point(module_scope)

@@ -54,6 +54,8 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """The caller cancelled, or its stream closed."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 4
     """As STOP, and the answer calls tools. Only gateways say so."""
+    FINISH_REASON_REPETITION: _FinishReason.ValueType  # 5
+    """The output's end repeats itself, as StopConditions.repetition_detection says. Only gateways say so."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generation ended."""
@@ -67,6 +69,8 @@ FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """The caller cancelled, or its stream closed."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 4
 """As STOP, and the answer calls tools. Only gateways say so."""
+FINISH_REASON_REPETITION: FinishReason.ValueType  # 5
+"""The output's end repeats itself, as StopConditions.repetition_detection says. Only gateways say so."""
 global___FinishReason = FinishReason
 
 class _Phase:
@@ -118,6 +122,10 @@ class SamplingParams(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    BAD_WORDS_FIELD_NUMBER: builtins.int
+    FORBIDDEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    REASONING_LIMIT_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """[0, 2]. 0 is greedy. Neutral: 1."""
     top_p: builtins.float
@@ -154,6 +162,28 @@ class SamplingParams(google.protobuf.message.Message):
     def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Only these may be drawn. Empty: all."""
 
+    @property
+    def bad_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Texts that the output does not have, with or without a space before them; none of them empty. The gateway makes
+        forbidden_sequences of them; workers ignore them.
+        """
+
+    @property
+    def forbidden_sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenSequence]:
+        """Where the output ends with all tokens of a sequence but its last, that last one cannot be drawn. The prompt's
+        tokens do not count. At most 4096 sequences of at most 64 tokens each.
+        """
+
+    @property
+    def logprob_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """With `logprobs`: log-probabilities of these tokens, in this order, instead of the most likely ones. Empty: the
+        most likely ones.
+        """
+
+    @property
+    def reasoning_limit(self) -> global___ReasoningLimit:
+        """Unset: the model reasons for as long as it likes."""
+
     def __init__(
         self,
         *,
@@ -170,9 +200,13 @@ class SamplingParams(google.protobuf.message.Message):
         logprobs: builtins.int | None = ...,
         allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         prompt_logprobs: builtins.int | None = ...,
+        bad_words: collections.abc.Iterable[builtins.str] | None = ...,
+        forbidden_sequences: collections.abc.Iterable[global___TokenSequence] | None = ...,
+        logprob_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        reasoning_limit: global___ReasoningLimit | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning_limit", b"reasoning_limit", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "forbidden_sequences", b"forbidden_sequences", "frequency_penalty", b"frequency_penalty", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning_limit", b"reasoning_limit", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
     @typing.overload
@@ -197,6 +231,54 @@ class SamplingParams(google.protobuf.message.Message):
 global___SamplingParams = SamplingParams
 
 @typing.final
+class TokenSequence(google.protobuf.message.Message):
+    """Tokens in a row, at least one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["token_ids", b"token_ids"]) -> None: ...
+
+global___TokenSequence = TokenSequence
+
+@typing.final
+class ReasoningLimit(google.protobuf.message.Message):
+    """Ends a reasoning that grows too long: its end is put into the output in place of what would have been drawn."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    START_TOKEN_ID_FIELD_NUMBER: builtins.int
+    max_tokens: builtins.int
+    """Tokens of reasoning that are drawn freely, without the one that opens it. 0: it ends at once."""
+    start_token_id: builtins.int
+    """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning."""
+    @property
+    def end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What ends the reasoning; 1 to 64 tokens."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: builtins.int = ...,
+        end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        start_token_id: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_start_token_id", b"_start_token_id", "start_token_id", b"start_token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_start_token_id", b"_start_token_id", "end_token_ids", b"end_token_ids", "max_tokens", b"max_tokens", "start_token_id", b"start_token_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_start_token_id", b"_start_token_id"]) -> typing.Literal["start_token_id"] | None: ...
+
+global___ReasoningLimit = ReasoningLimit
+
+@typing.final
 class StopConditions(google.protobuf.message.Message):
     """When a generation ends."""
 
@@ -208,6 +290,7 @@ class StopConditions(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: builtins.int
+    REPETITION_DETECTION_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """>= 1. Unset: as many as the context holds."""
     min_tokens: builtins.int
@@ -224,6 +307,10 @@ class StopConditions(google.protobuf.message.Message):
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Text that ends the generation (the gateway looks for it; workers ignore it)."""
 
+    @property
+    def repetition_detection(self) -> global___RepetitionDetection:
+        """Ends an output that repeats itself (the gateway looks for it; workers ignore it). Unset: it may."""
+
     def __init__(
         self,
         *,
@@ -233,12 +320,39 @@ class StopConditions(google.protobuf.message.Message):
         ignore_eos: builtins.bool = ...,
         stop: collections.abc.Iterable[builtins.str] | None = ...,
         include_stop_str_in_output: builtins.bool = ...,
+        repetition_detection: global___RepetitionDetection | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens", "repetition_detection", b"repetition_detection"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "repetition_detection", b"repetition_detection", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
 
 global___StopConditions = StopConditions
+
+@typing.final
+class RepetitionDetection(google.protobuf.message.Message):
+    """An output repeats itself where its end is one pattern of tokens, min_count times in a row."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MIN_PATTERN_SIZE_FIELD_NUMBER: builtins.int
+    MAX_PATTERN_SIZE_FIELD_NUMBER: builtins.int
+    MIN_COUNT_FIELD_NUMBER: builtins.int
+    min_pattern_size: builtins.int
+    """Tokens of a pattern, at least. 0 is 1."""
+    max_pattern_size: builtins.int
+    """Tokens of a pattern, at most; not below min_pattern_size, and up to 1024. 0 is off."""
+    min_count: builtins.int
+    """At least 2."""
+    def __init__(
+        self,
+        *,
+        min_pattern_size: builtins.int = ...,
+        max_pattern_size: builtins.int = ...,
+        min_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_pattern_size", b"max_pattern_size", "min_count", b"min_count", "min_pattern_size", b"min_pattern_size"]) -> None: ...
+
+global___RepetitionDetection = RepetitionDetection
 
 @typing.final
 class Constraint(google.protobuf.message.Message):
@@ -286,6 +400,7 @@ class Constraint(google.protobuf.message.Message):
     LENIENT_FIELD_NUMBER: builtins.int
     REASONING_END_TOKEN_IDS_FIELD_NUMBER: builtins.int
     REASONING_START_TOKEN_ID_FIELD_NUMBER: builtins.int
+    MAY_END_IN_REASONING_FIELD_NUMBER: builtins.int
     json_schema: builtins.str
     """The text of a JSON Schema: an object, or true."""
     regex: builtins.str
@@ -308,6 +423,8 @@ class Constraint(google.protobuf.message.Message):
     """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning, where
     reasoning_end_token_ids says how that ends.
     """
+    may_end_in_reasoning: builtins.bool
+    """The output may also end before the constraint starts: where calls of tools stand among the reasoning."""
     @property
     def json_object(self) -> global___Constraint.JsonObject:
         """Any JSON object."""
@@ -337,9 +454,10 @@ class Constraint(google.protobuf.message.Message):
         lenient: builtins.bool = ...,
         reasoning_end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         reasoning_start_token_id: builtins.int | None = ...,
+        may_end_in_reasoning: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id", "choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "reasoning_start_token_id", b"reasoning_start_token_id", "regex", b"regex", "structural_tag", b"structural_tag"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id", "choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lenient", b"lenient", "no_additional_properties", b"no_additional_properties", "no_whitespace", b"no_whitespace", "reasoning_end_token_ids", b"reasoning_end_token_ids", "reasoning_start_token_id", b"reasoning_start_token_id", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id", "choices", b"choices", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lenient", b"lenient", "may_end_in_reasoning", b"may_end_in_reasoning", "no_additional_properties", b"no_additional_properties", "no_whitespace", b"no_whitespace", "reasoning_end_token_ids", b"reasoning_end_token_ids", "reasoning_start_token_id", b"reasoning_start_token_id", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_reasoning_start_token_id", b"_reasoning_start_token_id"]) -> typing.Literal["reasoning_start_token_id"] | None: ...
     @typing.overload
@@ -365,7 +483,7 @@ class TokenLogprobs(google.protobuf.message.Message):
     """The sampled token's rank among all, 1 is the most likely."""
     @property
     def top_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Most likely first."""
+        """Most likely first; or SamplingParams.logprob_token_ids, in their order."""
 
     @property
     def top_logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:

@@ -33,6 +33,15 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    """Ends a reasoning that grows too long. See baton.v1.ReasoningLimit."""
+
+    max_tokens: int
+    end_token_ids: tuple[int, ...]
+    start_token_id: int | None = None  # None: the output begins in the reasoning
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request's tokens are drawn, every value resolved."""
 
@@ -47,10 +56,14 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     logprobs: int | None = None  # alternatives beside the sampled token's own
+    logprob_token_ids: tuple[int, ...] = ()  # the alternatives of `logprobs`; empty: the most likely ones
     prompt_logprobs: int | None = None  # the same for each token of the prompt; the prompt is then computed anew
     # Tokens that cannot be drawn while fewer than min_tokens were.
     min_tokens: int = 0
     suppressed_token_ids: tuple[int, ...] = ()  # end-of-sequence and stop tokens, under min_tokens
+    # Where the output ends with all of a sequence but its last token, that one cannot be drawn.
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
+    reasoning_limit: ReasoningLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ class Constraint:
     lenient: bool = False
     reasoning_end_token_ids: tuple[int, ...] = ()
     reasoning_start_token_id: int | None = None
+    may_end_in_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import Request, SamplingParams, StopConditions
+from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions
 from baton.worker.executor.base import ModelSpec
 from baton.worker.grammar.messages import constraint_of
 
 _MAX_LOGPROBS = 1024
+_MAX_SEQUENCES = 4096
+_MAX_SEQUENCE_TOKENS = 64
 
 _REQUIRED_SAMPLING = (
     "temperature",
@@ -143,6 +145,7 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         raise InvalidRequest(
             f"sampling.logprobs is {sampling.logprobs}, at most {_MAX_LOGPROBS} are given", field="sampling.logprobs"
         )
+    _check_logprob_token_ids(sampling, vocab_size)
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -157,7 +160,42 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         logprobs=min(sampling.logprobs, vocab_size) if sampling.HasField("logprobs") else None,
         min_tokens=stop.min_tokens,
         suppressed_token_ids=tuple(sorted(stop.eos_token_ids | stop.stop_token_ids)) if stop.min_tokens else (),
+        logprob_token_ids=tuple(sampling.logprob_token_ids),
+        forbidden_sequences=_forbidden_of(sampling, vocab_size),
+        reasoning_limit=_limit_of(sampling.reasoning_limit, vocab_size) if "reasoning_limit" in present else None,
     )
+
+
+def _check_logprob_token_ids(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
+    token_ids, field = sampling.logprob_token_ids, "sampling.logprob_token_ids"
+    if token_ids and not sampling.HasField("logprobs"):
+        raise InvalidRequest(f"{field} needs logprobs", field=field)
+    if len(token_ids) > _MAX_LOGPROBS:
+        raise InvalidRequest(f"{field} has {len(token_ids)} tokens, at most {_MAX_LOGPROBS} are given", field=field)
+    check_token_ids(token_ids, vocab_size, field)
+
+
+def _forbidden_of(sampling: types_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    sequences, field = sampling.forbidden_sequences, "sampling.forbidden_sequences"
+    if len(sequences) > _MAX_SEQUENCES:
+        raise InvalidRequest(f"{field} has {len(sequences)}, at most {_MAX_SEQUENCES} are taken", field=field)
+    for sequence in sequences:
+        if not 1 <= len(sequence.token_ids) <= _MAX_SEQUENCE_TOKENS:
+            count = len(sequence.token_ids)
+            message = f"{field}: a sequence has {count} tokens; it must have 1 to {_MAX_SEQUENCE_TOKENS}"
+            raise InvalidRequest(message, field=field)
+        check_token_ids(sequence.token_ids, vocab_size, field)
+    return tuple(tuple(sequence.token_ids) for sequence in sequences)
+
+
+def _limit_of(limit: types_pb2.ReasoningLimit, vocab_size: int) -> ReasoningLimit:
+    field = "sampling.reasoning_limit.end_token_ids"
+    count = len(limit.end_token_ids)
+    if not 1 <= count <= _MAX_SEQUENCE_TOKENS:
+        raise InvalidRequest(f"{field} has {count} tokens; it must have 1 to {_MAX_SEQUENCE_TOKENS}", field=field)
+    check_token_ids(limit.end_token_ids, vocab_size, field)
+    start = limit.start_token_id if limit.HasField("start_token_id") else None
+    return ReasoningLimit(limit.max_tokens, tuple(limit.end_token_ids), start)
 
 
 def _with_prompt_logprobs(
@@ -166,8 +204,6 @@ def _with_prompt_logprobs(
     if not given.HasField("prompt_logprobs"):
         return sampling
     field = "sampling.prompt_logprobs"
-    if not model.tells_prompt_logprobs:
-        raise Unsupported("prompt_logprobs: this worker's executor does not give them", field=field)
     if given.prompt_logprobs > _MAX_LOGPROBS:
         message = f"{field} is {given.prompt_logprobs}, at most {_MAX_LOGPROBS} are given"
         raise InvalidRequest(message, field=field)

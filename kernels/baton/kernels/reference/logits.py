@@ -43,3 +43,9 @@ def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     """In place: these tokens cannot be drawn."""
     logits[rows, token_ids] = _NEVER
+
+
+def force(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """In place: each of these rows can draw nothing but its token."""
+    logits[rows] = _NEVER
+    logits[rows, token_ids] = 0.0

@@ -25,3 +25,9 @@ def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> RowLogprobs
     norm = torch.logsumexp(wide, dim=1, keepdim=True)
     top, top_token_ids = wide.topk(num_top, dim=1)
     return RowLogprobs((drawn - norm).squeeze(1), ranks, top_token_ids, top - norm)
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Of these token_ids [num_rows, count], for logits [num_rows, vocab_size] as the model made them. fp32."""
+    wide = logits.float()
+    return wide.gather(1, token_ids) - torch.logsumexp(wide, dim=1, keepdim=True)

@@ -48,7 +48,6 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    tells_prompt_logprobs: bool = False  # the executor gives log-probabilities of prompts
 
 
 class DeviceLost(InternalError):

@@ -49,13 +49,7 @@ class CpuExecutor:
         self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
-        self.model = ModelSpec(
-            loaded.digest,
-            loaded.config.vocab_size,
-            max_model_len,
-            loaded.config.eos_token_ids,
-            tells_prompt_logprobs=True,
-        )
+        self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
         self.layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
         self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
+from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, force, suppress
 from baton.kernels.reference.token_mask import apply_token_masks
 from baton.worker.core import RowInit, SamplingParams, TokenMasks
+from baton.worker.executor.output_rules import OutputRules, has_rules
 from baton.worker.executor.token_counts import TokenCounts
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,14 @@ class LogitsEdits:
     allowed: Ids
     suppressed: Ids
     min_tokens: int  # output tokens below which `suppressed` holds
+    rules: OutputRules | None  # None: the output so far says nothing of the next token
+
+    def add(self, token_id: int) -> None:
+        """One more output token."""
+        if self.counts is not None:
+            self.counts.add(token_id)
+        if self.rules is not None:
+            self.rules.add(token_id)
 
 
 def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
@@ -39,7 +48,8 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
     sampling = init.sampling
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     penalized = penalties != (1.0, 0.0, 0.0)
-    if not (penalized or sampling.logit_bias or sampling.allowed_token_ids or _suppresses(sampling)):
+    ruled = has_rules(sampling)
+    if not (penalized or ruled or sampling.logit_bias or sampling.allowed_token_ids or _suppresses(sampling)):
         return None
     biased = [(token_id, bias) for token_id, bias in sampling.logit_bias if 0 <= token_id < vocab_size]
     prompt, output = init.token_ids[: init.num_prompt_tokens], init.token_ids[init.num_prompt_tokens :]
@@ -54,6 +64,7 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
         allowed=_known(sampling.allowed_token_ids, vocab_size, "allowed_token_ids"),
         suppressed=_known(sampling.suppressed_token_ids, vocab_size, "suppressed_token_ids"),
         min_tokens=sampling.min_tokens if sampling.suppressed_token_ids else 0,
+        rules=OutputRules(sampling, output) if ruled else None,
     )
 
 
@@ -78,6 +89,16 @@ def apply_edits(logits: Tensor, edits: Sequence[tuple[int, LogitsEdits]], num_ou
     suppressed = [(row, edit.suppressed) for row, edit in edits if num_outputs[row] < edit.min_tokens]
     if suppressed:
         suppress(logits, *_columns(suppressed))
+    _apply_rules(logits, [(row, edit.rules) for row, edit in edits if edit.rules is not None])
+
+
+def _apply_rules(logits: Tensor, rules: Sequence[tuple[int, OutputRules]]) -> None:
+    forbidden = [(row, np.array(ids, np.int64)) for row, rule in rules if (ids := rule.forbidden())]
+    if forbidden:
+        suppress(logits, *_columns(forbidden))
+    forced = [(row, np.array([token_id], np.int64)) for row, rule in rules if (token_id := rule.forced()) is not None]
+    if forced:
+        force(logits, *_columns(forced))
 
 
 def apply_masks(logits: Tensor, masks: TokenMasks) -> None:

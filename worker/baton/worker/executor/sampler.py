@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.kernels.reference.logprobs import row_logprobs
+from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
 from baton.kernels.reference.sampling import sample
 from baton.worker.core import RowInit, TokenLogprobs, TokenMasks
 from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, apply_masks, edits_of
@@ -29,10 +31,11 @@ class Sampler:
         self._min_p = np.zeros(num_rows, np.float32)
         self._seed = np.zeros(num_rows, np.int64)
         self._num_logprobs = np.full(num_rows, _NO_LOGPROBS)
+        self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives, where the request says which
         self._edits: dict[int, LogitsEdits] = {}  # by row
 
     def admit(self, init: RowInit) -> None:
-        """Takes a row's parameters and, for penalties, its tokens."""
+        """Takes a row's parameters and, where they count, its tokens."""
         row, sampling = init.row, init.sampling
         self._temperature[row] = sampling.temperature if sampling.temperature >= _COLDEST else 0.0
         self._top_k[row] = min(sampling.top_k, self._vocab_size)
@@ -41,6 +44,10 @@ class Sampler:
         self._seed[row] = np.uint64(sampling.seed & _LOW_64).astype(np.int64)
         wanted = sampling.logprobs
         self._num_logprobs[row] = _NO_LOGPROBS if wanted is None else min(wanted, self._vocab_size)
+        self._chosen.pop(row, None)
+        if wanted is not None and sampling.logprob_token_ids:
+            self._num_logprobs[row] = 0
+            self._chosen[row] = sampling.logprob_token_ids
         edits = edits_of(init, self._vocab_size)
         if edits is None:
             self._edits.pop(row, None)
@@ -50,12 +57,13 @@ class Sampler:
     def free(self, row: int) -> None:
         """Forgets a row."""
         self._edits.pop(row, None)
+        self._chosen.pop(row, None)
 
     def count(self, row: int, token_id: int) -> None:
-        """Tells a row's penalties of an output token."""
+        """Tells a row's wishes of an output token."""
         edits = self._edits.get(row)
-        if edits is not None and edits.counts is not None:
-            edits.counts.add(token_id)
+        if edits is not None:
+            edits.add(token_id)
 
     def sample(
         self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
@@ -73,11 +81,22 @@ class Sampler:
             apply_masks(logits, masks)
         token_ids = self._draw(logits, rows, num_outputs)
         for index, edit in edits:
-            if edit.counts is not None:
-                edit.counts.add(int(token_ids[index]))
+            edit.add(int(token_ids[index]))
         if raw is None:
             return token_ids, {}
-        return token_ids, _logprobs(raw, token_ids, asking, num_logprobs)
+        return token_ids, self._logprobs(raw, token_ids, asking, num_logprobs, rows)
+
+    def _logprobs(
+        self, raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64, rows: Int64
+    ) -> dict[int, TokenLogprobs]:
+        found = _logprobs(raw, token_ids, asking, num_logprobs)
+        if self._chosen:
+            for place, index in enumerate(asking.tolist()):
+                chosen = self._chosen.get(int(rows[index]))
+                if chosen is not None:
+                    values = token_logprobs(raw[place : place + 1], torch.tensor([chosen]))[0]
+                    found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(values.tolist()))
+        return found
 
     def _edits_of(self, rows: Int64) -> list[tuple[int, LogitsEdits]]:
         if not self._edits:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from baton.worker.core import BlockId, RowInit, StepPlan, StepResult, TokenLogprobs
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.sim_draws import SimDraws
 from baton.worker.executor.sim_host import SimHost
-from baton.worker.executor.sim_kv import Int64, SimKv, UInt64, mix
+from baton.worker.executor.sim_kv import SimKv, UInt64, mix
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 16
@@ -132,7 +133,13 @@ class SimExecutor:
         self.host = self._make_host()
         self._launched: deque[_Launched] = deque()
         self._ended: float | None = None  # when the step launched last is over
-        self._draws = _Draws(settings)
+        self._draws = SimDraws(
+            settings.max_num_requests,
+            settings.vocab_size,
+            settings.first_token_id,
+            settings.eos_token_ids,
+            settings.eos_every,
+        )
         num_rows = settings.max_num_requests
         max_blocks = -(-settings.max_model_len // settings.block_size) + 1
         self._tables = np.zeros((num_rows, max_blocks), np.int32)
@@ -179,6 +186,7 @@ class SimExecutor:
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a token that another worker sampled to a row's known tokens."""
         self._last_tokens[row] = token_id
+        self._draws.count(row, token_id)
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out."""
@@ -229,6 +237,7 @@ class SimExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.freed:
             self._table_lens[row] = 0
+            self._draws.free(row)
         for init in plan.admitted:
             self._admit(init)
         for row, block_ids in plan.new_blocks:
@@ -272,122 +281,17 @@ class SimExecutor:
         draws = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
         token_ids, logprobs = self._draws.draw(rows, positions, draws, plan.masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
-        return StepResult(plan.step, token_ids, logprobs)
+        result = StepResult(plan.step, token_ids, logprobs)
+        result.prompt_logprobs = self._prompt_logprobs(plan)
+        return result
 
-
-class _Draws:
-    """Turns a row's 64 random bits into a token, under the row's sampling parameters."""
-
-    def __init__(self, settings: SimSettings) -> None:
-        every = np.arange(settings.first_token_id, settings.vocab_size, dtype=np.int32)
-        self._ordinary = every[~np.isin(every, settings.eos_token_ids)]
-        self._eos_token_ids = settings.eos_token_ids
-        self._eos_every = settings.eos_every
-        self._noise = np.zeros(settings.max_num_requests, np.uint64)  # 0: greedy
-        self._num_prompt_tokens = np.zeros(settings.max_num_requests, np.int64)
-        self._special: dict[int, SamplingParams] = {}  # rows that need more than the columns
-
-    def admit(self, row: int, init: RowInit) -> None:
-        """Takes a row's parameters."""
-        sampling = init.sampling
-        seed = np.array([sampling.seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
-        self._noise[row] = (mix(seed + np.uint64(1)) | np.uint64(1))[0] if sampling.temperature > 0 else 0
-        self._num_prompt_tokens[row] = init.num_prompt_tokens
-        self._special.pop(row, None)
-        if sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logprobs is not None:
-            self._special[row] = sampling
-
-    def draw(
-        self, rows: Int32, positions: Int64, bits: UInt64, masks: TokenMasks | None = None
-    ) -> tuple[Int32, dict[int, TokenLogprobs]]:
-        """The token at each row's position. Greedy rows ignore their seed."""
-        noise = self._noise[rows]
-        bits = np.where(noise == 0, bits, mix(bits ^ mix(noise + positions.astype(np.uint64))))
-        token_ids = self._ordinary[(bits % np.uint64(len(self._ordinary))).astype(np.int64)]
-        if self._eos_every and self._eos_token_ids:
-            ends = mix(bits) % np.uint64(self._eos_every) == 0
-            token_ids = np.where(ends, np.int32(self._eos_token_ids[0]), token_ids)
-        logprobs: dict[int, TokenLogprobs] = {}
-        if self._special:
-            self._draw_special(rows, positions, bits, token_ids, logprobs)
-        if masks is not None:
-            self._draw_masked(rows, bits, masks, token_ids, logprobs)
-        return token_ids, logprobs
-
-    def _draw_masked(
-        self,
-        rows: Int32,
-        bits: UInt64,
-        masks: TokenMasks,
-        token_ids: Int32,
-        logprobs: dict[int, TokenLogprobs],
-    ) -> None:
-        """A mask has everything in it that a request forbids."""
-        for index, mask in zip(masks.indices.tolist(), masks.bits, strict=True):
-            sampling = self._special.get(int(rows[index]))
-            wanted = 1 if sampling is None or sampling.logprobs is None else 1 + sampling.logprobs
-            choices = _choices_of_mask(mask, int(bits[index]), wanted)
-            token_ids[index] = choices[0]
-            if sampling is not None and sampling.logprobs is not None:
-                logprobs[index] = _logprobs(choices, sampling.logprobs, int(bits[index]))
-
-    def _draw_special(
-        self,
-        rows: Int32,
-        positions: Int64,
-        bits: UInt64,
-        token_ids: Int32,
-        logprobs: dict[int, TokenLogprobs],
-    ) -> None:
-        for index, row in enumerate(rows.tolist()):
-            sampling = self._special.get(row)
-            if sampling is None:
-                continue
-            num_output_tokens = int(positions[index] - self._num_prompt_tokens[row])
-            suppressed = sampling.suppressed_token_ids if num_output_tokens < sampling.min_tokens else ()
-            choices = self._choices(sampling, suppressed, int(token_ids[index]), int(bits[index]))
-            token_ids[index] = choices[0]
-            if sampling.logprobs is not None:
-                logprobs[index] = _logprobs(choices, sampling.logprobs, int(bits[index]))
-
-    def _choices(self, sampling: SamplingParams, suppressed: Sequence[int], drawn: int, bits: int) -> list[int]:
-        """The drawn token, or its stand-in where it may not be drawn, and then others."""
-        wanted = 1 + (sampling.logprobs or 0)
-        table = sampling.allowed_token_ids or self._ordinary
-        choices = [] if sampling.allowed_token_ids or drawn in suppressed else [drawn]
-        for offset in range(len(table)):
-            if len(choices) >= wanted:
-                break
-            candidate = int(table[(bits + offset) % len(table)])
-            if candidate not in suppressed and candidate not in choices:
-                choices.append(candidate)
-        return choices or [drawn]
-
-
-def _choices_of_mask(mask: Int32, bits: int, wanted: int) -> list[int]:
-    """Tokens that the mask allows: one that `bits` choose, and others."""
-    words = np.flatnonzero(mask)
-    chosen: list[int] = []
-    for offset in range(len(words)):
-        word = int(words[(bits + offset) % len(words)])
-        allowed = int(mask[word]) & 0xFFFFFFFF
-        for turn in range(min(allowed.bit_count(), wanted - len(chosen))):
-            bit = _nth_bit(allowed, (bits >> 32) + turn)
-            chosen.append(word * 32 + bit)
-        if len(chosen) >= wanted:
-            break
-    return chosen
-
-
-def _nth_bit(word: int, number: int) -> int:
-    """The place of a bit that is set, counted round and round."""
-    for _ in range(number % word.bit_count()):
-        word &= word - 1
-    return (word & -word).bit_length() - 1
-
-
-def _logprobs(choices: list[int], num_alternatives: int, bits: int) -> TokenLogprobs:
-    """Plausible and deterministic: the drawn token is the likeliest, the others halve from there."""
-    first = -0.05 - (bits >> 40) % 1000 / 2000
-    tops = choices[:num_alternatives]
-    return TokenLogprobs(first, 1, tuple(tops), tuple(first - 0.7 * (i + 1) * (i > 0) for i in range(len(tops))))
+    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+        found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
+        if not self._draws.tells_prompts:
+            return found
+        for index, row in enumerate(plan.rows.tolist()):
+            start, count = int(plan.num_computed_tokens[index]), int(plan.num_scheduled_tokens[index])
+            entries = self._draws.prompt_logprobs(row, self._prompts[row], start + 1, start + count + 1)
+            if entries:
+                found[index] = (start + 1, entries)
+        return found

@@ -95,7 +95,8 @@ class GrammarMatch:
         start = () if self._reasoning_start is None else (self._reasoning_start,)
         self._start_mask = mask_of(start, vocab_size)
         # Ends before the answer would leave the client without one.
-        self._reasoning_mask = self._permitted & ~mask_of(vocabulary.eos_token_ids, vocab_size)
+        ends = () if self.constraint.may_end_in_reasoning else vocabulary.eos_token_ids
+        self._reasoning_mask = self._permitted & ~mask_of(ends, vocab_size)
 
     def _narrow(self, mask: Int32) -> None:
         """Takes out what the request's own parameters forbid."""

@@ -31,6 +31,7 @@ def constraint_of(message: types_pb2.Constraint) -> Constraint:
         reasoning_start_token_id=message.reasoning_start_token_id
         if message.HasField("reasoning_start_token_id")
         else None,
+        may_end_in_reasoning=message.may_end_in_reasoning,
     )
 
 
@@ -43,6 +44,7 @@ def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
         lenient=constraint.lenient,
         reasoning_end_token_ids=constraint.reasoning_end_token_ids,
         reasoning_start_token_id=constraint.reasoning_start_token_id,
+        may_end_in_reasoning=constraint.may_end_in_reasoning,
     )
     if constraint.form is ConstraintForm.CHOICES:
         message.choices.SetInParent()

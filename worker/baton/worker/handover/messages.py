@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
+from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions, TokenLogprobs
 from baton.worker.grammar.messages import constraint_message
 
 
@@ -59,6 +59,7 @@ def public_id(request: Request) -> str:
 
 
 def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    limit = sampling.reasoning_limit
     return types_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -72,6 +73,15 @@ def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
         logit_bias_values=[value for _, value in sampling.logit_bias],
         logprobs=sampling.logprobs,
         allowed_token_ids=sampling.allowed_token_ids,
+        forbidden_sequences=[types_pb2.TokenSequence(token_ids=each) for each in sampling.forbidden_sequences],
+        logprob_token_ids=sampling.logprob_token_ids,
+        reasoning_limit=None if limit is None else _limit_message(limit),
+    )
+
+
+def _limit_message(limit: ReasoningLimit) -> types_pb2.ReasoningLimit:
+    return types_pb2.ReasoningLimit(
+        max_tokens=limit.max_tokens, end_token_ids=limit.end_token_ids, start_token_id=limit.start_token_id
     )
 
 
