@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,12 @@ class Sketch(NamedTuple):
         """Blocks that the prompt and another one begin with; no less than what the sketch can tell."""
         counts, hashes = self.counts, self.hashes
         low, high = 0, len(counts)
-        while low < high and counts[high - 1] * HASH_BYTES > len(block_hashes):
+        if high and counts[-1] * HASH_BYTES > len(block_hashes):
+            high = bisect_right(counts, len(block_hashes) // HASH_BYTES)
+        if high:  # mostly all of it
+            end, own = counts[high - 1] * HASH_BYTES, high * HASH_BYTES
+            if block_hashes[end - HASH_BYTES : end] == hashes[own - HASH_BYTES : own]:
+                return counts[high - 1]
             high -= 1
         while low < high:
             middle = (low + high + 1) // 2

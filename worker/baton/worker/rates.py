@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _DECODE_WEIGHT = 0.05  # of one step; about twenty steps of memory
 _OUTLIER = 8.0  # a step this many times slower than usual says something of the host, not of the load
 _PREFILL_MEMORY_TOKENS = 16384.0
@@ -27,14 +29,15 @@ class Rates:
         if num_prefill_tokens:
             self._observe_prefill(num_prefill_tokens, num_decodes, seconds)
         elif num_decodes:
-            self._observe_decode(seconds)
+            self.observe_decodes((seconds,))
 
-    def _observe_decode(self, seconds: float) -> None:
+    def observe_decodes(self, steps: Iterable[float]) -> None:
+        """Learns from steps that only decoded, in order; each given in seconds."""
         known = self.decode_step_seconds
-        if known == 0:
-            self.decode_step_seconds = seconds
-            return
-        self.decode_step_seconds += _DECODE_WEIGHT * (min(seconds, known * _OUTLIER) - known)
+        for seconds in steps:
+            if seconds > 0:
+                known = known + _DECODE_WEIGHT * (min(seconds, known * _OUTLIER) - known) if known else seconds
+        self.decode_step_seconds = known
 
     def _observe_prefill(self, num_tokens: int, num_decodes: int, seconds: float) -> None:
         share = self.decode_step_seconds if num_decodes else 0.0

@@ -25,7 +25,7 @@ from baton.services.simulate.virtual_loop import LoopTimeline
 from baton.services.simulate.virtual_rpc import Link, VirtualChannel
 from baton.services.simulate.worker import SimWorker
 from baton.services.simulate.workloads import WORKLOADS, generate
-from baton.v1 import router_pb2
+from baton.v1 import kv_pb2, router_pb2
 from baton.worker.engine_host import EngineHost
 from baton.worker.link import Kind
 from baton.worker.publisher import Publisher
@@ -114,9 +114,8 @@ class _ChaosRouter(SimRouter):
         if is_known and self._simulation.standing(now) == STEADY:
             self._simulation.checker.check_again(now, worker, prompt, self.index)
 
-    def _look_at(self, worker: SimWorker, now: float) -> None:
-        if worker.worker_id not in self.blocked:
-            super()._look_at(worker, now)
+    def _look_at(self, worker: SimWorker, now: float) -> kv_pb2.KvEventBatch | None:
+        return super()._look_at(worker, now) if worker.worker_id not in self.blocked else None
 
 
 class ChaosSimulation(Simulation):

@@ -16,6 +16,7 @@ from baton.services.simulate.workloads import Arrival
 from baton.v1 import router_pb2, types_pb2
 from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.outputs import Finish, StepOutputs
+from baton.worker.token_ids import TokenIds
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class SimGateway:
         token_ids += call.output_token_ids
         return Request(
             request_id=name,
-            token_ids=token_ids,
+            token_ids=TokenIds(token_ids),
             num_prompt_tokens=num_prompt_tokens,
             sampling=SamplingParams(temperature=0.0, seed=arrival.output_content),
             stop=StopConditions(arrival.num_output_tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -187,6 +188,7 @@ class VirtualTransport:
         self._pushes: dict[int, _Push] = {}
         self._events: list[TransportEvent] = []
         self._received = TransportTotals()
+        self._landing: deque[tuple[float, int, float]] = deque()  # (when, bytes, seconds) of pieces, in order
         network.transports[node.address] = self
 
     @property
@@ -203,11 +205,12 @@ class VirtualTransport:
 
     def totals(self) -> TransportTotals:
         """What was received so far."""
+        self._count_landed()
         return self._received
 
     def totals_by_kind(self) -> dict[str, TransportTotals]:
         """There is one kind."""
-        return {"tcp": self._received}
+        return {"tcp": self.totals()}
 
     def close(self) -> None:
         """Idempotent."""
@@ -288,16 +291,21 @@ class VirtualTransport:
         arriving.num_pushed += count
         arriving.num_pieces += 1
         arriving.ends.append((ends, num_bytes))
-        self._network.timeline.at(ends, lambda: self._count(num_bytes, seconds))
+        self._landing.append((ends, num_bytes, seconds))
         if arriving.num_pushed >= arriving.num_expected:
             self._network.timeline.at(ends, lambda: self._landed(arriving))
 
-    def _count(self, num_bytes: int, seconds: float) -> None:
+    def _count_landed(self) -> None:
+        landing, now = self._landing, self._network.timeline.clock.now
+        if not landing or landing[0][0] > now:
+            return
         totals = self._received
+        num_pieces, num_bytes, total = totals.num_received_pieces, totals.num_received_bytes, totals.receive_seconds
+        while landing and landing[0][0] <= now:
+            _, count, seconds = landing.popleft()
+            num_pieces, num_bytes, total = num_pieces + 1, num_bytes + count, total + seconds
         self._received = TransportTotals(
-            num_received_pieces=totals.num_received_pieces + 1,
-            num_received_bytes=totals.num_received_bytes + num_bytes,
-            receive_seconds=totals.receive_seconds + seconds,
+            num_received_pieces=num_pieces, num_received_bytes=num_bytes, receive_seconds=total
         )
 
     def _landed(self, arriving: _Arriving) -> None:

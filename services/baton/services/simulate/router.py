@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from baton.router.fleet import Fleet
 from baton.router.prefix_index import PrefixIndex
 from baton.services.simulate.policy import Policy, PolicyFactory, RouterParts
 from baton.services.simulate.timeline import Clock
-from baton.services.simulate.virtual_engine import CacheEvent
 from baton.services.simulate.worker import SimWorker
 from baton.v1 import kv_pb2, router_pb2
 from baton.worker.cache_events import StoredEvent
@@ -40,7 +39,8 @@ class SimRouter:
                 last=True,
             )
         )
-        self._look_at(worker, now)
+        first = self._look_at(worker, now)
+        self._apply([first] if first is not None else [])
 
     def place(self, request: router_pb2.PlaceRequest, now: float) -> router_pb2.PlaceResponse:
         """The policy's answer, with all that is known by now. Raises a ServiceError where it refuses."""
@@ -50,32 +50,37 @@ class SimRouter:
 
     def look(self, now: float) -> None:
         """Hears what has arrived by now."""
+        batches = []
         for worker in self._workers:
             if worker.observable_at <= now and worker.alive:
-                self._look_at(worker, now)
+                batch = self._look_at(worker, now)
+                if batch is not None:
+                    batches.append(batch)
+        self._apply(batches)
 
     def lose(self, worker: SimWorker, problem: str) -> None:
         """A worker's stream of states ended."""
         self._workers.remove(worker)
         self.fleet.lose(worker.address, problem)
 
-    def _look_at(self, worker: SimWorker, now: float) -> None:
+    def _look_at(self, worker: SimWorker, now: float) -> kv_pb2.KvEventBatch | None:
+        """Hears the worker's states. Returns what it told of its cache, for the index. None: nothing."""
         worker.observe(now)
         for arrived, state in worker.take_reports(now):
             self.clock.now = arrived
             self.fleet.hear(worker.address, state)
         events = worker.take_events(now)
-        if events:
-            self._apply(worker, events)
-
-    def _apply(self, worker: SimWorker, events: Iterable[CacheEvent]) -> None:
+        if not events:
+            return None
         sequence = self._sequences[worker.worker_id] = self._sequences[worker.worker_id] + 1
         batch = kv_pb2.KvEventBatch(worker_id=worker.worker_id, epoch=worker.engine.epoch, sequence=sequence)
         for event in events:
-            kind = kv_pb2.KvEvent()
+            kind = batch.events.add()
             entry = kind.stored if isinstance(event, StoredEvent) else kind.removed
             entry.block_hashes = event.block_hashes
             entry.tier = kv_pb2.KV_TIER_DEVICE
-            batch.events.append(kind)
-        applied = self.index.apply(batch)
-        assert applied, f"the events of worker {worker.worker_id} are in order"
+        return batch
+
+    def _apply(self, batches: Sequence[kv_pb2.KvEventBatch]) -> None:
+        dropped = self.index.apply_all(batches) if batches else {}
+        assert not dropped, f"the events of workers {', '.join(dropped)} are in order"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -23,12 +24,15 @@ from baton.worker.settings import EngineSettings
 _MAX_STEPS = 512
 
 CacheEvent = StoredEvent | RemovedEvent
+# What a step does to one row's blocks: the step's number in the coast, 0 to start a block and 1 to store a full one;
+# new blocks go by rank and full ones by row, as in single steps; and the row's place in the coast.
+_Move = tuple[int, int, tuple[int, float, int] | int, int]
 
 
 class Coast:
     """Steps that need no decision: times[i] is when step i starts, the last is when the last one ends."""
 
-    __slots__ = ("done", "num_decodes", "rows", "seconds", "times")
+    __slots__ = ("done", "moves", "num_decodes", "rows", "seconds", "times")
 
     def __init__(self, rows: Int32, times: list[float], seconds: list[float]) -> None:
         self.rows = rows
@@ -36,6 +40,7 @@ class Coast:
         self.times = times
         self.seconds = seconds
         self.done = 0  # steps taken
+        self.moves: list[_Move] | None = None  # a heap of each row's next ones; None: not looked at yet
 
     @property
     def now(self) -> float:
@@ -125,8 +130,8 @@ class VirtualEngine(Engine):
     def take_steps(self, coast: Coast, until: float) -> None:
         """Takes the coast's steps that start before `until`. Tells on_events of what each did to the cache."""
         target = min(bisect_left(coast.times, until), len(coast.seconds))
-        while coast.done < target:
-            self._take(coast, min(target - coast.done, self._block_size))
+        if coast.done < target:
+            self._take(coast, target - coast.done)
 
     def end_coast(self, coast: Coast) -> None:
         """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
@@ -138,57 +143,62 @@ class VirtualEngine(Engine):
 
     def _timed(self, rows: Int32, now: float, num_steps: int, num_context: int) -> Coast:
         device, count = self._device, len(rows)
-        times, seconds = [now], []
-        for _ in range(num_steps):
-            ends = now + device.decode_seconds(count, num_context)
-            seconds.append(ends - now)  # as the executor says it, rounded alike
-            times.append(ends)
-            now, num_context = ends, num_context + count
-        return Coast(rows, times, seconds)
+        # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
+        fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
+        context = num_context + count * np.arange(num_steps)
+        times = np.cumsum(np.concatenate(([now], fixed + slope * context)))
+        return Coast(rows, times.tolist(), np.diff(times).tolist())
 
     def _take(self, coast: Coast, num_steps: int) -> None:
-        """At most block_size steps: each row starts one block and fills one block at most."""
-        scheduler, counters, rates = self._scheduler, self._counters, self._rates
+        scheduler, counters = self._scheduler, self._counters
         batch, rows, count = scheduler.batch, coast.rows, coast.num_decodes
-        self._move_blocks(coast, num_steps)
+        done = coast.done
+        self._move_blocks(coast, done + num_steps)
         batch.num_computed[rows] += num_steps
         scheduler._step += num_steps
         scheduler._collected_step = scheduler._step
         batch.last_step[rows] = scheduler._step
-        for seconds in coast.seconds[coast.done : coast.done + num_steps]:
-            counters.step_seconds += seconds
-            rates.observe(0, count, seconds)
+        seconds = coast.seconds[done : done + num_steps]
+        self._rates.observe_decodes(seconds)
+        for one in seconds:
+            counters.step_seconds += one
         counters.num_steps += num_steps
         counters.num_output_tokens += count * num_steps
         coast.done += num_steps
         self._last_collect = coast.now
 
-    def _move_blocks(self, coast: Coast, num_steps: int) -> None:
-        """Allocates and stores what the steps would: by step, new blocks first and by rank, then full blocks by row."""
-        scheduler, size = self._scheduler, self._block_size
-        batch, rows = scheduler.batch, coast.rows
-        computed = batch.num_computed[rows]
-        needs = batch.capacity[rows] - computed
-        fills = size - 1 - computed % size
-        states = batch.states
-        moves: list[tuple[int, int, tuple[int, float, int] | int, int]] = []
-        for index in np.flatnonzero(needs < num_steps).tolist():
-            state = states[rows[index]]
-            assert state is not None, "a decoding row holds a request"
-            moves.append((int(needs[index]), 0, state.rank, index))
-        for index in np.flatnonzero(fills < num_steps).tolist():
-            moves.append((int(fills[index]), 1, index, index))
-        moves.sort(key=lambda move: move[:3])
+    def _first_moves(self, coast: Coast) -> list[_Move]:
+        """Each row's next new block and next full one, before the coast's first step."""
+        batch, size = self._scheduler.batch, self._block_size
+        computed = batch.num_computed[coast.rows]
+        needs = (batch.capacity[coast.rows] - computed).tolist()
+        moves: list[_Move] = []
+        for index, state in enumerate(batch.states_at(coast.rows)):
+            moves.append((needs[index], 0, state.rank, index))
+        moves += [(step, 1, index, index) for index, step in enumerate((size - 1 - computed % size).tolist())]
+        heapify(moves)
+        return moves
+
+    def _move_blocks(self, coast: Coast, until: int) -> None:
+        """Allocates and stores what the steps before step `until` would: by step, new blocks first, then full ones."""
+        if coast.moves is None:
+            coast.moves = self._first_moves(coast)
+        moves = coast.moves
+        if moves[0][0] >= until:
+            return
+        scheduler, size, rows = self._scheduler, self._block_size, coast.rows
+        batch = scheduler.batch
         before = -1
-        for step, is_full, _, index in moves:
+        while (move := moves[0])[0] < until:
+            step, is_full, order, index = move
             if step != before and before >= 0:
-                self._tell_events(coast.times[coast.done + before + 1])
+                self._tell_events(coast.times[before + 1])
             before = step
             row = int(rows[index])
-            state = states[row]
+            state = batch.states[row]
             assert state is not None, "a decoding row holds a request"
             if is_full:
-                num_computed = int(computed[index]) + step + 1
+                num_computed = int(batch.num_computed[row]) + step - coast.done + 1
                 self._give_tokens(state, num_computed)
                 scheduler._store(state, num_computed)
             else:
@@ -196,8 +206,8 @@ class VirtualEngine(Engine):
                 assert block_ids is not None, "a coast ends before memory does"
                 state.block_ids += block_ids
                 batch.capacity[row] += size
-        if before >= 0:
-            self._tell_events(coast.times[coast.done + before + 1])
+            heapreplace(moves, (step + size, is_full, order, index))
+        self._tell_events(coast.times[before + 1])
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
         """A decoding request knows one token more than are computed."""

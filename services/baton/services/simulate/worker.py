@@ -62,6 +62,7 @@ class SimWorker:
         self._on_refused = on_refused
         self._inbox: deque[Callable[[], None]] = deque()
         self._turn_at: float | None = None
+        self._layers_at: float | None = None  # when the layer hook is told next
         self._coast: Coast | None = None
         self._executor = VirtualExecutor(
             settings.device,
@@ -249,19 +250,25 @@ class SimWorker:
         if (limit := self.handover.deadline) is not None:
             due = min(due, max(limit, self.clock.now))
         self._schedule(due)
+        self._expect_layer(ends)
+
+    def _expect_layer(self, ends: float) -> None:
         layer_at = self._executor.next_layer()
-        if layer_at is not None and layer_at < ends:
+        if layer_at is not None and layer_at < ends and layer_at != self._layers_at:
+            self._layers_at = layer_at
             self._timeline.at(layer_at, self._tell_layers)
 
     def _tell_layers(self) -> None:
         now = self._timeline.clock.now
+        if now == self._layers_at:
+            self._layers_at = None
         if not self.alive or not self.engine.waits or self._executor.ends <= now:
             return
         self.clock.now = max(self.clock.now, now)
         self._executor.tell_layers(now)
         layer_at = self._executor.next_layer()
-        if layer_at is not None and now < layer_at < self._executor.ends:
-            self._timeline.at(layer_at, self._tell_layers)
+        if layer_at is not None and now < layer_at:
+            self._expect_layer(self._executor.ends)
 
     def _submit(self, request: Request, prefill: types_pb2.Endpoint | None) -> None:
         try:
