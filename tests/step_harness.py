@@ -82,7 +82,7 @@ class StepHarness:
             new = [self.free_blocks.pop() for _ in range(-(-end // size) - len(one.block_ids))]
             one.block_ids += new
             if not one.announced:
-                init = RowInit(one.row, list(one.token_ids), one.num_prompt_tokens, one.sampling)
+                init = RowInit(one.row, np.array(one.token_ids, np.int32), one.num_prompt_tokens, one.sampling)
                 plan.admitted.append(init)
                 plan.new_blocks.append((one.row, list(one.block_ids)))
             elif new:

@@ -182,7 +182,7 @@ def test_a_token_that_another_worker_sampled_is_decoded_from(llama: Subject) -> 
     harness.executor.launch(
         StepPlan(
             99,
-            admitted=[RowInit(running.row, prompt, len(prompt), GREEDY)],
+            admitted=[RowInit(running.row, np.array(prompt, np.int32), len(prompt), GREEDY)],
             new_blocks=[(running.row, [harness.free_blocks.pop() for _ in range(16)])],
             rows=np.array([running.row], np.int32),
             num_scheduled_tokens=np.array([len(prompt) - 1], np.int32),

@@ -212,8 +212,8 @@ def test_a_pool_smaller_than_the_model_length_ends_a_request_too():
     ("values", "field", "words"),
     [
         ({"prompt": []}, "prompt_token_ids", "at least 1"),
-        ({"prompt": [5, 4096]}, "prompt_token_ids", "token id 4096"),
-        ({"prompt": [5, -1]}, "prompt_token_ids", "token id -1"),
+        ({"prompt": [5, 4096]}, "prompt_token_ids", "is 4096; the vocabulary has 4096"),
+        ({"prompt": [5, -1]}, "prompt_token_ids", "is 4294967295; the vocabulary"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "between 0 and max_tokens"),
         ({"cache_namespace": b"x"}, "cache_namespace", "must have 16"),

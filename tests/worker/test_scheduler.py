@@ -99,7 +99,7 @@ def test_a_plan_is_a_difference_to_the_one_before():
     state = place(scheduler, 6)
     plan = run_step(scheduler).plan
     assert [init.row for init in plan.admitted] == [state.row]
-    assert plan.admitted[0].token_ids == state.token_ids[:6]
+    assert plan.admitted[0].token_ids.tolist() == state.token_ids[:6]
     assert plan.new_blocks == [(state.row, state.block_ids)]
     plans = [run_step(scheduler).plan for _ in range(4)]
     assert [len(plan.admitted) for plan in plans] == [0] * 4

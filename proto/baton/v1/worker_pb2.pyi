@@ -444,6 +444,8 @@ class PrefillSubmit(google.protobuf.message.Message):
     prefill_id: builtins.int
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
+    prompt_token_ids: builtins.bytes
+    """4 bytes a token, little-endian uint32: as both engines hold them, so that neither handles tokens one by one."""
     cache_namespace: builtins.bytes
     """16 bytes."""
     num_cached_tokens: builtins.int
@@ -455,8 +457,6 @@ class PrefillSubmit(google.protobuf.message.Message):
     """The request's output so far, part of prompt_token_ids' end; it counts in penalties."""
     adapter: builtins.str
     traceparent: builtins.str
-    @property
-    def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def sampling(self) -> baton.v1.types_pb2.SamplingParams:
         """Every field set."""
@@ -472,7 +472,7 @@ class PrefillSubmit(google.protobuf.message.Message):
         *,
         prefill_id: builtins.int = ...,
         request_id: builtins.str = ...,
-        prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        prompt_token_ids: builtins.bytes = ...,
         sampling: baton.v1.types_pb2.SamplingParams | None = ...,
         stop: baton.v1.types_pb2.StopConditions | None = ...,
         cache_namespace: builtins.bytes = ...,

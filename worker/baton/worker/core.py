@@ -9,6 +9,8 @@ from typing import NewType
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.worker.token_ids import TokenIds
+
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
 Row = NewType("Row", int)  # a request's place in the executor's persistent batch
@@ -126,7 +128,7 @@ class RowInit:
     """A request enters the batch: all that the executor must know of it until the row is freed."""
 
     row: Row
-    token_ids: list[int]  # every token known so far: the prompt, and the output after a preemption or failover
+    token_ids: Int32  # all known so far: the prompt, and the output after a preemption or failover; never changed
     num_prompt_tokens: int  # the first of token_ids; the rest counts as output in penalties and noise positions
     sampling: SamplingParams
 
@@ -182,11 +184,12 @@ class Request:
     """
 
     request_id: str
-    token_ids: list[int]  # prompt first, then output; grows
+    token_ids: TokenIds  # prompt first, then output; made of any sequence of integers
     num_prompt_tokens: int
     sampling: SamplingParams
     stop: StopConditions
     cache_namespace: bytes
+    block_hashes: bytes = b""  # 16 bytes a block: of the first full blocks, as far as they were hashed before
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0  # monotonic seconds
     deadline: float | None = None  # monotonic seconds
@@ -195,3 +198,7 @@ class Request:
     traceparent: str = ""  # W3C trace context of whoever asks; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
     constraint: Constraint | None = None  # of the whole output, what is in token_ids included
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token_ids, TokenIds):
+            self.token_ids = TokenIds(self.token_ids)

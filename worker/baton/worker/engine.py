@@ -120,6 +120,8 @@ class Engine:
         if self._resumed_at_its_end(state):
             return
         if self._settings.prefix_caching:
+            if request.block_hashes:
+                state.take_hashes(request.block_hashes, layout.block_size)
             state.hash_up_to(len(request.token_ids), layout.block_size)
         if request.constraint is not None and self._grammars is not None:
             self._scheduler.compile_first(state)
@@ -459,10 +461,10 @@ class Engine:
             outputs.logprobs[len(outputs.token_ids)] = logprobs
         outputs.requests.append(state.request)
         outputs.token_ids.append(token_id)
-        token_ids = state.request.token_ids
-        token_ids.append(token_id)
+        generated = state.request.token_ids.generated
+        generated.append(token_id)
         self._counters.num_output_tokens += 1
-        if token_id in state.stop_token_ids or (state.grammar is None and len(token_ids) >= state.limit):
+        if token_id in state.stop_token_ids or (state.grammar is None and len(generated) >= state.max_generated):
             self._finish_if_stopped(state, token_id)
         if state.grammar is not None and self._grammars is not None and state.phase is not Phase.DONE:
             self._grammars.advance(state.grammar, token_id)

@@ -7,8 +7,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.worker.core import BlockHash, BlockId, Request
+from baton.worker.token_ids import TokenIds
 
 if TYPE_CHECKING:
     from baton.worker.grammar.match import GrammarMatch
@@ -67,7 +70,7 @@ class RequestState:
         return self.grammar is not None and not self.grammar.ready
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> TokenIds:
         """The prompt, and the output known so far."""
         return self.request.token_ids
 
@@ -79,15 +82,30 @@ class RequestState:
         """The most blocks it can ever need. The last token's KV is never computed."""
         return num_blocks_for(max(self.limit - 1, len(self.request.token_ids)), block_size)
 
+    @property
+    def max_generated(self) -> int:
+        """Tokens, beyond those that it came with, at which it ends."""
+        return self.limit - len(self.request.token_ids.given)
+
+    def take_hashes(self, packed: bytes, block_size: int) -> None:
+        """Begins block_hashes with what was hashed before, 16 bytes a block."""
+        most = min(len(self.token_ids), self.num_cacheable_tokens) // block_size
+        self.block_hashes = split_hashes(packed[: most * HASH_BYTES])
+
     def hash_up_to(self, num_tokens: int, block_size: int) -> None:
         """Extends block_hashes over the full blocks of the first num_tokens tokens."""
         start, stop = len(self.block_hashes), min(num_tokens, self.num_cacheable_tokens) // block_size
         if stop <= start:
             return
         parent = self.block_hashes[-1] if start else self.request.cache_namespace
-        packed = hash_blocks(parent, self.token_ids[start * block_size : stop * block_size], block_size)
-        hashes = (packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES))
-        self.block_hashes.extend(BlockHash(block_hash) for block_hash in hashes)
+        token_ids = self.token_ids[start * block_size : stop * block_size]
+        self.block_hashes += split_hashes(hash_blocks(parent, token_ids, block_size))
+
+
+def split_hashes(packed: bytes) -> list[BlockHash]:
+    """16 bytes a block, one by one."""
+    hashes: list[BlockHash] = np.frombuffer(packed, f"V{HASH_BYTES}").tolist()
+    return hashes
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:

@@ -511,7 +511,7 @@ class Scheduler:
             state.started = self._clock()
         row = self.batch.add(state, num_computed, len(state.block_ids) * self._block_size)
         request = state.request
-        draft.admitted[row] = RowInit(row, list(request.token_ids), request.num_prompt_tokens, request.sampling)
+        draft.admitted[row] = RowInit(row, request.token_ids.array(), request.num_prompt_tokens, request.sampling)
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
             draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, self._step + 1)

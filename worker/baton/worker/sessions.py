@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -94,8 +94,11 @@ class Sessions:
         """A stream began."""
         self._sessions[channel] = _Session(channel)
 
-    def receive(self, channel: int, payload: bytes) -> None:
-        """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream."""
+    def receive(self, channel: int, payload: bytes, block_hashes: Sequence[bytes] = ()) -> None:
+        """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream.
+
+        `block_hashes`: of each submit's first full blocks; empty: not made yet.
+        """
         session = self._sessions.get(channel)
         if session is None:
             return  # cut a moment ago
@@ -109,9 +112,9 @@ class Sessions:
         for slot in message.aborts:
             if request := session.requests.get(slot):
                 self._engine.abort(request.request_id)
-        for submit in message.submits:
+        for submit, hashes in zip(message.submits, block_hashes or itertools.repeat(b""), strict=False):
             try:
-                self._submit(session, submit)
+                self._submit(session, submit, hashes)
             except ServiceError as error:
                 _log.info("request refused: %s", error.message, extra={"request_id": submit.request_id})
                 self._fail(session, submit.slot, error)
@@ -157,7 +160,7 @@ class Sessions:
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
 
-    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest) -> None:
+    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, block_hashes: bytes) -> None:
         if self.draining:
             raise Unavailable("the worker is draining and takes no new requests", phase=types_pb2.PHASE_QUEUE)
         if running := session.requests.get(submit.slot):
@@ -168,7 +171,7 @@ class Sessions:
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
         name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
-        request = generation_of(submit, self._model, name, self._clock())
+        request = generation_of(submit, self._model, name, self._clock(), block_hashes)
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
             self._remote.expect(request, submit.prefill)

@@ -9,13 +9,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions
+from baton.worker.core import Int32, ReasoningLimit, Request, SamplingParams, StopConditions
 from baton.worker.executor.base import ModelSpec
 from baton.worker.grammar.messages import constraint_of
+from baton.worker.token_ids import TokenIds
+from baton.worker.validation import check_token_ids
 
 _MAX_LOGPROBS = 1024
+_TOKEN_BYTES = 4
 _MAX_SEQUENCES = 4096
 _MAX_SEQUENCE_TOKENS = 64
 
@@ -41,12 +46,17 @@ _RANGES = {
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
-def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float) -> Request:
-    """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field."""
+def generation_of(
+    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, block_hashes: bytes = b""
+) -> Request:
+    """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field.
+
+    `block_hashes`: of its first full blocks, as this worker's front made them.
+    """
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
-    prompt, output = list(submit.prompt_token_ids), list(submit.resume.output_token_ids)
-    check_token_ids(output, model.vocab_size, "resume.output_token_ids")
+    prompt, output = as_token_ids(submit.prompt_token_ids), submit.resume.output_token_ids
+    _check_tokens(output, model.vocab_size, "resume.output_token_ids")
     stop = stop_conditions_of(submit.stop, model)
     # Exactly max_tokens is fine: only the finish was lost with the other worker.
     if len(output) > stop.max_tokens:
@@ -56,8 +66,9 @@ def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str,
         )
     return Request(
         request_id=name,
-        token_ids=prompt + output,
+        token_ids=TokenIds(np.concatenate((prompt, as_token_ids(output))) if output else prompt),
         num_prompt_tokens=len(prompt),
+        block_hashes=block_hashes,
         sampling=_with_prompt_logprobs(sampling_of(submit.sampling, stop, model.vocab_size), submit.sampling, model),
         stop=stop,
         cache_namespace=submit.cache_namespace,
@@ -71,11 +82,16 @@ def generation_of(submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str,
     )
 
 
-def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float) -> Request:
-    """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field."""
+def prefill_of(
+    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, block_hashes: bytes = b""
+) -> Request:
+    """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field.
+
+    `block_hashes`: of its first full blocks, as this worker's front made them.
+    """
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
-    token_ids = list(submit.prompt_token_ids)
+    token_ids = packed_token_ids(submit)
     if submit.num_output_tokens >= len(token_ids):
         raise InvalidRequest(
             f"num_output_tokens={submit.num_output_tokens} leaves no prompt of {len(token_ids)} tokens",
@@ -84,8 +100,9 @@ def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, no
     stop = stop_conditions_of(submit.stop, model)
     return Request(
         request_id=name,
-        token_ids=token_ids,
+        token_ids=TokenIds(token_ids),
         num_prompt_tokens=len(token_ids) - submit.num_output_tokens,
+        block_hashes=block_hashes,
         sampling=sampling_of(submit.sampling, stop, model.vocab_size),
         stop=stop,
         cache_namespace=submit.cache_namespace,
@@ -98,13 +115,20 @@ def prefill_of(submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, no
     )
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
-    """Raises InvalidRequest where a token is not the model's."""
-    if token_ids and max(token_ids) >= vocab_size:
-        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+def as_token_ids(token_ids: Sequence[int]) -> Int32:
+    """Tokens of the contract as the engine has them: uint32 beyond int32 are negative."""
+    return np.array(token_ids, np.uint32).view(np.int32)
+
+
+def packed_token_ids(submit: worker_pb2.PrefillSubmit) -> Int32:
+    """The tokens of a prefill. Raises InvalidRequest where their bytes are no whole number of tokens."""
+    packed = submit.prompt_token_ids
+    if len(packed) % _TOKEN_BYTES:
         raise InvalidRequest(
-            f"{field}[{index}] is {token_ids[index]}; the vocabulary has {vocab_size} tokens", field=field
+            f"prompt_token_ids has {len(packed)} bytes; it must have {_TOKEN_BYTES} for each token",
+            field="prompt_token_ids",
         )
+    return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
 
 
 def stop_conditions_of(stop: types_pb2.StopConditions, model: ModelSpec) -> StopConditions:
@@ -172,7 +196,7 @@ def _check_logprob_token_ids(sampling: types_pb2.SamplingParams, vocab_size: int
         raise InvalidRequest(f"{field} needs logprobs", field=field)
     if len(token_ids) > _MAX_LOGPROBS:
         raise InvalidRequest(f"{field} has {len(token_ids)} tokens, at most {_MAX_LOGPROBS} are given", field=field)
-    check_token_ids(token_ids, vocab_size, field)
+    _check_tokens(token_ids, vocab_size, field)
 
 
 def _forbidden_of(sampling: types_pb2.SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
@@ -184,7 +208,7 @@ def _forbidden_of(sampling: types_pb2.SamplingParams, vocab_size: int) -> tuple[
             count = len(sequence.token_ids)
             message = f"{field}: a sequence has {count} tokens; it must have 1 to {_MAX_SEQUENCE_TOKENS}"
             raise InvalidRequest(message, field=field)
-        check_token_ids(sequence.token_ids, vocab_size, field)
+        _check_tokens(sequence.token_ids, vocab_size, field)
     return tuple(tuple(sequence.token_ids) for sequence in sequences)
 
 
@@ -193,7 +217,7 @@ def _limit_of(limit: types_pb2.ReasoningLimit, vocab_size: int) -> ReasoningLimi
     count = len(limit.end_token_ids)
     if not 1 <= count <= _MAX_SEQUENCE_TOKENS:
         raise InvalidRequest(f"{field} has {count} tokens; it must have 1 to {_MAX_SEQUENCE_TOKENS}", field=field)
-    check_token_ids(limit.end_token_ids, vocab_size, field)
+    _check_tokens(limit.end_token_ids, vocab_size, field)
     start = limit.start_token_id if limit.HasField("start_token_id") else None
     return ReasoningLimit(limit.max_tokens, tuple(limit.end_token_ids), start)
 
@@ -214,7 +238,11 @@ def _check_token_set(token_ids: Sequence[int], vocab_size: int, field: str) -> N
     # Repeated ids would cost every step of the whole batch.
     if len(token_ids) > vocab_size:
         raise InvalidRequest(f"{field} has {len(token_ids)} token ids; the vocabulary has {vocab_size}", field=field)
-    check_token_ids(token_ids, vocab_size, field)
+    _check_tokens(token_ids, vocab_size, field)
+
+
+def _check_tokens(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    check_token_ids(as_token_ids(token_ids), vocab_size, field)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import Request
+from baton.worker.core import Int32, Request
 from baton.worker.request_state import num_blocks_for
 
 
@@ -23,17 +25,24 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
             f"{max_model_len - 1} (its limit is {max_model_len} tokens with the output, its pool {num_blocks} blocks)",
             field="prompt_token_ids",
         )
-    low, high = min(request.token_ids), max(request.token_ids)
-    if low < 0 or high >= vocab_size:
-        wrong = low if low < 0 else high
-        raise InvalidRequest(
-            f"token id {wrong} is outside the vocabulary: allowed are 0 to {vocab_size - 1}", field="prompt_token_ids"
-        )
+    check_token_ids(request.token_ids.array(), vocab_size, "prompt_token_ids")
     _check_stop(request)
     if len(request.cache_namespace) != HASH_BYTES:
         raise InvalidRequest(
             f"cache_namespace has {len(request.cache_namespace)} bytes; it must have {HASH_BYTES}",
             field="cache_namespace",
+        )
+
+
+def check_token_ids(token_ids: Int32, vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest where a token is not the model's."""
+    unsigned = token_ids.view(np.uint32)  # as the contract has them
+    if len(unsigned) and unsigned.max() >= vocab_size:
+        index = int((unsigned >= vocab_size).argmax())
+        raise InvalidRequest(
+            f"{field}[{index}] is {unsigned[index]}; the vocabulary has {vocab_size} tokens: allowed are 0 to "
+            f"{vocab_size - 1}",
+            field=field,
         )
 
 

@@ -5,9 +5,12 @@ Plans made by hand: they use rows from 0 on and no block but the first.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from baton.worker.core import Row, RowInit, SamplingParams, StepPlan, TokenMasks
+from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, StepPlan, TokenMasks
+from baton.worker.cuda.prompt_logprobs import MAX_POSITIONS
 
 # Every kind of filter and edit, and logprobs.
 _SPECIAL = SamplingParams(
@@ -23,7 +26,10 @@ _SPECIAL = SamplingParams(
     logprobs=2,
     min_tokens=8,
     suppressed_token_ids=(1,),
+    forbidden_sequences=((0, 1), (2,)),
+    reasoning_limit=ReasoningLimit(1, (3,)),
 )
+_CHOSEN = replace(_SPECIAL, logprob_token_ids=(0, 1))
 _PLAIN = SamplingParams(temperature=1.0, top_p=0.5)
 # One for each way that the kernels for few tokens are cut.
 _DECODE_COUNTS = (1, 2, 17, 33, 65)
@@ -45,11 +51,18 @@ def small_steps(num_rows: int, vocab_size: int) -> list[StepPlan]:
     plans = [_plan([_PLAIN] * count, []) for count in counts]
     plans += [_plan([_PLAIN] * (count - 1), [2]) for count in counts]
     plans.append(_plan([], [1]))
-    plans.append(_plan([_SPECIAL, _PLAIN][:num_rows], []))
+    plans.append(_plan([_SPECIAL, _PLAIN, _CHOSEN][:num_rows], []))
     plans.append(_plan([_SPECIAL] * (num_rows - 1), [1]))
     # Masks, on logits as the model gives them and on edited ones.
     plans += [_masked(_plan([params], []), vocab_size) for params in (_PLAIN, _SPECIAL)]
     return plans
+
+
+def scoring_step(num_tokens: int, max_model_len: int) -> StepPlan:
+    """A prompt whose own log-probabilities are asked for, as long as has logits at once."""
+    plan = _plan([], [max(1, min(num_tokens, max_model_len - 1, MAX_POSITIONS + 1))])
+    plan.admitted[0].sampling = replace(_PLAIN, prompt_logprobs=1)
+    return plan
 
 
 def _masked(plan: StepPlan, vocab_size: int) -> StepPlan:
@@ -67,7 +80,7 @@ def _plan(decodes: list[SamplingParams], chunks: list[int]) -> StepPlan:
     return StepPlan(
         step=0,
         admitted=[
-            RowInit(Row(row), [0] * length, 1 if row < len(decodes) else length, params)
+            RowInit(Row(row), np.zeros(length, np.int32), 1 if row < len(decodes) else length, params)
             for row, (length, params) in enumerate(zip(lengths, sampling, strict=True))
         ],
         rows=rows,

@@ -52,13 +52,13 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
     if not (penalized or ruled or sampling.logit_bias or sampling.allowed_token_ids or _suppresses(sampling)):
         return None
     biased = [(token_id, bias) for token_id, bias in sampling.logit_bias if 0 <= token_id < vocab_size]
-    prompt, output = init.token_ids[: init.num_prompt_tokens], init.token_ids[init.num_prompt_tokens :]
+    prompt, output = init.token_ids[: init.num_prompt_tokens], init.token_ids[init.num_prompt_tokens :].tolist()
     if len(biased) < len(sampling.logit_bias):
         _log.warning("logit_bias names tokens outside the vocabulary of %d; they are ignored", vocab_size)
     return LogitsEdits(
         penalties=penalties,
         # The prompt counts for the repetition penalty alone.
-        counts=TokenCounts(prompt if penalties[0] != 1.0 else [], output) if penalized else None,
+        counts=TokenCounts(prompt if penalties[0] != 1.0 else prompt[:0], output) if penalized else None,
         bias_ids=np.array([token_id for token_id, _ in biased], np.int64),
         biases=np.array([bias for _, bias in biased], np.float32),
         allowed=_known(sampling.allowed_token_ids, vocab_size, "allowed_token_ids"),

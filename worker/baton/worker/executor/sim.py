@@ -249,7 +249,7 @@ class SimExecutor:
     def _admit(self, init: RowInit) -> None:
         row = init.row
         self._table_lens[row] = 0
-        self._prompts[row] = np.array(init.token_ids, np.uint64)
+        self._prompts[row] = init.token_ids.astype(np.uint64)
         self._num_known[row] = len(init.token_ids)
         self._draws.admit(row, init)
 

@@ -43,7 +43,7 @@ class SimDraws:
         if sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logprobs is not None or ruled:
             self._special[row] = sampling
         if ruled:
-            self._rules[row] = OutputRules(sampling, init.token_ids[init.num_prompt_tokens :])
+            self._rules[row] = OutputRules(sampling, init.token_ids[init.num_prompt_tokens :].tolist())
         if sampling.prompt_logprobs is not None:
             self._num_prompt_top[row] = sampling.prompt_logprobs
 

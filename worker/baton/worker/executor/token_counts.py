@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 class TokenCounts:
     """Columns of distinct tokens, in any order, that grow with the output."""
 
-    def __init__(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
-        prompt = np.unique(np.asarray(prompt_token_ids, np.int64))
+    def __init__(self, prompt_token_ids: NDArray[np.int32], output_token_ids: Sequence[int]) -> None:
+        prompt = np.flatnonzero(np.bincount(prompt_token_ids)) if len(prompt_token_ids) else np.empty(0, np.int64)
         self._size = len(prompt)
         self._token_ids = np.concatenate((prompt, np.zeros(64, np.int64)))
         self._counts = np.zeros(len(self._token_ids), np.int64)
