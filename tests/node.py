@@ -10,16 +10,16 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "examples" / "node"
 
 
-def run(*words: str, timeout: float = 60) -> str:
-    """Standard output of `node` with these words, run in the examples' folder. It must succeed."""
-    return _run([*_node(), *words], timeout)
+def run(*words: str, timeout: float = 60, folder: Path = FOLDER) -> str:
+    """Standard output of `node` with these words, run in this folder. It must succeed."""
+    return _run([*_node(), *words], timeout, folder)
 
 
-def install() -> None:
-    """Installs what the lock file names, unless that was done."""
-    lock, stamp = FOLDER / "package-lock.json", FOLDER / "node_modules" / ".installed"
+def install(folder: Path = FOLDER) -> None:
+    """Installs what the folder's lock file names, unless that was done."""
+    lock, stamp = folder / "package-lock.json", folder / "node_modules" / ".installed"
     if not stamp.exists() or stamp.stat().st_mtime < lock.stat().st_mtime:
-        _run([*_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], timeout=300)
+        _run([*_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], 300, folder)
         stamp.touch()
 
 
@@ -41,7 +41,7 @@ def _wheel() -> Path:
     return Path(spec.origin).parent
 
 
-def _run(words: list[str], timeout: float) -> str:
-    ended = subprocess.run(words, cwd=FOLDER, capture_output=True, text=True, timeout=timeout)
+def _run(words: list[str], timeout: float, folder: Path) -> str:
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=timeout)
     assert ended.returncode == 0, f"{' '.join(words)} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
     return ended.stdout

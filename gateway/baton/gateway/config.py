@@ -84,6 +84,7 @@ class GatewayConfig:
         default=64 << 20,
         metadata={"help": "The most bytes of responses in memory, where there is no redis_url.", "minimum": 1024},
     )
+    no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
     max_connections: int = field(
         default=16384, metadata={"help": "Open REST connections; more are answered with 503.", "minimum": 1}
     )

@@ -1,0 +1,178 @@
+// The playground: puts the parts together, and runs one answer at a time.
+
+import { ApiError, streamChat } from "./api.js";
+import { Answer } from "./answer.js";
+import { copyFrom } from "./clipboard.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { byId } from "./dom.js";
+import { tokens } from "./figures.js";
+import { ModelPicker } from "./model_picker.js";
+import { Panel } from "./panel.js";
+import { controlOf, showProblem } from "./problems.js";
+import { asCurl, requestBody } from "./request.js";
+import { Settings } from "./settings.js";
+import { forget, keep, recall } from "./store.js";
+import { Transcript } from "./transcript.js";
+
+class Playground {
+  constructor() {
+    this.settings = new Settings();
+    this.panel = new Panel();
+    this.picker = new ModelPicker(() => this.settings.apiKey);
+    this.conversation = Conversation.from(recall("conversation", []));
+    this.running = null; // the AbortController of the answer that is on its way
+    this.transcript = new Transcript({
+      edit: (index, text) => this.edit(index, text),
+      regenerate: (index) => this.regenerate(index),
+      answerCalls: (texts) => this.answerCalls(texts),
+      awaitsResults: (answer) => answer === this.conversation.lastAnswer,
+      hasField: (error) => controlOf(error.param, error.status) !== null,
+      showField: (error) => this.panel.reveal(controlOf(error.param, error.status)),
+    });
+    this.composer = new Composer((text) => this.send(text), () => this.stop());
+    this.transcript.show(this.conversation);
+    this._listen();
+    this.picker.load();
+    if (!this.panel.coversChat) this.composer.focus();
+  }
+
+  /** Asks with a new message. */
+  send(text) {
+    const values = this._values();
+    if (!values) return;
+    this.conversation.ask(text);
+    this.composer.text = "";
+    this._answer(values);
+  }
+
+  /** Asks again from this message on, with other words. */
+  edit(index, text) {
+    this._again(index, () => this.conversation.ask(text));
+  }
+
+  /** Asks again for the answer at this place. */
+  regenerate(index) {
+    this._again(index, () => {});
+  }
+
+  /** Tells the model what its calls returned. */
+  answerCalls(texts) {
+    const values = this._values();
+    if (!values || this.running) return;
+    this.conversation.addResults(texts);
+    this._answer(values);
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+
+  clear() {
+    this.stop();
+    this.running = null;
+    this.conversation = new Conversation();
+    forget("conversation");
+    this.composer.setBusy(false);
+    this.transcript.show(this.conversation);
+    this.composer.focus();
+  }
+
+  showCurl() {
+    const values = this._values();
+    if (!values) return;
+    const messages = this.conversation.toMessages(this.settings.system);
+    const draft = byId("prompt").value.trim();
+    if (draft) messages.push({ role: "user", content: draft });
+    const body = requestBody(this.picker.model, values, messages);
+    byId("curl-text").textContent = asCurl(new URL("v1/chat/completions", document.baseURI).href, body, this.settings.apiKey);
+    byId("curl-note").textContent = this.settings.apiKey
+      ? "What the next answer would be asked with. Put your key into BATON_API_KEY."
+      : "What the next answer would be asked with.";
+    byId("curl").showModal();
+  }
+
+  _again(index, change) {
+    const values = this._values();
+    if (!values || this.running) return;
+    this.conversation.cutBefore(index);
+    change();
+    this._answer(values);
+  }
+
+  _values() {
+    const values = this.settings.read();
+    if (!values) this.panel.reveal(document.querySelector(".settings [aria-invalid]"));
+    return values;
+  }
+
+  async _answer(values) {
+    const { conversation } = this;
+    const body = requestBody(this.picker.model, values, conversation.toMessages(this.settings.system));
+    const answer = new Answer(this.picker.model, performance.now());
+    answer.isJson = values.format !== "text";
+    conversation.addAnswer(answer);
+    const abort = (this.running = new AbortController());
+    this.composer.setBusy(true);
+    this.composer.focus();
+    this.transcript.show(conversation);
+    keep("conversation", conversation.turns);
+    this._say("Waiting for the answer.");
+    await this._fill(answer, body, abort.signal);
+    if (this.running !== abort) return; // the conversation has been cleared meanwhile
+    this.running = null;
+    this.composer.setBusy(false);
+    this.transcript.finish();
+    keep("conversation", conversation.turns);
+    this._say(wordsOf(answer));
+    if (!this.picker.model) this.picker.load();
+  }
+
+  async _fill(answer, body, signal) {
+    try {
+      for await (const chunk of streamChat(body, this.settings.apiKey, signal)) {
+        answer.add(chunk, performance.now());
+        this.transcript.grow();
+      }
+      answer.end("done");
+    } catch (error) {
+      if (signal.aborted) answer.end("stopped");
+      else this._fail(answer, error);
+    }
+  }
+
+  _fail(answer, error) {
+    const { message, status = 0, param = null } = error;
+    answer.end("failed", { message, status, param });
+    if (!(error instanceof ApiError)) return;
+    const control = controlOf(param, status);
+    if (control) showProblem(control, message);
+  }
+
+  _listen() {
+    byId("new-chat").addEventListener("click", () => this.clear());
+    byId("show-curl").addEventListener("click", () => this.showCurl());
+    byId("copy-curl").addEventListener("click", (event) => copyFrom(event.target, byId("curl-text").textContent));
+    byId("suggestions").addEventListener("click", (event) => {
+      if (event.target.matches("button")) this.send(event.target.textContent);
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || byId("curl").open) return;
+      if (this.panel.coversChat) this.panel.close();
+      else this.stop();
+    });
+  }
+
+  /** For those who do not see the page. */
+  _say(text) {
+    byId("status").textContent = text;
+  }
+}
+
+function wordsOf(answer) {
+  if (answer.error) return ""; // an alert in the answer says it
+  const size = answer.usage ? `, ${tokens(answer.usage.completion_tokens)}` : "";
+  return answer.state === "stopped" ? `Stopped${size}.` : `The answer is complete${size}.`;
+}
+
+new Playground();

@@ -1,0 +1,48 @@
+// The settings beside the chat; on narrow screens, over it.
+
+import { byId } from "./dom.js";
+
+const NARROW = matchMedia("(max-width: 60rem)");
+
+/** Opens and closes the settings. While they cover the chat, the chat cannot be reached. */
+export class Panel {
+  constructor() {
+    this.isOpen = !NARROW.matches;
+    byId("show-settings").addEventListener("click", () => (this.isOpen ? this.close() : this.open()));
+    byId("hide-settings").addEventListener("click", () => this.close());
+    byId("shade").addEventListener("click", () => this.close());
+    NARROW.addEventListener("change", () => this._set(!NARROW.matches));
+    this._set(this.isOpen);
+  }
+
+  get coversChat() {
+    return this.isOpen && NARROW.matches;
+  }
+
+  open() {
+    this._set(true);
+    byId("hide-settings").focus();
+  }
+
+  close() {
+    this._set(false);
+    byId("show-settings").focus();
+  }
+
+  /** Shows a setting, and puts the focus on it. */
+  reveal(control) {
+    if (byId("settings").contains(control)) this._set(true);
+    const section = control.closest("details");
+    if (section) section.open = true;
+    control.focus();
+    control.scrollIntoView({ block: "center" });
+  }
+
+  _set(isOpen) {
+    this.isOpen = isOpen;
+    byId("settings").hidden = !isOpen;
+    byId("show-settings").setAttribute("aria-expanded", String(isOpen));
+    byId("shade").hidden = !this.coversChat;
+    for (const node of [byId("chat"), document.querySelector(".bar")]) node.inert = this.coversChat;
+  }
+}

