@@ -30,11 +30,12 @@ from baton.worker.cuda.host_cache import HostCache
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.cuda.memory import allocate_kv, check_weights_fit, graph_bytes, num_blocks_that_fit, open_device
 from baton.worker.cuda.pieces import Pieces, piece_bytes
-from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
+from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs
+from baton.worker.cuda.sampler import DeviceSampler
 from baton.worker.cuda.start import StartPhases
-from baton.worker.cuda.stepper import Stepper
+from baton.worker.cuda.stepper import Computed, Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
-from baton.worker.cuda.warm_up import largest_step, small_steps
+from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
 from baton.worker.model.config import ModelConfig
@@ -49,7 +50,7 @@ class _Launched:
     step: int
     plan: StepPlan
     token_ids: Tensor  # pinned
-    logprobs: PendingLogprobs | None
+    computed: Computed
     started: torch.cuda.Event
     done: torch.cuda.Event
 
@@ -125,10 +126,12 @@ class CudaExecutor:
         except Exception as error:
             raise_if_lost(error, self._wait)
             raise
+        logprobs, prompt_logprobs = launched.computed.logprobs, launched.computed.prompt_logprobs
         result = StepResult(
             step=launched.step,
             token_ids=launched.token_ids.numpy().copy(),
-            logprobs={} if launched.logprobs is None else launched.logprobs.read(),
+            logprobs={} if logprobs is None else logprobs.read(),
+            prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
             seconds=launched.started.elapsed_time(launched.done) / 1000,
         )
         if self._config.trace_steps:
@@ -197,18 +200,19 @@ class CudaExecutor:
         started.record()
         self._batch.apply(plan)
         self._sampler.admit(plan.admitted)
+        self._prompt_logprobs.admit(plan.admitted)
         if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
             self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
         try:
-            sampled, logprobs = self._compute(plan, self._sampler.is_plain(plan))
+            computed = self._compute(plan, self._sampler.is_plain(plan))
         finally:
             self._decoder.on_written = None
         self._turn = (self._turn + 1) % len(self._pinned)
-        token_ids = self._pinned[self._turn][: len(sampled)]
-        token_ids.copy_(sampled, non_blocking=True)
+        token_ids = self._pinned[self._turn][: len(computed.token_ids)]
+        token_ids.copy_(computed.token_ids, non_blocking=True)
         done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         done.record()
-        self._launched.append(_Launched(plan.step, plan, token_ids, logprobs, started, done))
+        self._launched.append(_Launched(plan.step, plan, token_ids, computed, started, done))
         if self._wake is not None:
             self._watch.add(done, self._wake)
 
@@ -217,17 +221,17 @@ class CudaExecutor:
         written.record()
         self._watch.add(written, partial(hook, plan, layer))
 
-    def _compute(self, plan: StepPlan, plain: bool) -> tuple[Tensor, PendingLogprobs | None]:
+    def _compute(self, plan: StepPlan, plain: bool) -> Computed:
         graphs = self._graphs
         if graphs is None or plan.num_decodes < len(plan.rows):
             return self._stepper.run(plan, plain)
         sampled = graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
         if plain:
-            return sampled, None
+            return Computed(sampled)
         # The graph's draw was without the rows' wishes: it is done again, over it.
         count, size = len(plan.rows), graphs.size_for(len(plan.rows))
         lengths = graphs.numbers[size : size + count] + 1
-        return self._sampler.draw_special(self._logits[:count], graphs.numbers[:count], lengths, plan)
+        return Computed(*self._sampler.draw_special(self._logits[:count], graphs.numbers[:count], lengths, plan))
 
     def _record(self, numbers: Tensor, size: int) -> Tensor:
         return self._stepper.decode(numbers, size, self._logits[:size])
@@ -241,6 +245,7 @@ class CudaExecutor:
         self._sampler = DeviceSampler(
             rows, model.vocab_size, self._batch, device, batch_invariant=config.batch_invariant
         )
+        self._prompt_logprobs = DevicePromptLogprobs(self._batch, batch_invariant=config.batch_invariant)
         self._pinned = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self.depth + 2)]
         # Of every graph's step; without graphs never used.
         self._logits = torch.empty(rows if config.cuda_graphs else 0, model.vocab_size, dtype=dtype, device=device)
@@ -258,6 +263,7 @@ class CudaExecutor:
             self._batch,
             self._decoder,
             self._sampler,
+            self._prompt_logprobs,
             rows,
             config.block_size,
             device,
@@ -282,7 +288,8 @@ class CudaExecutor:
         try:
             self._decoder.warm_up()
             largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
-            for plan in (largest, *small_steps(rows, self.model.vocab_size)):
+            scoring = scoring_step(config.max_num_batched_tokens, self.model.max_model_len)
+            for plan in (largest, scoring, *small_steps(rows, self.model.vocab_size)):
                 self._launch(plan)
                 self.collect()
         except Exception as error:

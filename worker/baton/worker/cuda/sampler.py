@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.reference.logprobs import row_logprobs
+from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
 from baton.kernels.sampling import SamplingColumns, sample_tokens
 from baton.kernels.token_mask import apply_token_masks
 from baton.worker.core import RowInit, SamplingParams, StepPlan, TokenLogprobs, TokenMasks
 from baton.worker.cuda.batch import DeviceBatch
+from baton.worker.cuda.output_rules import DeviceRules
+from baton.worker.cuda.prompt_logprobs import to_pinned
+from baton.worker.executor.output_rules import has_rules
 
 _LOW_64 = (1 << 64) - 1
 
@@ -26,14 +31,20 @@ class PendingLogprobs:
     indices: list[int]  # into the step's sampled tokens
     num_tops: list[int]
     found: list[Tensor]  # pinned: logprobs, ranks, top_token_ids, top_logprobs
+    # By place in `indices`, where the request says which alternatives: those, and their log-probabilities, pinned.
+    named: dict[int, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
 
     def read(self) -> dict[int, TokenLogprobs]:
         """By index into the step's sampled tokens. Call when the step is done."""
         columns = zip(self.indices, self.num_tops, *(tensor.tolist() for tensor in self.found), strict=True)
-        return {
+        found = {
             index: TokenLogprobs(logprob, rank, tuple(top_ids[:count]), tuple(top[:count]))
             for index, count, logprob, rank, top_ids, top in columns
         }
+        for place, (token_ids, values) in self.named.items():
+            index = self.indices[place]
+            found[index] = replace(found[index], top_token_ids=token_ids, top_logprobs=tuple(values.tolist()))
+        return found
 
 
 class DeviceSampler:
@@ -59,6 +70,8 @@ class DeviceSampler:
         self._params: list[SamplingParams | None] = [None] * num_rows
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._special = np.zeros(num_rows, np.bool_)  # rows that edit their logits or ask for logprobs
+        self._rules: dict[int, DeviceRules] = {}  # by row
+        self._chosen: dict[int, Tensor] = {}  # by row: the alternatives, where the request says which
 
     def admit(self, inits: list[RowInit]) -> None:
         """Takes rows' parameters to the device, in one copy."""
@@ -83,6 +96,27 @@ class DeviceSampler:
         columns.temperature.index_copy_(0, rows, wide[4].float())
         columns.top_p.index_copy_(0, rows, wide[5].float())
         columns.min_p.index_copy_(0, rows, wide[6].float())
+        self._admit_lists(inits)
+
+    def _admit_lists(self, inits: list[RowInit]) -> None:
+        """Takes what few requests have, in one copy."""
+        values: list[NDArray[np.int64]] = []
+        taken: list[Callable[[Tensor], None]] = []
+        for init in inits:
+            row, sampling = init.row, init.sampling
+            self._rules.pop(row, None)
+            self._chosen.pop(row, None)
+            if has_rules(sampling):
+                rules = self._rules[row] = DeviceRules(sampling, self._vocab_size)
+                values.append(rules.values)
+                taken.append(rules.place)
+            if sampling.logprobs is not None and sampling.logprob_token_ids:
+                values.append(np.array(sampling.logprob_token_ids, np.int64))
+                taken.append(partial(self._chosen.__setitem__, row))
+        if values:
+            parts = self._batch.upload(np.concatenate(values)).split([len(each) for each in values])  # type: ignore[no-untyped-call]
+            for take, part in zip(taken, parts, strict=True):
+                take(part)
 
     def is_plain(self, plan: StepPlan) -> bool:
         """Whether `draw` alone serves the plan's rows."""
@@ -99,7 +133,7 @@ class DeviceSampler:
     def draw_special(
         self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor, plan: StepPlan
     ) -> tuple[Tensor, PendingLogprobs | None]:
-        """As draw, with the wishes of special rows: penalties, biases, allowed and suppressed tokens, masks, logprobs.
+        """As draw, with the wishes of special rows: penalties, biases, what may or may not come, masks, logprobs.
 
         `logits` may be changed.
         """
@@ -119,9 +153,18 @@ class DeviceSampler:
         sampled = self.draw(edited, batch_rows, seq_lens)
         if raw is None:
             return sampled, None
-        num_tops = [min(self._of(rows[index]).logprobs or 0, self._vocab_size) for index in asking]
+        num_tops = [self._num_top(rows[index]) for index in asking]
         found = self._logprobs(raw, sampled[self._to_device(asking)].long(), num_tops)
-        return sampled, PendingLogprobs(asking, num_tops, [_to_pinned(tensor) for tensor in found])
+        named = {
+            place: (self._of(row).logprob_token_ids, to_pinned(token_logprobs(raw[place : place + 1], ids[None])[0]))
+            for place, row in enumerate(rows[index] for index in asking)
+            if (ids := self._chosen.get(row)) is not None
+        }
+        return sampled, PendingLogprobs(asking, num_tops, [to_pinned(tensor) for tensor in found], named)
+
+    def _num_top(self, row: int) -> int:
+        """How many of the most likely tokens are wanted."""
+        return 0 if row in self._chosen else min(self._of(row).logprobs or 0, self._vocab_size)
 
     def _mask(self, logits: Tensor, masks: TokenMasks) -> None:
         """In place. Rows and bits go up in one copy through pinned memory."""
@@ -170,6 +213,9 @@ class DeviceSampler:
             logits.fill_(float("-inf")).index_copy_(0, ids, kept)
         if num_tokens - num_prompt < params.min_tokens and params.suppressed_token_ids:
             logits.index_fill_(0, self._known(params.suppressed_token_ids), float("-inf"))
+        rules = self._rules.get(row)
+        if rules is not None:
+            rules.apply(logits, self._batch.token_ids[row, num_prompt:num_tokens])
 
     def _known(self, token_ids: list[int] | tuple[int, ...]) -> Tensor:
         return self._to_device([token_id for token_id in token_ids if token_id < self._vocab_size])
@@ -187,14 +233,10 @@ def _edits(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or (params.min_tokens and params.suppressed_token_ids)
+        or has_rules(params)
     )
 
 
 def _widened(part: Tensor, width: int) -> Tensor:
     """Rows of alternatives, to as many as the row with the most has."""
     return part if part.dim() == 1 else functional.pad(part, (0, width - part.shape[1]))
-
-
-def _to_pinned(tensor: Tensor) -> Tensor:
-    out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return out.copy_(tensor, non_blocking=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,9 +15,18 @@ from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
+from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
 
 _TILE_ROWS = 128
+
+
+class Computed(NamedTuple):
+    """What a step leaves behind, on the device or on its way from there."""
+
+    token_ids: Tensor  # of the rows that sample, int32
+    logprobs: PendingLogprobs | None = None
+    prompt_logprobs: PendingPromptLogprobs | None = None
 
 
 class Stepper:
@@ -26,6 +37,7 @@ class Stepper:
         batch: DeviceBatch,
         decoder: Decoder,
         sampler: DeviceSampler,
+        prompt_logprobs: DevicePromptLogprobs,
         num_rows: int,
         block_size: int,
         device: torch.device,
@@ -36,6 +48,7 @@ class Stepper:
         self._batch = batch
         self._decoder = decoder
         self._sampler = sampler
+        self._prompt_logprobs = prompt_logprobs
         self._block_size = block_size
         self._device = device
         self._invariant = batch_invariant
@@ -51,7 +64,7 @@ class Stepper:
         found = self._decoder.logits(self._decoder.forward(inputs), logits)
         return self._sampler.draw(found, numbers[:size], inputs.seq_lens)
 
-    def run(self, plan: StepPlan, plain: bool) -> tuple[Tensor, PendingLogprobs | None]:
+    def run(self, plan: StepPlan, plain: bool) -> Computed:
         """Any step, launched kernel by kernel: a token for each row that samples."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:
@@ -73,14 +86,15 @@ class Stepper:
             hidden = self._decoder.forward_in_pieces(pieces, inputs)
         else:
             hidden = self._decoder.forward(inputs)
+        scored = self._prompt_logprobs.of(plan, columns, hidden, self._decoder.logits)
         if not len(chosen):
-            return torch.empty(0, dtype=torch.int32, device=self._device), None
+            return Computed(torch.empty(0, dtype=torch.int32, device=self._device), None, scored)
         picked, last = up[-2 * len(chosen) :].view(2, -1)
         logits = self._decoder.logits(hidden[last])
         seq_lens = inputs.seq_lens[picked]
         if plain:
-            return self._sampler.draw(logits, chosen_rows, seq_lens), None
-        return self._sampler.draw_special(logits, chosen_rows, seq_lens, plan)
+            return Computed(self._sampler.draw(logits, chosen_rows, seq_lens), None, scored)
+        return Computed(*self._sampler.draw_special(logits, chosen_rows, seq_lens, plan), scored)
 
     def _tiles(self, columns: StepColumns) -> PrefillTiles | None:
         decodes = columns.num_decodes
