@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns
-from baton.router.index_table import Fingerprints
+from baton.router.index_lines import Fingerprints
 from baton.rpc.block_hash import HASH_BYTES
 from baton.v1 import kv_pb2
 
@@ -62,9 +62,11 @@ def fingerprints_of(block_hashes: bytes) -> Fingerprints:
     return spread
 
 
-def sorted_set(pieces: list[Fingerprints]) -> Fingerprints:
-    """All of them in order, each once."""
-    merged = np.sort(np.concatenate(pieces))
+def sorted_set(pieces: list[Fingerprints]) -> tuple[Fingerprints, NDArray[np.int64]]:
+    """All of them in order, each once, and where each was in the pieces together."""
+    merged = np.concatenate(pieces)
+    order = np.argsort(merged)
+    merged = merged[order]
     is_first = np.ones(merged.size, np.bool_)
     np.not_equal(merged[1:], merged[:-1], out=is_first[1:])
-    return merged if is_first.all() else merged[is_first]
+    return (merged, order) if is_first.all() else (merged[is_first], order[is_first])

@@ -30,7 +30,7 @@ _CONNECT_SECONDS = 1.0
 _RETENTION_SECONDS = 60.0  # a worker that is silent for so long is dropped
 _BLOCKS_PER_TURN = 256  # applied at once, in a fraction of a millisecond
 _SNAPSHOT_BLOCKS_PER_TURN = 4096  # about a millisecond
-_PLACES_PER_CLEANING = 16_384  # about a quarter of a millisecond
+_LINES_PER_CLEANING = 16_384  # about a quarter of a millisecond
 
 
 class IndexClient:
@@ -197,7 +197,7 @@ class IndexClient:
             more = True
             while more:
                 await asyncio.sleep(0)  # lookups go first
-                more = self._index.clean(_PLACES_PER_CLEANING)
+                more = self._index.clean(_LINES_PER_CLEANING)
         finally:
             self._cleaning = None
 

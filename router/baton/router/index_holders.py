@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.router.index_table import Codes
+from baton.router.index_lines import Codes
 from baton.rpc.errors import NoCapacity
 
 Columns: TypeAlias = NDArray[np.int64]  # slot * NUM_TIERS + tier
@@ -30,7 +30,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._words = 1  # 64 slots each
-        self._rows = np.zeros((_FIRST_SHARED + _MIN_ROWS, NUM_TIERS, 1), np.uint64)
+        self._rows = np.zeros((NUM_TIERS, _FIRST_SHARED + _MIN_ROWS, 1), np.uint64)
         self._num_rows = _FIRST_SHARED
         self._free = np.zeros(0, np.uint32)  # rows of no block, in [:_num_free]
         self._num_free = 0
@@ -52,12 +52,12 @@ class Holders:
         if slot == MAX_SLOTS:
             raise NoCapacity(f"the index has {MAX_SLOTS} workers; it takes no more")
         if slot == self._words * 64:
-            wider = np.zeros((self._rows.shape[0], NUM_TIERS, 2 * self._words), np.uint64)
-            wider[: self._num_rows, :, : self._words] = self._rows[: self._num_rows]
+            wider = np.zeros((*self._rows.shape[:2], 2 * self._words), np.uint64)
+            wider[:, : self._num_rows, : self._words] = self._rows[:, : self._num_rows]
             self._rows = wider
             self._words *= 2
         for tier in range(NUM_TIERS):
-            self._rows[1 + slot * NUM_TIERS + tier, tier, slot // 64] = 1 << (slot % 64)
+            self._rows[tier, 1 + slot * NUM_TIERS + tier, slot // 64] = 1 << (slot % 64)
         self._num_slots += 1
         return slot
 
@@ -70,15 +70,17 @@ class Holders:
 
     def masks(self, codes: Codes) -> Masks:
         """The bits of each code."""
-        return self._rows.take(codes, axis=0, mode="clip")
+        return self._rows[:, codes].swapaxes(0, 1)
 
     def words_of(self, codes: Codes, tier: int) -> NDArray[np.uint64]:
         """The bits of each code in one tier. [n, words]"""
+        rows = self._rows[tier]
         if self._words > 1:
-            return self._rows[:, tier].take(codes, axis=0, mode="clip")
+            taken: NDArray[np.uint64] = rows.take(codes, axis=0, mode="clip")
+            return taken
         # Single words are gathered several times as fast as rows.
-        places = codes.astype(np.int64) * NUM_TIERS + tier
-        return self._rows.reshape(-1).take(places, mode="clip").reshape(-1, 1)
+        words: NDArray[np.uint64] = rows.reshape(-1).take(codes, mode="clip").reshape(-1, 1)
+        return words
 
     def add(self, codes: Codes, columns: Columns) -> tuple[Codes, NDArray[np.bool_]]:
         """The codes with a column more each, and which of them lacked it. No shared row may be there twice."""
@@ -88,13 +90,13 @@ class Holders:
         shared = (codes >= _FIRST_SHARED).nonzero()[0]
         if shared.size:
             rows, (tiers, words, bits) = codes[shared], self._bits(columns[shared])
-            before = self._rows[rows, tiers, words]
+            before = self._rows[tiers, rows, words]
             lacked[shared] = before & bits == 0
-            self._rows[rows, tiers, words] = before | bits
+            self._rows[tiers, rows, words] = before | bits
         second = ((codes != 0) & (codes < _FIRST_SHARED) & (codes != single)).nonzero()[0]
         if second.size:
             taken = self._take_rows(second.size)
-            self._rows[taken] = self._rows[codes[second]] | self._rows[single[second]]
+            self._rows[:, taken] = self._rows[:, codes[second]] | self._rows[:, single[second]]
             result[second] = taken
         return result, lacked
 
@@ -105,9 +107,9 @@ class Holders:
         shared = (codes >= _FIRST_SHARED).nonzero()[0]
         if shared.size:
             rows, (tiers, words, bits) = codes[shared], self._bits(columns[shared])
-            before = self._rows[rows, tiers, words]
+            before = self._rows[tiers, rows, words]
             had[shared] = before & bits != 0
-            self._rows[rows, tiers, words] = before & ~bits
+            self._rows[tiers, rows, words] = before & ~bits
             result[shared] = self._simplified(rows)
         return result, had
 
@@ -117,7 +119,7 @@ class Holders:
         result = np.where(left.any(axis=(1, 2)), codes, np.uint32(0))
         shared = (codes >= _FIRST_SHARED).nonzero()[0]
         if shared.size:
-            self._rows[codes[shared]] = left[shared]
+            self._rows[:, codes[shared]] = left[shared].swapaxes(0, 1)
             result[shared] = self._simplified(codes[shared])
         return result
 
@@ -128,7 +130,7 @@ class Holders:
 
     def _simplified(self, rows: Codes) -> Codes:
         """Codes for shared rows that lost bits: rows with one bit or none are given back."""
-        masks = self._rows[rows].reshape(rows.size, -1)
+        masks = self.masks(rows).reshape(rows.size, -1)
         counts = np.bitwise_count(masks).sum(axis=1)
         result = rows.copy()
         result[counts == 0] = 0
@@ -146,10 +148,10 @@ class Holders:
         self._num_free -= reused
         taken = self._free[self._num_free : self._num_free + reused]
         fresh = count - reused
-        while self._num_rows + fresh > self._rows.shape[0]:
-            shared = self._rows.shape[0] - _FIRST_SHARED
-            grown = np.zeros((_FIRST_SHARED + 2 * shared, NUM_TIERS, self._words), np.uint64)
-            grown[: self._num_rows] = self._rows[: self._num_rows]
+        while self._num_rows + fresh > self._rows.shape[1]:
+            shared = self._rows.shape[1] - _FIRST_SHARED
+            grown = np.zeros((NUM_TIERS, _FIRST_SHARED + 2 * shared, self._words), np.uint64)
+            grown[:, : self._num_rows] = self._rows[:, : self._num_rows]
             self._rows = grown
         new = np.arange(self._num_rows, self._num_rows + fresh, dtype=np.uint32)
         self._num_rows += fresh

@@ -18,22 +18,28 @@ def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
     return edges
 
 
-def ends_of(held: NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """Each slot that is in the first row, and the number of rows that it is in; it is in no later one again."""
-    edges = _edges(held)
+def ends_of(held: NDArray[np.uint64], live: int) -> list[tuple[int, int]]:
+    """Each slot of `live`, a set of bits, that is in the first row, and the number of rows that it is in; it is in no
+    later one again."""
     if held.shape[1] == 1:
-        rows: list[int] = held[edges[:-1], 0].tolist()
+        column = held.ravel()
+        changes = (column[1:] != column[:-1]).nonzero()[0]
+        rows: list[int] = column.take(changes).tolist()
+        rows.append(column.item(-1))
+        depths = changes.tolist()
     else:
-        rows = [int.from_bytes(row.tobytes(), "little") for row in held[edges[:-1]].astype("<u8", copy=False)]
-    rows.append(0)
+        lasts = _edges(held)[1:] - 1
+        rows = [int.from_bytes(row.tobytes(), "little") for row in held[lasts].astype("<u8", copy=False)]
+        depths = lasts[:-1].tolist()
+    depths.append(held.shape[0] - 1)
     ends: list[tuple[int, int]] = []
-    before = rows[0]
-    for after, depth in zip(rows[1:], edges[1:].tolist(), strict=True):
-        ended = before ^ after
-        before = after
+    before = 0
+    for held_then, depth in zip(reversed(rows), reversed(depths), strict=True):
+        ended = held_then & live & ~before
+        before |= ended
         while ended:
             lowest = ended & -ended
-            ends.append((lowest.bit_length() - 1, depth))
+            ends.append((lowest.bit_length() - 1, depth + 1))
             ended ^= lowest
     return ends
 

@@ -1,4 +1,4 @@
-"""Block fingerprints and one code each, in packed arrays. Knows no worker and no hash function.
+"""Block fingerprints and the line of each, in packed arrays. Knows no worker and no hash function.
 
 An extendible hash table: the top bits of a fingerprint choose a segment through the directory, its lowest sixteen bits
 name two buckets of eight places there. A block is in the first of the two, or, where that was full, in the second:
@@ -8,19 +8,14 @@ two by the next bit; every other one stays as it is, so that growth never stops 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Fingerprints: TypeAlias = NDArray[np.uint64]  # [n], never 0
-Places: TypeAlias = NDArray[np.int64]  # [n], -1: not there
-Codes: TypeAlias = NDArray[np.uint32]  # [n], never 0 for a block that is there
+from baton.router.index_lines import Fingerprints, LineNumbers, Lines, doubled, zeros
 
-Item = TypeVar("Item", bound=np.generic)
+Places: TypeAlias = NDArray[np.int64]  # [n], -1: not there
 
 _BUCKET_PLACES = 8  # 64 bytes of fingerprints: a cache line
 _BUCKETS_BITS = 8
@@ -31,16 +26,19 @@ _MAX_FILL = int(0.78 * SEGMENT_PLACES)  # beyond, both buckets of a block are to
 _BUCKET_MASK = np.uint64(_SEGMENT_BUCKETS - 1)
 _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
+_ONE_BY_ONE = 6  # blocks: so many are found in Python before numpy has begun
+_FEW_BLOCKS = 384  # of a prompt: to look for them all is as quick as to guess
+_GUESSED_BITS = 4
+_GUESSED = 1 << _GUESSED_BITS  # blocks of a prompt for each one that is looked for
+_FOLLOWING = np.arange(_GUESSED)
 _FEW = 1024
-_ZERO = np.zeros(1, np.int64)
+_ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 # 29 million blocks fit before anything is copied: a copy of all would hold up lookups.
 _RESERVED_SEGMENTS = 1 << 15
-# MAP_NORESERVE has a name from Python 3.13 on.
-_LAZILY: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000} if sys.platform == "linux" else {}
 
 
 class BlockTable:
-    """Fingerprints of 64 bits, a code of 32 bits each: 12 bytes a place."""
+    """Fingerprints of 64 bits, a line's number of 32 bits each: 12 bytes a place."""
 
     def __init__(self) -> None:
         self._bits = 1  # of the directory
@@ -48,23 +46,20 @@ class BlockTable:
         self._num_segments = 2
         self._local_bits = [1, 1]
         self._prefixes = [0, 1]
-        self._fill = _zeros((_RESERVED_SEGMENTS,), np.int64)
-        self._keys = _zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
-        self.codes = _zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; 0: free
+        self._fill = zeros((_RESERVED_SEGMENTS,), np.int64)
+        self._keys = zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
+        self._line_at = zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; means nothing where free
+        self.lines = Lines()
 
     def __len__(self) -> int:
         """Blocks that are there."""
         return int(self._fill[: self._num_segments].sum())
 
     @property
-    def num_places(self) -> int:
-        """Places in use or free; `codes` may be longer."""
-        return self._num_segments * SEGMENT_PLACES
-
-    @property
     def num_bytes(self) -> int:
         """Memory in use; what is only reserved is not counted."""
-        return self.num_places * 12 + self._directory.nbytes + self._num_segments * 8
+        places = self._num_segments * SEGMENT_PLACES
+        return places * 12 + self._directory.nbytes + self._num_segments * 8 + self.lines.num_bytes
 
     def find(self, fingerprints: Fingerprints) -> Places:
         """Where each block is."""
@@ -74,50 +69,103 @@ class BlockTable:
             places[missing] = self._look_second(fingerprints[missing], bases[missing])
         return places
 
-    def find_prefix(self, fingerprints: Fingerprints) -> Places:
-        """Where the first blocks are, up to the first that is not there."""
+    def lines_at(self, places: Places) -> LineNumbers:
+        """The lines of blocks that are there."""
+        return self._line_at.take(places, mode="clip").astype(np.int64)
+
+    def find_prefix(self, fingerprints: Fingerprints) -> LineNumbers:
+        """The lines of the first blocks, up to the first that is not there."""
+        if fingerprints.size <= _FEW_BLOCKS:
+            places = self._find_first(fingerprints)
+            return self.lines_at(places)
+        # Of a prompt that nobody holds, the first block tells; of others, some: the rest is next to them.
+        marks = self._find_few(fingerprints[::_GUESSED])
+        if marks.size and marks.min() < 0:
+            marks = marks[: (marks < 0).argmax()]
+            fingerprints = fingerprints[: marks.size * _GUESSED]
+        marks = self.lines_at(marks)
+        lines = (marks[:, None] + _FOLLOWING).ravel()[: fingerprints.size]
+        wrong = (self.lines.fingerprints.take(lines, mode="clip") != fingerprints).nonzero()[0]
+        if wrong.size:
+            wrong = self._guess_back(fingerprints, lines, marks, wrong)
+        for some in (wrong[:_FIRST_MISSES], wrong[_FIRST_MISSES:]):
+            if some.size:
+                places = self._find_few(fingerprints[some])
+                lines[some] = self.lines_at(places)
+                if places.min() < 0:
+                    return lines[: some[(places < 0).argmax()]]
+        return lines
+
+    def _find_one(self, fingerprint: int) -> int:
+        base = self._directory.item(fingerprint >> (64 - self._bits))
+        for bucket in (fingerprint, fingerprint >> _BUCKETS_BITS):
+            bucket = base + bucket % _SEGMENT_BUCKETS
+            keys = self._keys[bucket].tolist()
+            if fingerprint in keys:
+                return int(bucket * _BUCKET_PLACES + keys.index(fingerprint))
+        return -1
+
+    def _find_first(self, fingerprints: Fingerprints) -> Places:
+        """As `find`, up to the first that is not there."""
         bases, places = self._look_first(fingerprints)
         missing = (places < 0).nonzero()[0]
-        # Of a prompt that nobody holds, a few blocks tell.
         for some in (missing[:_FIRST_MISSES], missing[_FIRST_MISSES:]):
             if some.size:
                 found = self._look_second(fingerprints[some], bases[some])
+                places[some] = found
                 absent = (found < 0).nonzero()[0]
                 if absent.size:
-                    places[some] = found
                     return places[: some[absent[0]]]
-                places[some] = found
         return places
 
-    def insert(self, fingerprints: Fingerprints) -> Places:
-        """Adds blocks that are not there, sorted and each once; their codes are 0 and the caller's to set at once."""
-        self._make_room(fingerprints)
-        moved = False
-        bases = self._bases(fingerprints)
-        places = self._take_places(fingerprints, bases + (fingerprints & _BUCKET_MASK).view(np.int64))
-        left = (places < 0).nonzero()[0]
-        if left.size:
-            places[left] = self._take_places(fingerprints[left], _second_buckets(fingerprints[left], bases[left]))
-            left = left[places[left] < 0]
+    def insert(self, fingerprints: Fingerprints, lines: LineNumbers) -> bool:
+        """Adds blocks that are not there, sorted and each once; the codes of their lines are the caller's to set at
+        once. True: others have moved to other places."""
+        moved = self._make_room(fingerprints)
+        self.lines.fingerprints[lines] = fingerprints
+        left = self._put(fingerprints, lines)
         while left.size:
             # Both buckets are full: rare, and cured by a split.
-            for base in np.unique(self._bases(fingerprints[left])).tolist():
-                self._split(base >> _BUCKETS_BITS)
             moved = True
-            here = fingerprints[left]
-            bases = self._bases(here)
-            taken = self._take_places(here, bases + (here & _BUCKET_MASK).view(np.int64))
-            again = (taken < 0).nonzero()[0]
-            if again.size:
-                taken[again] = self._take_places(here[again], _second_buckets(here[again], bases[again]))
-            left = left[taken < 0]
-        return self.find(fingerprints) if moved else places
+            fingerprints, lines = fingerprints[left], lines[left]
+            for base in np.unique(self._bases(fingerprints)).tolist():
+                self._split(base >> _BUCKETS_BITS)
+            left = self._put(fingerprints, lines)
+        return moved
 
-    def remove(self, places: Places) -> None:
-        """Frees places, each once."""
+    def remove(self, places: Places, lines: LineNumbers) -> None:
+        """Takes blocks out, each once: where they are, and their lines."""
         self._keys.reshape(-1)[places] = 0
-        self.codes[places] = 0
+        self.lines.give(lines)
         add_at(self._fill, places >> _SEGMENT_PLACES_BITS, -1)
+
+    def _guess_back(
+        self, fingerprints: Fingerprints, lines: LineNumbers, marks: LineNumbers, wrong: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Guesses again, from the next block that was looked for; returns what is wrong still."""
+        nexts = (wrong >> _GUESSED_BITS) + 1
+        guessed = marks.take(nexts, mode="clip") - ((nexts << _GUESSED_BITS) - wrong)
+        np.maximum(guessed, 0, out=guessed)
+        hit = self.lines.fingerprints.take(guessed, mode="clip") == fingerprints[wrong]
+        lines[wrong[hit]] = guessed[hit]
+        left: NDArray[np.int64] = wrong[~hit]
+        return left
+
+    def _find_few(self, fingerprints: Fingerprints) -> Places:
+        """As `find`, both buckets at once: quicker where the number of steps is what counts."""
+        if fingerprints.size <= _ONE_BY_ONE:
+            return np.array([self._find_one(one) for one in fingerprints.tolist()], np.int64)
+        bases, count = self._bases(fingerprints), fingerprints.size
+        both = np.empty((count, 2), np.int64)
+        both[:, 0] = bases + (fingerprints & _BUCKET_MASK).view(np.int64)
+        both[:, 1] = _second_buckets(fingerprints, bases)
+        buckets = both.ravel()
+        keys = self._keys.take(buckets, axis=0, mode="clip").reshape(count, 2 * _BUCKET_PLACES)
+        hits = (keys == fingerprints[:, None]).ravel().nonzero()[0]
+        places: Places = np.full(count, -1, np.int64)
+        # Where both buckets are one, the block is hit twice; either will do.
+        places[hits >> 4] = (buckets[hits >> 3] << 3) + (hits & 7)
+        return places
 
     def _bases(self, fingerprints: Fingerprints) -> Places:
         """The first bucket of each block's segment."""
@@ -144,8 +192,17 @@ class BlockTable:
         places[~is_there] = -1
         return places
 
-    def _take_places(self, fingerprints: Fingerprints, buckets: Places) -> Places:
-        """Puts each block into its bucket, where there is room."""
+    def _put(self, fingerprints: Fingerprints, lines: LineNumbers) -> NDArray[np.int64]:
+        """Puts each block into one of its buckets; returns the numbers of those that found no room."""
+        bases = self._bases(fingerprints)
+        left = self._take_places(fingerprints, lines, bases + (fingerprints & _BUCKET_MASK).view(np.int64))
+        if left.size:
+            rest = fingerprints[left]
+            left = left[self._take_places(rest, lines[left], _second_buckets(rest, bases[left]))]
+        return left
+
+    def _take_places(self, fingerprints: Fingerprints, lines: LineNumbers, buckets: Places) -> NDArray[np.int64]:
+        """Puts each block into its bucket, where there is room; returns the numbers of the others."""
         order = np.argsort(buckets)
         chosen = buckets[order]
         free = self._keys.take(chosen, axis=0, mode="clip") == 0
@@ -153,20 +210,26 @@ class BlockTable:
         wanted = np.minimum(rank_in_runs(chosen), _BUCKET_PLACES).astype(np.uint8) + np.uint8(1)
         taken = ((nth_free == wanted[:, None]) & free).ravel().nonzero()[0]
         rows = taken >> 3
-        places = np.full(buckets.size, -1, np.int64)
-        places[order[rows]] = (chosen[rows] << 3) + (taken & 7)
-        done = places >= 0
-        self._keys.reshape(-1)[places[done]] = fingerprints[done]
-        add_at(self._fill, places[done] >> _SEGMENT_PLACES_BITS, 1)
-        return places
+        places = (chosen[rows] << 3) + (taken & 7)
+        blocks = order[rows]
+        self._keys.reshape(-1)[places] = fingerprints[blocks]
+        self._line_at[places] = lines[blocks]
+        add_at(self._fill, places >> _SEGMENT_PLACES_BITS, 1)
+        if rows.size == order.size:
+            return _NONE
+        is_left = np.ones(order.size, np.bool_)
+        is_left[blocks] = False
+        return is_left.nonzero()[0]
 
-    def _make_room(self, fingerprints: Fingerprints) -> None:
-        """Splits the segments that would be too full."""
+    def _make_room(self, fingerprints: Fingerprints) -> bool:
+        """Splits the segments that would be too full. False: none was."""
+        moved = False
         while True:
             segments, coming = _runs(self._bases(fingerprints) >> _BUCKETS_BITS)
             full = segments[self._fill[segments] + coming > _MAX_FILL]
             if not full.size:
-                return
+                return moved
+            moved = True
             for segment in full.tolist():
                 self._split(segment)
 
@@ -177,13 +240,12 @@ class BlockTable:
             self._directory = np.repeat(self._directory, 2)
             self._bits += 1
         other = self._new_segment()
-        keys, codes = self._segment(segment)
-        other_keys, other_codes = self._segment(other)
+        keys, lines = self._segment(segment)
+        other_keys, other_lines = self._segment(other)
         moving = (keys >> np.uint64(63 - bits)) & np.uint64(1)
         np.multiply(keys, moving, out=other_keys)
-        np.multiply(codes, moving.astype(np.uint32), out=other_codes)
+        other_lines[:] = lines
         keys -= other_keys
-        codes -= other_codes
         num_moved = int(moving.sum())
         self._fill[segment] -= num_moved
         self._fill[other] = num_moved
@@ -198,16 +260,15 @@ class BlockTable:
     def _new_segment(self) -> int:
         segment = self._num_segments
         if segment == self._fill.size:
-            self._keys = _doubled(self._keys)
-            self.codes = _doubled(self.codes)
-            self._fill = _doubled(self._fill)
+            self._keys, self._line_at = doubled(self._keys), doubled(self._line_at)
+            self._fill = doubled(self._fill)
         self._num_segments += 1
         return segment
 
     def _segment(self, segment: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         first = segment * _SEGMENT_BUCKETS
         keys = self._keys[first : first + _SEGMENT_BUCKETS].reshape(-1)
-        return keys, self.codes[segment * SEGMENT_PLACES : (segment + 1) * SEGMENT_PLACES]
+        return keys, self._line_at[segment * SEGMENT_PLACES : (segment + 1) * SEGMENT_PLACES]
 
 
 def rank_in_runs(values: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -237,22 +298,3 @@ def add_at(counts: NDArray[np.int64], indices: NDArray[np.int64], amount: int) -
 
 def _second_buckets(fingerprints: Fingerprints, bases: Places) -> Places:
     return bases + ((fingerprints >> _SECOND_SHIFT) & _BUCKET_MASK).view(np.int64)
-
-
-def _zeros(shape: tuple[int, ...], dtype: type[Item]) -> NDArray[Item]:
-    """An array whose memory is taken from the system only when it is written; what is never written costs nothing."""
-    length = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    try:
-        memory = mmap.mmap(-1, length, **_LAZILY)
-        with contextlib.suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    except (OSError, ValueError):
-        return np.zeros(shape, dtype)  # where address space is limited
-    return np.frombuffer(memory, dtype).reshape(shape)
-
-
-def _doubled(array: NDArray[Item]) -> NDArray[Item]:
-    """The array with as much again, zeros, at its end."""
-    grown = _zeros((2 * array.shape[0], *array.shape[1:]), array.dtype.type)
-    grown[: array.shape[0]] = array
-    return grown

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.router.index_changes import Changes, column_of, fingerprints_of, sorted_set
-from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns, Holders, Masks
+from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns, Holders
+from baton.router.index_lines import Fingerprints, LineNumbers
 from baton.router.index_masks import ends_of, sum_rows
-from baton.router.index_table import BlockTable, Fingerprints, add_at, rank_in_runs
+from baton.router.index_table import BlockTable, add_at, rank_in_runs
 from baton.v1 import kv_pb2
 
 _ABSORBED_BLOCKS = 8192
@@ -46,7 +47,18 @@ class _Arrival:
 
     holding: _Holding
     pieces: dict[int, list[Fingerprints]]  # by column
-    sorted: list[tuple[int, Fingerprints]]  # what is left to be stored, once all is there
+    sorted: list[_Column]  # what is left to be stored, once all is there
+
+
+@dataclass(slots=True)
+class _Column:
+    """What is left of a snapshot's blocks in one tier, sorted."""
+
+    number: int
+    fingerprints: Fingerprints
+    order: NDArray[np.int64]  # of their arrival
+    lines: LineNumbers  # one for each block, by arrival
+    is_spare: NDArray[np.bool_]  # of those lines
 
 
 class PrefixIndex:
@@ -64,7 +76,7 @@ class PrefixIndex:
         self._sweep = _Sweep([], 0)
         self._names: list[str] = []  # worker of each slot; empty: nobody's
         self._free_slots: list[int] = []
-        self._live: Masks | None = None  # of the slots that count; None: to be made anew
+        self._live: int | None = None  # of the slots that count; None: to be made anew
         self._uses_host = False  # ever
 
     def __len__(self) -> int:
@@ -105,17 +117,18 @@ class PrefixIndex:
         """How many of the first blocks each worker holds without a gap, in any tier; without those that hold none."""
         _, held = self._prefixes(block_hashes)
         names = self._names
-        return {names[slot]: depth for slot, depth in ends_of(held)} if held.size else {}
+        return {names[slot]: depth for slot, depth in ends_of(held, self._live_bits())} if held.size else {}
 
     def find(self, block_hashes: bytes) -> dict[str, HeldPrefix]:
         """As `lookup`, by tier. A block in both tiers counts as on the device."""
         on_device, held = self._prefixes(block_hashes)
         if not held.size:
             return {}
+        names, ends = self._names, ends_of(held, self._live_bits())
+        if not self._uses_host:
+            return {names[slot]: HeldPrefix(depth, 0) for slot, depth in ends}
         counts = sum_rows(on_device & held).tolist()
-        return {
-            self._names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in sorted(ends_of(held))
-        }
+        return {names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in ends}
 
     def apply(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Takes a worker's next batch. False: it is not the next one, and the worker's entries are dropped."""
@@ -164,7 +177,7 @@ class PrefixIndex:
         if part.last:
             self._absorbing[part.worker_id] = self._arriving.pop(part.worker_id)
             # In order, so that neighbours in time are neighbours in the table.
-            arrival.sorted = [(column, sorted_set(pieces)) for column, pieces in arrival.pieces.items()]
+            arrival.sorted = [self._column(column, pieces) for column, pieces in arrival.pieces.items()]
             arrival.pieces.clear()
         return True
 
@@ -174,13 +187,11 @@ class PrefixIndex:
             return False
         worker_id, arrival = next(iter(self._absorbing.items()))
         if arrival.sorted:
-            column, fingerprints = arrival.sorted.pop()
-            if fingerprints.size > max_blocks:
-                arrival.sorted.append((column, fingerprints[max_blocks:]))
-                fingerprints = fingerprints[:max_blocks]
-            columns = np.full(fingerprints.size, column, np.int64)
-            self._note_host(columns[:1])
-            self._change_distinct(fingerprints, columns, np.ones(fingerprints.size, np.bool_))
+            column = arrival.sorted[-1]
+            self._store(column, max_blocks)
+            if not column.fingerprints.size:
+                arrival.sorted.pop()
+                self._table.lines.give(column.lines[column.is_spare])
         if not arrival.sorted:
             del self._absorbing[worker_id]
             self._retire(self._holdings.pop(worker_id, None))
@@ -211,18 +222,18 @@ class PrefixIndex:
         self._end_arrivals(worker_id)
         return self._num_entries(holding.slot) if holding is not None else 0
 
-    def clean(self, max_places: int) -> bool:
-        """Clears bits of dropped workers in so many places of the table. False: nothing is left to clean."""
+    def clean(self, max_lines: int) -> bool:
+        """Clears bits of dropped workers in so many lines of the table. False: nothing is left to clean."""
         sweep = self._sweep
         if not sweep.slots:
             sweep = self._sweep = _Sweep(self._dying, 0)
             self._dying = []
         if sweep.slots:
-            end = min(sweep.at + max_places, self._table.num_places)
+            end = min(sweep.at + max_lines, self._table.lines.end)
             self._strip(sweep, end)
             sweep.at = end
             is_clean = not any(map(self._num_entries, sweep.slots))
-            if is_clean or end == self._table.num_places:
+            if is_clean or end == self._table.lines.end:
                 assert is_clean, "a swept slot still has entries"
                 self._free_slots += sweep.slots
                 self._sweep = _Sweep([], 0)
@@ -232,23 +243,24 @@ class PrefixIndex:
         return int(self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS].sum())
 
     def _prefixes(self, block_hashes: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The slots that have each of the first blocks on the device, and the live ones that hold it and all before
-        in any tier. [n, words]"""
-        places = self._table.find_prefix(fingerprints_of(block_hashes))
-        codes = self._table.codes.take(places, mode="clip")
+        """The slots that have each of the first blocks on the device, and those that hold it and all before in any
+        tier. [n, words]"""
+        lines = self._table.find_prefix(fingerprints_of(block_hashes))
+        codes = self._table.lines.codes.take(lines, mode="clip")
         on_device = self._holders.words_of(codes, DEVICE)
         anywhere = on_device | self._holders.words_of(codes, HOST) if self._uses_host else on_device
-        if not places.size:
+        if not lines.size:
             return on_device, anywhere
-        if self._live is None:
-            counting = (one for name, one in self._holdings.items() if name not in self._silent)
-            self._live = self._holders.mask_of([one.slot for one in counting])
         if anywhere.shape[1] == 1:  # numpy is several times quicker on one dimension
-            held = np.bitwise_and.accumulate(anywhere.ravel()).reshape(-1, 1)
-        else:
-            held = np.bitwise_and.accumulate(anywhere, axis=0)
-        held &= self._live[DEVICE]
-        return on_device, held
+            return on_device, np.bitwise_and.accumulate(anywhere.ravel()).reshape(-1, 1)
+        return on_device, np.bitwise_and.accumulate(anywhere, axis=0)
+
+    def _live_bits(self) -> int:
+        """A bit for each slot that counts."""
+        if self._live is None:
+            counting = [one.slot for name, one in self._holdings.items() if name not in self._silent]
+            self._live = sum(1 << slot for slot in counting)
+        return self._live
 
     def _absorb_all(self) -> None:
         while self.absorb(_ABSORBED_BLOCKS):
@@ -257,7 +269,10 @@ class PrefixIndex:
     def _end_arrivals(self, worker_id: str) -> None:
         for arrivals in (self._arriving, self._absorbing):
             arrival = arrivals.pop(worker_id, None)
-            self._retire(arrival.holding if arrival is not None else None)
+            if arrival is not None:
+                for column in arrival.sorted:
+                    self._table.lines.give(column.lines[column.is_spare])
+                self._retire(arrival.holding)
 
     def _change(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
         """Applies changes in order: the n-th change of each block in the n-th round."""
@@ -269,54 +284,91 @@ class PrefixIndex:
         ranks = rank_in_runs(fingerprints)
         num_rounds = int(ranks.max()) + 1 if ranks.size else 0
         if num_rounds <= 1:
-            self._change_distinct(fingerprints, columns, stores)
+            self._change_distinct(fingerprints, columns, stores, order)
             return
         for number in range(num_rounds):
             chosen = ranks == number
-            self._change_distinct(fingerprints[chosen], columns[chosen], stores[chosen])
+            self._change_distinct(fingerprints[chosen], columns[chosen], stores[chosen], order[chosen])
 
-    def _change_distinct(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> None:
-        if not fingerprints.size:
-            return
-        places = self._table.find(fingerprints)
+    def _change_distinct(
+        self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_], order: NDArray[np.int64]
+    ) -> None:
+        """Changes of different blocks, sorted; `order`: how they came."""
+        table = self._table
+        places = table.find(fingerprints)
         new = ((places < 0) & stores).nonzero()[0]
-        if new.size == places.size:
-            places = self._table.insert(fingerprints)
-        elif new.size:
-            self._table.insert(fingerprints[new])
-            places = self._table.find(fingerprints)
-        stored = stores.nonzero()[0]
+        if new.size:
+            added = np.empty(new.size, np.int64)
+            added[np.argsort(order[new])] = table.lines.take(new.size)
+            if table.insert(fingerprints[new], added):
+                places = table.find(fingerprints)
+            table.lines.codes[added] = columns[new] + 1
+            add_at(self._counts, columns[new], 1)
+        known = places >= 0
+        if new.size:
+            known[new] = False
+        stored = (known & stores).nonzero()[0]
         if stored.size:
-            at, added = places[stored], columns[stored]
-            self._table.codes[at], lacked = self._holders.add(self._table.codes[at], added)
-            add_at(self._counts, added[lacked], 1)
-        removed = (~stores & (places >= 0)).nonzero()[0]
+            lines, shared = table.lines_at(places[stored]), columns[stored]
+            table.lines.codes[lines], lacked = self._holders.add(table.lines.codes[lines], shared)
+            add_at(self._counts, shared[lacked], 1)
+        removed = (known & ~stores).nonzero()[0]
         if removed.size:
             at, taken = places[removed], columns[removed]
-            codes, had = self._holders.discard(self._table.codes[at], taken)
-            self._table.codes[at] = codes
-            self._table.remove(at[codes == 0])
+            lines = table.lines_at(at)
+            codes, had = self._holders.discard(table.lines.codes[lines], taken)
+            table.lines.codes[lines] = codes
+            gone = codes == 0
+            table.remove(at[gone], lines[gone])
             add_at(self._counts, taken[had], -1)
+
+    def _column(self, number: int, pieces: list[Fingerprints]) -> _Column:
+        fingerprints, order = sorted_set(pieces)
+        count = sum(piece.size for piece in pieces)
+        return _Column(number, fingerprints, order, self._table.lines.take(count), np.ones(count, np.bool_))
+
+    def _store(self, column: _Column, max_blocks: int) -> None:
+        """Stores some blocks of a snapshot."""
+        table = self._table
+        fingerprints, order = column.fingerprints[:max_blocks], column.order[:max_blocks]
+        column.fingerprints, column.order = column.fingerprints[max_blocks:], column.order[max_blocks:]
+        self._note_host(np.array([column.number]))
+        places = table.find(fingerprints)
+        known, new = (places >= 0).nonzero()[0], (places < 0).nonzero()[0]
+        if known.size:
+            # In order: what the prompts' next blocks are shared by is then side by side too.
+            lines = np.sort(table.lines_at(places[known]))
+            columns = np.full(known.size, column.number, np.int64)
+            table.lines.codes[lines], lacked = self._holders.add(table.lines.codes[lines], columns)
+            self._counts[column.number] += np.count_nonzero(lacked)
+        if new.size:
+            lines = column.lines[order[new]]
+            column.is_spare[order[new]] = False
+            table.insert(fingerprints[new], lines)
+            table.lines.codes[lines] = column.number + 1
+            self._counts[column.number] += new.size
 
     def _note_host(self, columns: Columns) -> None:
         self._uses_host = self._uses_host or bool((columns % NUM_TIERS == HOST).any())
 
     def _strip(self, sweep: _Sweep, end: int) -> None:
-        """Clears the swept slots' bits in the places up to `end`."""
-        places = sweep.at + self._table.codes[sweep.at : end].nonzero()[0]
+        """Clears the swept slots' bits in the lines up to `end`."""
+        table = self._table
+        lines = sweep.at + table.lines.codes[sweep.at : end].nonzero()[0]
         mask = self._holders.mask_of(sweep.slots)
-        found = self._holders.masks(self._table.codes[places]) & mask
+        found = self._holders.masks(table.lines.codes[lines]) & mask
         hit = np.flatnonzero(found.any(axis=(1, 2)))
         if not hit.size:
             return
-        places, found = places[hit], found[hit]
+        lines, found = lines[hit], found[hit]
         for slot in sweep.slots:
             bit = np.uint64(1 << (slot % 64))
             lost = np.count_nonzero(found[:, :, slot // 64] & bit, axis=0)
             self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS] -= lost
-        codes = self._holders.strip(self._table.codes[places], mask)
-        self._table.codes[places] = codes
-        self._table.remove(places[codes == 0])
+        codes = self._holders.strip(table.lines.codes[lines], mask)
+        table.lines.codes[lines] = codes
+        gone = lines[codes == 0]
+        table.remove(table.find(table.lines.fingerprints[gone]), gone)
 
     def _begin(self, part: kv_pb2.KvSnapshot) -> None:
         known = self._holdings.get(part.worker_id)
