@@ -9,11 +9,12 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import node
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
 
 FOLDER = Path(__file__).parent / "gateway" / "browser"
 NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
@@ -51,6 +52,47 @@ def running() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+@dataclass
+class Tab:
+    """A page, and everything that it complained of."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+
+    def __getitem__(self, selector: str) -> Locator:
+        return self.page.locator(selector)
+
+    def watch(self) -> None:
+        """Notes what the page says on its console, what it throws, and whom it asks."""
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"thrown: {error}"))
+        self.page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def forgive(self, words: str) -> None:
+        """Takes back the complaints with these words; there must be some."""
+        kept = [complaint for complaint in self.complaints if words not in complaint]
+        assert len(kept) < len(self.complaints), f"nobody complained of {words!r}: {self.complaints}"
+        self.complaints = kept
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+
+@contextmanager
+def open_tab(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
+    """A new tab at this address, with the context's options. No complaint and no other host may be left at the end."""
+    with browser.new_context(**options) as context:
+        context.set_default_timeout(LOAD_TIMEOUT_MS)
+        tab = Tab(context.new_page())
+        tab.watch()
+        tab.page.goto(url)
+        yield tab
+        assert tab.complaints == []
+        assert tab.hosts == {url.split("/")[2]}
 
 
 def find() -> Chromium:

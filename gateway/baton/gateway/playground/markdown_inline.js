@@ -13,7 +13,7 @@ const SPANS = [
   { tag: "del", pattern: /~~(?=[^\s~])([^~]+)~~/y },
 ];
 const LINK = /\[([^\][\n]{1,500})\]\((https?:\/\/[^\s()<>"]{1,2000})\)/y;
-const BARE_LINK = /\bhttps?:\/\/[^\s<>"'`]{1,2000}[^\s<>"'`.,:;!?)\]*_~]/y;
+const BARE_LINK = /(?<!\]\()\bhttps?:\/\/[^\s<>"'`]{1,2000}[^\s<>"'`.,:;!?)\]*_~]/y;
 const ESCAPED = /\\([\\`*_{}[\]()#+\-.!~|>])/y;
 const SPECIAL = /[\\`*_~[]|h(?=ttps?:\/\/)/g;
 
@@ -69,6 +69,7 @@ function codeAt(text, at) {
 }
 
 function linkAt(text, at, depth) {
+  if (text[at - 1] === "!") return null; // an image, which would be loaded from elsewhere
   const match = matchAt(LINK, text, at);
   return match && { node: linkNode(match[2], inlineNodes(match[1], depth + 2)), length: match[0].length };
 }
