@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from baton.gateway.bad_words import forbid_words
 from baton.gateway.choice import Choice
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.detokenizer import NoText
 from baton.gateway.generation import Generation, GenerationRequest, Sink
 from baton.gateway.named_logprobs import logprob_namer
+from baton.gateway.prompt_hashes import PromptHashes
 from baton.gateway.prompt_logprobs import PromptLogprobParts
+from baton.gateway.repetition import detector_of
 from baton.gateway.router_client import RouterClient
 from baton.gateway.running_generation import Pathways, Prompt, RunningGeneration
 from baton.gateway.sampling_defaults import Limits, ResolvedRequest, resolve
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.stop_strings import StopStrings
 from baton.gateway.worker_streams import WorkerStreams
-from baton.rpc.block_hash import cache_namespace, hash_blocks
+from baton.rpc.block_hash import cache_namespace
 from baton.v1 import types_pb2
 
 _MAX_FAILOVERS = 2  # of one choice
@@ -33,28 +36,29 @@ class WorkerGenerator:
     ) -> None:
         self._catalog = catalog
         self._limits = limits or Limits()
+        self._hashes = PromptHashes()
         self._ways = Pathways(router, streams, counters, _MAX_FAILOVERS)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)
         info = model.require_info()
         resolved = resolve(request, model.defaults, info, self._limits)
+        await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
-        generation = RunningGeneration(
-            request, resolved, _make_prompt(request, info), model.name, choices, sink, self._ways
-        )
+        prompt = _make_prompt(request, info, self._hashes)
+        generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._ways)
         await generation.begin()
         return generation
 
 
-def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo) -> Prompt:
+def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> Prompt:
     has_salt = request.tenant or request.cache_salt
     salt = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}" if has_salt else ""
     namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
     return Prompt(
         token_ids=request.prompt_token_ids,
         namespace=namespace,
-        block_hashes=hash_blocks(namespace, request.prompt_token_ids, info.block_size),
+        block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
     )
 
 
@@ -83,4 +87,6 @@ def make_choice(index: int, request: GenerationRequest, resolved: ResolvedReques
         name_logprobs=name_logprobs if resolved.sampling.HasField("logprobs") else None,
         parser=reading.new_parser() if reading is not None else None,
         prompt_logprobs=PromptLogprobParts(request.prompt_token_ids, name_logprobs) if asks else None,
+        repetition=detector_of(request.stop),
+        min_tokens=request.stop.min_tokens,
     )

@@ -18,6 +18,7 @@ from baton.gateway.detokenizer import (
     Detokenizer,
     PrefixDiffDetokenizer,
 )
+from baton.gateway.text_segments import SegmentEncoder, can_be_cut
 from baton.gateway.token_table import Joining, TokenTable, build_token_table
 from baton.rpc.errors import InvalidRequest
 
@@ -29,6 +30,9 @@ _INLINE_TOKENS = 1024
 # What larger work took is given back to the system: the C library would keep a gigabyte after a text of 16 MB.
 _LARGE = 1 << 20
 _MAX_ENCODING_THREADS = 2
+# Longer texts are encoded in segments, and those of other texts that begin alike are found again.
+_WHOLE_CHARS = 16 << 10
+_MAX_SEGMENT_BYTES = 32 << 20
 # The end of a prompt that decides how the output's first token is spelled, special tokens included.
 _MAX_CONTEXT_TOKENS = 16
 
@@ -48,6 +52,12 @@ class Tokenizer:
             token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
         )
         self._tables: dict[frozenset[str], tuple[TokenTable | None, frozenset[int]]] = {}
+        self._segments = (
+            SegmentEncoder(self._encode_text, _MAX_SEGMENT_BYTES)
+            if can_be_cut(self._rust, self._table, self._encode_text)
+            else None
+        )
+        self._around = self._special_tokens_around()
         self._threads = ThreadPoolExecutor(_MAX_ENCODING_THREADS, thread_name_prefix="encode")
 
     @property
@@ -57,12 +67,24 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without."""
+        if self._segments is None or len(text) <= _WHOLE_CHARS:
+            return self._encode_text(text, add_special_tokens)
+        before, behind = self._around if add_special_tokens else ([], [])
+        return [*before, *self._segments.encode(text), *behind]
+
+    def _encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
         try:
             # Unlike encode(), the batch call lets other threads run, and computes no offsets.
             ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text has a lone surrogate, which is no character", field="prompt") from error
         return ids
+
+    def _special_tokens_around(self) -> tuple[list[int], list[int]]:
+        """What is added before and behind a text that is encoded with special tokens."""
+        bare, full = self._encode_text("a"), self._encode_text("a", add_special_tokens=True)
+        at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
+        return full[:at], full[at + len(bare) :]
 
     async def encode_async(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The same, without keeping the event loop from other work while a long text is encoded."""
