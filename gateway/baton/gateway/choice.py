@@ -13,8 +13,11 @@ from baton.gateway.named_logprobs import NamedLogprobs
 from baton.gateway.parsing.events import Event, append
 from baton.gateway.parsing.output_parser import OutputParser
 from baton.gateway.prompt_logprobs import PromptLogprobParts
+from baton.gateway.repetition import RepetitionDetector
 from baton.gateway.stop_strings import StopStrings
 from baton.v1 import types_pb2
+
+REPEATED = "repetition_detected"  # the stop reason of an output that repeats itself
 
 
 class Choice:
@@ -30,6 +33,8 @@ class Choice:
         name_logprobs: NamedLogprobs | None,
         parser: OutputParser | None = None,
         prompt_logprobs: PromptLogprobParts | None = None,
+        repetition: RepetitionDetector | None = None,
+        min_tokens: int = 0,
     ) -> None:
         self.index = index
         self.output_token_ids: list[int] = []
@@ -41,6 +46,8 @@ class Choice:
         self._silent_ids = frozenset() if include_stop else stop_ids
         self._name_logprobs = name_logprobs
         self._parser = parser
+        self._repetition = repetition
+        self._min_tokens = min_tokens  # of outputs that may end for repeating themselves
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -56,7 +63,7 @@ class Choice:
         return delta
 
     def _take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
-        if self._stops is not None or self._parser is not None:
+        if self._stops is not None or self._parser is not None or self._repetition is not None:
             return self._take_one_by_one(token_ids, logprobs)
         self.output_token_ids.extend(token_ids)
         return Delta(self.index, self._text_of(token_ids), token_ids, self._named(token_ids, logprobs))
@@ -64,13 +71,16 @@ class Choice:
     def end(self, reason: str, stop_token_id: int | None) -> Delta:
         """The last delta, when the worker ended the output."""
         self.finished = True
-        text = self._detokenizer.finish()
-        stop: str | None = None
-        if self._stops is not None:
-            text, stop = self._stops.push(text)
-            if stop is None:
-                text += self._stops.finish()
+        text, stop = self._rest()
         return self._last(text, (), None, reason if stop is None else "stop", stop_token_id if stop is None else stop)
+
+    def _rest(self) -> tuple[str, str | None]:
+        """The text that was kept back, and the stop string that it completes, if any."""
+        text = self._detokenizer.finish()
+        if self._stops is None:
+            return text, None
+        text, stop = self._stops.push(text)
+        return (text + self._stops.finish() if stop is None else text), stop
 
     def _take_one_by_one(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         texts = []
@@ -86,8 +96,22 @@ class Choice:
                 kept = token_ids[:taken]
                 self.output_token_ids.extend(kept)
                 return self._last("".join(texts), kept, self._named(kept, logprobs), "stop", stop, events)
+            if self._repeats(token_id, taken):
+                self.finished = True
+                text, stop = self._rest()
+                texts.append(text)
+                self._parse(text, events)
+                kept = token_ids[:taken]
+                self.output_token_ids.extend(kept)
+                reason, why = ("repetition", REPEATED) if stop is None else ("stop", stop)
+                return self._last("".join(texts), kept, self._named(kept, logprobs), reason, why, events)
         self.output_token_ids.extend(token_ids)
         return Delta(self.index, "".join(texts), token_ids, self._named(token_ids, logprobs), events=events)
+
+    def _repeats(self, token_id: int, num_taken: int) -> bool:
+        if self._repetition is None:
+            return False
+        return self._repetition.add(token_id) and len(self.output_token_ids) + num_taken >= self._min_tokens
 
     def _parse(self, text: str, events: list[Event] | None) -> None:
         if self._parser is not None and events is not None:

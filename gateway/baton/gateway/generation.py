@@ -65,7 +65,7 @@ class Delta:
     text: str
     token_ids: Sequence[int]
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, where asked for
-    finish_reason: str | None = None  # "stop" | "length" | "tool_calls", set in the choice's last delta
+    finish_reason: str | None = None  # "stop" | "length" | "tool_calls" | "repetition", in the choice's last delta
     stop_reason: str | int | None = None  # the stop string or stop token id that matched; None for end-of-sequence
     events: list[Event] | None = None  # what the text is; None without a parser: all of it is the answer
     prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's tokens but the first; in choice 0's first delta

@@ -12,6 +12,7 @@ _FINISH_REASONS: Mapping[str, types_pb2.FinishReason.ValueType] = {
     "stop": types_pb2.FINISH_REASON_STOP,
     "length": types_pb2.FINISH_REASON_LENGTH,
     "tool_calls": types_pb2.FINISH_REASON_TOOL_CALLS,
+    "repetition": types_pb2.FINISH_REASON_REPETITION,
 }
 
 
@@ -20,6 +21,8 @@ def responses_of(request_id: str, delta: Delta) -> list[inference_pb2.GenerateRe
     first = inference_pb2.GenerateResponse(request_id=request_id, index=delta.index, token_ids=delta.token_ids)
     if delta.logprobs is not None:
         first.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
+    if delta.prompt_logprobs is not None:
+        first.prompt_logprobs.extend(_logprobs(entry) for entry in delta.prompt_logprobs)
     responses = [first]
     if delta.events is None:
         first.text = delta.text
@@ -32,7 +35,8 @@ def responses_of(request_id: str, delta: Delta) -> list[inference_pb2.GenerateRe
     if delta.finish_reason is not None:
         last.finish_reason = _FINISH_REASONS[delta.finish_reason]
     if isinstance(delta.stop_reason, str):
-        last.stop_string = delta.stop_reason
+        if delta.finish_reason != "repetition":
+            last.stop_string = delta.stop_reason
     elif delta.stop_reason is not None:
         last.stop_token_id = delta.stop_reason
     return responses

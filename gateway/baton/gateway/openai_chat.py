@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from baton.gateway.answer import Answer
+from collections.abc import Mapping
+
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream
 from baton.gateway.openai_chat_parsed import ParsedChatDocument, ParsedChatStream
+from baton.gateway.openai_logprobs import form_of
 from baton.gateway.openai_types import ChatCompletionRequest
 from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import constraint_of
@@ -54,27 +57,55 @@ class ChatCompletions:
             request_id = desk.take_place(exchange, request, n)
             token_ids = truncated(await _encode(model, request, use), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
-        num_logprobs = chat_num_logprobs(request)
-        sampling = sampling_of(request, num_logprobs)
+            sampling = sampling_of(request, chat_num_logprobs(request))
+            limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
         stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
         generation = desk.generation_request(
             exchange, request_id, model, request, token_ids, sampling, stop, reading, asked
         )
         meter = desk.meter(exchange, n)
-        answer: Answer
-        if request.stream:
-            envelope = envelope_of("chat.completion.chunk", "chatcmpl", exchange, model, request)
-            stream = ChatStream if reading is None else ParsedChatStream
-            answer = stream(exchange, meter, envelope, n, len(token_ids), num_logprobs or 0)
-        else:
-            envelope = envelope_of("chat.completion", "chatcmpl", exchange, model, request)
-            document = ChatDocument if reading is None else ParsedChatDocument
-            answer = document(exchange, meter, envelope, n, num_logprobs)
-            answer.extras = ChatExtras(
-                token_ids if request.return_token_ids else None, request.prompt_logprobs is not None
-            )
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
+        answer = _FORMS[bool(request.stream), reading is not None](
+            exchange,
+            meter,
+            envelope,
+            n,
+            len(token_ids),
+            form_of(request, chat_num_logprobs(request)),
+            await _extras_of(request, model, token_ids),
+        )
         await answer.run(desk.generator_for(request), [generation])
+
+
+# By whether it is streamed, and whether reasoning or calls are told from its text.
+_FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
+    (False, False): ChatDocument,
+    (False, True): ParsedChatDocument,
+    (True, False): ChatStream,
+    (True, True): ParsedChatStream,
+}
+
+
+async def _extras_of(request: ChatCompletionRequest, model: ServedModel, token_ids: list[int]) -> ChatExtras:
+    return ChatExtras(
+        prompt_token_ids=token_ids if request.return_token_ids else None,
+        prompt_text=await model.tokenizer.decode_async(token_ids) if request.return_prompt_text else None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        echo=_echoed(request) if request.echo else "",
+    )
+
+
+def _echoed(request: ChatCompletionRequest) -> str:
+    """The last message's text, where the answer goes on in its role."""
+    last = request.messages[-1]
+    goes_on = request.continue_final_message or request.add_generation_prompt is False
+    if last.role != "assistant" and not goes_on:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "\n".join(str(part["text"]) for part in last.content or () if isinstance(part.get("text"), str))
 
 
 async def _encode(model: ServedModel, request: ChatCompletionRequest, use: ToolUse) -> list[int]:

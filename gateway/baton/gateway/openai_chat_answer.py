@@ -11,9 +11,33 @@ from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_logprobs import chat_logprobs, prompt_logprobs
+from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, prompt_logprobs
 from baton.gateway.openai_types import ChatAnswer, ChatChoice, ChatCompletion, Usage
 from baton.gateway.sse import Envelope, json_text
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What an answer holds where it is asked for."""
+
+    prompt_token_ids: list[int] | None = None  # the choices' token ids too
+    prompt_text: str | None = None
+    prompt_logprobs: bool = False  # only in documents
+    echo: str = ""  # goes before every choice's answer
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether choices tell their token ids."""
+        return self.prompt_token_ids is not None
+
+    @property
+    def of_prompt(self) -> bytes:
+        """The first chunk's own members."""
+        ids = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
+        return ids if self.prompt_text is None else ids + b',"prompt_text":%b' % json_text(self.prompt_text)
+
+
+json_of = msgspec.json.encode
 
 
 class ChatStream(StreamAnswer):
@@ -26,22 +50,33 @@ class ChatStream(StreamAnswer):
         envelope: Envelope,
         num_choices: int,
         num_prompt_tokens: int,
-        num_top: int,
+        form: LogprobForm | None,
+        extras: ChatExtras,
     ) -> None:
         super().__init__(exchange, meter, envelope, num_choices)
         self._num_choices = num_choices
         self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
-        self._num_top = num_top
+        self._form = form or LogprobForm()
+        self._extras = extras
+        self._rich = self.envelope.continuous_usage or extras.token_ids
         self._before_text = [b'%b{"index":%d,"delta":{"content":' % (self.head, index) for index in range(num_choices)]
         self._after_text = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def opening(self) -> bytes:
         delta = b'{"role":"assistant","content":""}'
-        return b"".join(self._chunk(index, delta, b"null", b"null") for index in range(self._num_choices))
+        extras = self._extras
+        chunks = [
+            self._chunk(index, delta, b"null", b"null", of_all=b"" if index else extras.of_prompt)
+            for index in range(self._num_choices)
+        ]
+        if extras.echo:
+            echoed = b'{"content":%b}' % json_text(extras.echo)
+            chunks += [self._chunk(index, echoed, b"null", b"null") for index in range(self._num_choices)]
+        return b"".join(chunks)
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        if self.envelope.continuous_usage or delta.logprobs is not None:
+        if self._rich or delta.logprobs is not None:
             return self._rich_piece(index, delta)
         text = delta.text
         return self._before_text[index] + json_text(text) + self._after_text if text else b""
@@ -51,39 +86,56 @@ class ChatStream(StreamAnswer):
 
     def _rich_piece(self, index: int, delta: Delta) -> bytes:
         self._num_output_tokens += len(delta.token_ids)
-        if not delta.text and not delta.logprobs:
+        more = self._token_ids(delta)
+        if not delta.text and not delta.logprobs and not more:
             return b""
-        logprobs = msgspec.json.encode(chat_logprobs(delta.logprobs, self._num_top)) if delta.logprobs else b"null"
-        return self._chunk(index, b'{"content":%b}' % json_text(delta.text), logprobs, b"null")
+        logprobs = json_of(chat_logprobs(delta.logprobs, self._form)) if delta.logprobs else b"null"
+        return self._chunk(index, b'{"content":%b}' % json_text(delta.text), logprobs, b"null", more=more)
 
-    def _chunk(self, index: int, delta: bytes, logprobs: bytes, finish: bytes, stop: bytes = b"") -> bytes:
+    def _token_ids(self, delta: Delta) -> bytes:
+        """The member of a choice that tells a delta's token ids; empty where nobody asks, or there are none."""
+        if not self._extras.token_ids or not delta.token_ids:
+            return b""
+        return b',"token_ids":%b' % json_of(list(delta.token_ids))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes,
+        finish: bytes,
+        stop: bytes = b"",
+        more: bytes = b"",
+        of_all: bytes = b"",
+    ) -> bytes:
+        """`more` are members of the choice, `of_all` of the chunk."""
         tail = self.tail
         if self.envelope.continuous_usage:
             tail = self.envelope.tail_with(usage_of(self._num_prompt_tokens, self._num_output_tokens, 0))
+        if of_all:
+            tail = tail[:1] + of_all + tail[1:]  # behind the list of choices
         stop = b',"stop_reason":' + stop if stop else b""
-        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, delta, logprobs, finish, stop)
-        return self.head + choice + tail
-
-
-@dataclass(frozen=True, slots=True)
-class ChatExtras:
-    """What a document holds where it is asked for."""
-
-    prompt_token_ids: list[int] | None = None  # the choices' token ids too
-    prompt_logprobs: bool = False
+        form = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b%b}%b'
+        return form % (self.head, index, delta, logprobs, finish, stop, more, tail)
 
 
 class ChatDocument(Answer):
     """One chat.completion."""
 
-    extras = ChatExtras()
-
     def __init__(
-        self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int, num_top: int | None
+        self,
+        exchange: Exchange,
+        meter: AnswerMeter,
+        envelope: Envelope,
+        num_choices: int,
+        num_prompt_tokens: int,
+        form: LogprobForm | None,
+        extras: ChatExtras,
     ) -> None:
         super().__init__(exchange, meter)
         self._envelope = envelope
-        self._num_top = num_top
+        self._form = form
+        self._extras = extras
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
         self._ends: list[Delta | None] = [None] * num_choices
@@ -95,7 +147,7 @@ class ChatDocument(Answer):
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:
             self.meter.on_tokens(index)
-            if self.extras.prompt_token_ids is not None:
+            if self._extras.token_ids:
                 self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
@@ -104,7 +156,7 @@ class ChatDocument(Answer):
             self._ends[index] = delta
 
     def finish(self, usage: Usage) -> None:
-        envelope = self._envelope
+        envelope, extras = self._envelope, self._extras
         document = ChatCompletion(
             id=envelope.id,
             created=envelope.created,
@@ -112,8 +164,9 @@ class ChatDocument(Answer):
             choices=[self._choice(index) for index in range(len(self._texts))],
             system_fingerprint=envelope.system_fingerprint,
             usage=usage,
-            prompt_token_ids=UNSET if self.extras.prompt_token_ids is None else self.extras.prompt_token_ids,
-            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if self.extras.prompt_logprobs else UNSET,
+            prompt_token_ids=UNSET if extras.prompt_token_ids is None else extras.prompt_token_ids,
+            prompt_text=UNSET if extras.prompt_text is None else extras.prompt_text,
+            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if extras.prompt_logprobs else UNSET,
         )
         self.exchange.respond(200, msgspec.json.encode(document))
 
@@ -122,11 +175,14 @@ class ChatDocument(Answer):
 
     def _choice(self, index: int) -> ChatChoice:
         end = self._ends[index]
+        message = self._message(index)
+        if self._extras.echo:
+            message.content = self._extras.echo + (message.content or "")
         return ChatChoice(
             index=index,
-            message=self._message(index),
-            logprobs=None if self._num_top is None else chat_logprobs(self._logprobs[index], self._num_top),
+            message=message,
+            logprobs=None if self._form is None else chat_logprobs(self._logprobs[index], self._form),
             finish_reason=end.finish_reason if end is not None else None,
             stop_reason=end.stop_reason if end is not None else None,
-            token_ids=UNSET if self.extras.prompt_token_ids is None else self._token_ids[index],
+            token_ids=self._token_ids[index] if self._extras.token_ids else UNSET,
         )

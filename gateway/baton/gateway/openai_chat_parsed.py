@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from baton.gateway.generation import Delta
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_chat_answer import ChatDocument, ChatStream
-from baton.gateway.openai_logprobs import chat_logprobs
+from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream, json_of
+from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
 from baton.gateway.openai_types import CalledFunction, ChatAnswer, ToolCall
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.sse import Envelope, json_text
@@ -21,16 +19,17 @@ class ParsedChatStream(ChatStream):
         self._num_output_tokens += len(delta.token_ids)
         logprobs = b"null"
         if delta.logprobs:
-            logprobs = msgspec.json.encode(chat_logprobs(delta.logprobs, self._num_top))
+            logprobs = json_of(chat_logprobs(delta.logprobs, self._form))
+        more = self._token_ids(delta)
         pieces = []
         for event in delta.events or ():
             data = _delta_of(event)
             if data:
-                pieces.append(self._chunk(index, data, logprobs, b"null"))
-                logprobs = b"null"
-        if logprobs != b"null":
+                pieces.append(self._chunk(index, data, logprobs, b"null", more=more))
+                logprobs, more = b"null", b""
+        if more or logprobs != b"null":
             # Tokens whose text is markup, or still incomplete.
-            pieces.append(self._chunk(index, b'{"content":""}', logprobs, b"null"))
+            pieces.append(self._chunk(index, b'{"content":""}', logprobs, b"null", more=more))
         return b"".join(pieces)
 
 
@@ -38,9 +37,16 @@ class ParsedChatDocument(ChatDocument):
     """One chat.completion, its message with reasoning and calls."""
 
     def __init__(
-        self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int, num_top: int | None
+        self,
+        exchange: Exchange,
+        meter: AnswerMeter,
+        envelope: Envelope,
+        num_choices: int,
+        num_prompt_tokens: int,
+        form: LogprobForm | None,
+        extras: ChatExtras,
     ) -> None:
-        super().__init__(exchange, meter, envelope, num_choices, num_top)
+        super().__init__(exchange, meter, envelope, num_choices, num_prompt_tokens, form, extras)
         self._messages = [_Message() for _ in range(num_choices)]
 
     def deliver(self, index: int, delta: Delta) -> None:

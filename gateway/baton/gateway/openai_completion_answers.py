@@ -13,7 +13,7 @@ from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_logprobs import CompletionLogprobColumns, prompt_logprobs
+from baton.gateway.openai_logprobs import CompletionLogprobColumns, LogprobForm, prompt_logprobs
 from baton.gateway.openai_types import Completion, CompletionChoice, CompletionLogprobs, Usage
 from baton.gateway.sse import Envelope, json_text
 
@@ -33,7 +33,8 @@ class CompletionForm:
 
     prompts: Sequence[EncodedPrompt]
     n: int
-    num_top: int | None  # alternatives of each token; None: no log-probabilities
+    logprobs: LogprobForm | None  # None: none are told
+    kept: int | None = None  # of the n, those of the highest mean log-probability are told; None: all
     echo_logprobs: bool = False  # the log-probabilities begin with the prompt's
     prompt_logprobs: bool = False  # the prompt's log-probabilities on their own
     return_token_ids: bool = False
@@ -55,7 +56,7 @@ class CompletionForm:
 
     def columns_of(self, index: int) -> CompletionLogprobColumns:
         """New columns for a choice."""
-        return CompletionLogprobColumns(self.num_top or 0, len(self.prompt_of(index).echo))
+        return CompletionLogprobColumns(self.logprobs or LogprobForm(), len(self.prompt_of(index).echo))
 
     def answered(self, delta: Delta) -> Delta:
         """What of a delta is part of the answer."""
@@ -116,7 +117,9 @@ class CompletionStream(StreamAnswer):
         """The chunk of the echoed prompt."""
         prompt = self._form.prompt_of(index)
         entries = self._prompt_logprobs[index // self._form.n]
-        columns = self._logprobs[index].prompt(prompt.first_token, entries) if entries is not None else None
+        columns = None
+        if entries is not None:
+            columns = self._logprobs[index].prompt(prompt.first_token, prompt.token_ids[0], entries)
         more = b""
         if self._form.return_token_ids:
             more = b',"prompt_token_ids":%b' % msgspec.json.encode(prompt.token_ids)
@@ -177,18 +180,32 @@ class CompletionDocument(Answer):
             created=envelope.created,
             model=envelope.model,
             system_fingerprint=envelope.system_fingerprint,
-            choices=[self._choice(index) for index in range(len(self._texts))],
+            choices=[self._choice(place, index) for place, index in enumerate(self._told())],
             usage=usage,
         )
         self.exchange.respond(200, msgspec.json.encode(document))
 
-    def _choice(self, index: int) -> CompletionChoice:
+    def _told(self) -> Sequence[int]:
+        """The choices that the answer holds, in its order."""
+        form = self._form
+        if form.kept is None:
+            return range(form.num_choices)
+        told: list[int] = []
+        for first in range(0, form.num_choices, form.n):
+            told += sorted(range(first, first + form.n), key=self._mean_logprob, reverse=True)[: form.kept]
+        return told
+
+    def _mean_logprob(self, index: int) -> float:
+        entries = self._logprobs[index]
+        return sum(entry.logprob for entry in entries) / max(1, len(entries))
+
+    def _choice(self, place: int, index: int) -> CompletionChoice:
         form, end = self._form, self._ends[index]
         entries = self._prompt_logprobs[index // form.n]
         return CompletionChoice(
-            index=index,
+            index=place,
             text="".join(self._texts[index]),
-            logprobs=self._columns(index) if form.num_top is not None else None,
+            logprobs=self._columns(index) if form.logprobs is not None else None,
             finish_reason=end.finish_reason if end is not None else None,
             stop_reason=end.stop_reason if end is not None else None,
             token_ids=self._token_ids[index] if form.return_token_ids else UNSET,
@@ -201,7 +218,8 @@ class CompletionDocument(Answer):
         columns = form.columns_of(index)
         if not form.echo_logprobs:
             return columns.columns(self._logprobs[index])
-        whole = columns.prompt(form.prompt_of(index).first_token, self._prompt_logprobs[index // form.n])
+        prompt = form.prompt_of(index)
+        whole = columns.prompt(prompt.first_token, prompt.token_ids[0], self._prompt_logprobs[index // form.n])
         rest = columns.columns(self._logprobs[index])
         for name in CompletionLogprobs.__struct_fields__:
             getattr(whole, name).extend(getattr(rest, name))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.gateway.answer import usage_of
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.generation import Delta
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.openai_completion_answers import CompletionDocument, CompletionForm, CompletionStream, EncodedPrompt
+from baton.gateway.openai_logprobs import form_of
 from baton.gateway.openai_types import CompletionRequest
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.sampling_defaults import check_prompt_ids
@@ -43,7 +46,7 @@ class Completions:
             info = model.require_info()
             check_for_model(request, info)
             sources = prompts_of(request)
-            n = request.n or 1
+            n = request.best_of or request.n or 1
             request_id = desk.take_place(exchange, request, n * len(sources))
             prompts = []
             for source in sources:
@@ -51,6 +54,8 @@ class Completions:
         form = _form_of(request, prompts)
         answer = self._answer(exchange, model, request, form)
         sampling = sampling_of(request, request.logprobs)
+        if form.kept is not None and request.logprobs is None:
+            sampling.logprobs = 0
         if form.echo_logprobs and not sampling.HasField("prompt_logprobs"):
             sampling.prompt_logprobs = request.logprobs or 0
         if form.scoring and not sampling.HasField("prompt_logprobs"):
@@ -64,7 +69,7 @@ class Completions:
             desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop, asked=asked)
             for name, prompt in zip(names, prompts, strict=True)
         ]
-        await answer.run(desk.generator_for(request), generations)
+        await answer.run(desk.generator_for(request), [replace(generation, n=n) for generation in generations])
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
@@ -76,10 +81,12 @@ class Completions:
 
 
 def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> CompletionForm:
+    n = request.n or 1
     return CompletionForm(
         prompts=prompts,
-        n=request.n or 1,
-        num_top=request.logprobs,
+        n=request.best_of or n,
+        logprobs=form_of(request, request.logprobs),
+        kept=n if request.best_of and request.best_of > n else None,
         echo_logprobs=bool(request.echo) and request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
         return_token_ids=bool(request.return_token_ids),

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.gateway import openai_types as types
-from baton.gateway.generation import TokenLogprob
+from baton.gateway.generation import TokenLogprob, TopLogprob
 
 # Minus infinity is no JSON.
 _FLOOR = -9999.0
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], num_top: int) -> types.ChatLogprobs:
+@dataclass(frozen=True, slots=True)
+class LogprobForm:
+    """How log-probabilities are told."""
+
+    num_top: int = 0  # alternatives of each token
+    as_ids: bool = False  # tokens are called "token_id:N"
+
+    def name_of(self, entry: TokenLogprob | TopLogprob) -> str:
+        """What a token is called."""
+        return f"token_id:{entry.token_id}" if self.as_ids else entry.token
+
+
+def form_of(request: types.GenerationFields, num_top: int | None) -> LogprobForm | None:
+    """The form that a request asks for; None: it wants no log-probabilities. Named alternatives are all told."""
+    if num_top is None:
+        return None
+    named = request.logprob_token_ids
+    return LogprobForm(len(named) if named else num_top, bool(request.return_tokens_as_token_ids))
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], form: LogprobForm) -> types.ChatLogprobs:
     """One object a token."""
-    return types.ChatLogprobs(content=[_chat_entry(entry, num_top) for entry in entries])
+    return types.ChatLogprobs(content=[_chat_entry(entry, form) for entry in entries])
 
 
-def _chat_entry(entry: TokenLogprob, num_top: int) -> types.TokenLogprob:
+def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> types.TokenLogprob:
     top = [
-        types.TopLogprob(token=one.token, logprob=max(one.logprob, _FLOOR), bytes=list(one.token_bytes))
-        for one in entry.top[:num_top]
+        types.TopLogprob(token=form.name_of(one), logprob=max(one.logprob, _FLOOR), bytes=list(one.token_bytes))
+        for one in entry.top[: form.num_top]
     ]
     return types.TokenLogprob(
-        token=entry.token,
+        token=form.name_of(entry),
         logprob=max(entry.logprob, _FLOOR),
         bytes=list(entry.token_bytes),
         top_logprobs=top,
@@ -46,8 +67,8 @@ def _prompt_entry(entry: TokenLogprob) -> dict[str, types.PromptLogprob]:
 class CompletionLogprobColumns:
     """One choice's columns, or pieces of them; text offsets go on from piece to piece."""
 
-    def __init__(self, num_top: int, first_offset: int) -> None:
-        self._num_top = num_top
+    def __init__(self, form: LogprobForm, first_offset: int) -> None:
+        self._form = form
         self._offset = first_offset
 
     def columns(self, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
@@ -59,21 +80,22 @@ class CompletionLogprobColumns:
         return types.CompletionLogprobs(
             text_offset=offsets,
             token_logprobs=[max(entry.logprob, _FLOOR) for entry in entries],
-            tokens=[entry.token for entry in entries],
+            tokens=[self._form.name_of(entry) for entry in entries],
             top_logprobs=[self._top(entry) for entry in entries],
         )
 
-    def prompt(self, first_token: str, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
+    def prompt(self, first_token: str, first_id: int, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
         """The columns of a prompt that is part of the text; its first token has no log-probability."""
         self._offset = len(first_token)
         columns = self.columns(entries)
         columns.text_offset.insert(0, 0)
         columns.token_logprobs.insert(0, None)
-        columns.tokens.insert(0, first_token)
+        columns.tokens.insert(0, f"token_id:{first_id}" if self._form.as_ids else first_token)
         columns.top_logprobs.insert(0, None)
         return columns
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        top = {one.token: max(one.logprob, _FLOOR) for one in reversed(entry.top[: self._num_top])}
-        top.setdefault(entry.token, max(entry.logprob, _FLOOR))
+        form = self._form
+        top = {form.name_of(one): max(one.logprob, _FLOOR) for one in reversed(entry.top[: form.num_top])}
+        top.setdefault(form.name_of(entry), max(entry.logprob, _FLOOR))
         return dict(sorted(top.items(), key=lambda item: -item[1]))

@@ -19,6 +19,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1)]
 PrintableId = Annotated[str, Meta(pattern="^[!-~]{1,256}$")]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:/-]{1,256}$")]
+# A known field that is refused by name where it is set: ignoring it would change the answer.
+REFUSED = Meta(description="Not served: null.", extra_json_schema={"type": "null"})
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -61,6 +63,14 @@ class StructuredOutputs(Struct, kw_only=True):
     whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
 
 
+class RepetitionDetection(Struct, kw_only=True):
+    """Ends an answer whose end is one pattern of tokens, min_count times in a row."""
+
+    max_pattern_size: Annotated[int, Meta(ge=0, le=1024)] = 0  # tokens; 0 is off
+    min_pattern_size: Annotated[int, Meta(ge=0, le=1024)] = 0  # tokens; 0 is 1
+    min_count: Annotated[int, Meta(ge=0, le=_INT32_MAX)] = 0  # at least 2
+
+
 class GenerationFields(Struct, kw_only=True):
     """What chat and text completions have in common."""
 
@@ -94,11 +104,15 @@ class GenerationFields(Struct, kw_only=True):
     request_id: PrintableId | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Known, and refused by name where set: ignoring them would change the answer.
-    bad_words: list[str] | None = None
-    logprob_token_ids: list[int] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    repetition_detection: dict[str, Any] | None = None
+    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that do not come
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None  # instead of the likeliest ones
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens "token_id:N"
+    repetition_detection: RepetitionDetection | None = None
+    truncation_side: Literal["left", "right"] | None = None  # null: left, the prompt's end is kept
+    spaces_between_special_tokens: bool | None = None  # changes nothing: texts are as the tokens spell them
+    kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    vllm_xargs: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -160,13 +174,16 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None  # null: auto where tools are given
     parallel_tool_calls: bool | None = None  # null: true; false: at most one call
     include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
+    functions: Annotated[list[dict[str, Any]] | None, REFUSED] = None
+    function_call: Annotated[str | dict[str, Any] | None, REFUSED] = None
     modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    chat_template: str | None = None
-    echo: bool | None = None
-    thinking_token_budget: int | None = None
+    audio: Annotated[dict[str, Any] | None, REFUSED] = None
+    chat_template: str | None = None  # where the gateway trusts requests with that
+    echo: bool | None = None  # an assistant's last message comes before the answer
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # -1: no limit
+    return_prompt_text: bool | None = None
+    return_assistant_tokens_mask: Annotated[bool | None, REFUSED] = None
+    web_search_options: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -178,8 +195,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: CountOrZero | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None  # null: true
-    suffix: str | None = None
-    prompt_embeds: str | list[str] | None = None
+    best_of: Count | None = None  # draws so many, and gives the n of the highest mean log-probability; not in streams
+    suffix: Annotated[str | None, REFUSED] = None
+    prompt_embeds: Annotated[str | list[str] | None, REFUSED] = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -312,6 +330,7 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     # Only where asked for.
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -349,6 +368,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET  # where asked for
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -361,6 +381,9 @@ class ChatCompletionChunk(Struct, kw_only=True):
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    # Where asked for, in the first chunk.
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):

@@ -22,6 +22,7 @@ _NEUTRAL: Mapping[str, float] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
+_MAX_PATTERN = 1024  # tokens
 _FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -31,6 +32,7 @@ class Limits:
 
     max_n: int = 128
     max_logprobs: int = 20
+    max_logprob_token_ids: int = 128
     max_stop_strings: int = 16
     max_stop_chars: int = 1024  # of one stop string
 
@@ -99,6 +101,13 @@ def resolve(
     _check_ids("logit_bias", sampling.logit_bias_token_ids, info.vocab_size)
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
     _check_ids("stop_token_ids", request.stop.stop_token_ids, info.vocab_size)
+    _check_known("logprob_token_ids", sampling.logprob_token_ids, info.vocab_size)
+    if sampling.logprob_token_ids and not sampling.HasField("logprobs"):
+        raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
+    if len(sampling.logprob_token_ids) > limits.max_logprob_token_ids:
+        shown = f"{len(sampling.logprob_token_ids)} tokens"
+        raise _out_of_range("logprob_token_ids", shown, f"at most {limits.max_logprob_token_ids}")
+    _check_repetition(request.stop)
     if not sampling.HasField("seed"):
         sampling.seed = random.getrandbits(64)
     stop = _resolve_stop(request, room, limits)
@@ -198,6 +207,17 @@ def _resolve_stop(request: GenerationRequest, room: int, limits: Limits) -> type
         raise _out_of_range("min_tokens", stop.min_tokens, f"at most {stop.max_tokens}, which the context has room for")
     del stop.stop[:]
     return stop
+
+
+def _check_repetition(stop: types_pb2.StopConditions) -> None:
+    wanted, field = stop.repetition_detection, "repetition_detection"
+    if not wanted.max_pattern_size:
+        return
+    if not wanted.min_pattern_size <= wanted.max_pattern_size <= _MAX_PATTERN:
+        allowed = f"from min_pattern_size, {wanted.min_pattern_size}, to {_MAX_PATTERN}"
+        raise _out_of_range(f"{field}.max_pattern_size", wanted.max_pattern_size, allowed)
+    if wanted.min_count < 2:
+        raise _out_of_range(f"{field}.min_count", wanted.min_count, "at least 2")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -68,7 +68,7 @@ def with_reasoning(
     """The constraint, starting where the model's reasoning ends, for a model that may reason before it answers."""
     if constraint.reasoning_end_token_ids:
         return constraint
-    start, end = _reasoning_tokens(formats, tokenizer, prompt_token_ids)
+    start, end = reasoning_tokens(formats, tokenizer, prompt_token_ids)
     if not end:
         return constraint
     delayed = types_pb2.Constraint(reasoning_end_token_ids=end, reasoning_start_token_id=start)
@@ -84,7 +84,7 @@ def name_field(error: ServiceError, field: str) -> None:
         error.field = field
 
 
-def _reasoning_tokens(
+def reasoning_tokens(
     formats: OutputFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
 ) -> tuple[int | None, list[int]]:
     """The token that may open the reasoning (None: it is open already), and those that end it (none: there is none)."""

@@ -14,7 +14,7 @@ from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_logprobs import chat_logprobs, prompt_logprobs
+from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, form_of, prompt_logprobs
 from baton.gateway.openai_types import (
     ChatLogprobs,
     Count,
@@ -121,7 +121,7 @@ class TokenStream(StreamAnswer):
         self._continuous_usage = bool(options.continuous_usage_stats)
         envelope = Envelope("", exchange.request_id, 0, "", "", bool(options.include_usage), self._continuous_usage)
         super().__init__(exchange, meter, envelope, fields.n or 1)
-        self._num_top = fields.logprobs
+        self._form = form_of(fields, fields.logprobs) or LogprobForm()
         self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
 
@@ -129,7 +129,7 @@ class TokenStream(StreamAnswer):
         if not delta.token_ids:
             return b""
         self._num_output_tokens += len(delta.token_ids)
-        logprobs = chat_logprobs(delta.logprobs, self._num_top or 0) if delta.logprobs else None
+        logprobs = chat_logprobs(delta.logprobs, self._form) if delta.logprobs else None
         return self._event([TokenChoice(index=index, token_ids=list(delta.token_ids), logprobs=logprobs)])
 
     def ending(self, index: int, delta: Delta) -> bytes:
@@ -171,9 +171,10 @@ class TokenDocument(Answer):
 
     def finish(self, usage: Usage) -> None:
         fields = self._fields
-        if fields.logprobs is not None:
+        form = form_of(fields, fields.logprobs)
+        if form is not None:
             for choice, entries in zip(self._choices, self._logprobs, strict=True):
-                choice.logprobs = chat_logprobs(entries, fields.logprobs)
+                choice.logprobs = chat_logprobs(entries, form)
         asked = fields.prompt_logprobs is not None
         document = TokenGeneration(
             request_id=self.exchange.request_id,

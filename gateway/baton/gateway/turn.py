@@ -13,6 +13,7 @@ from baton.gateway.http_exchange import Exchange
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.reasoning_limit import can_limit, limit_reasoning
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import constraint_of
 from baton.gateway.validation import (
@@ -38,6 +39,7 @@ class Turn:
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
     going_on: bool = False  # the answer continues the last message
     include_reasoning: bool = True
+    reasoning_budget: int | None = None  # tokens, for models whose reasoning can be ended; None: no limit
 
 
 def events_of(delta: Delta) -> list[Event]:
@@ -91,6 +93,8 @@ def generation_of(
 ) -> GenerationRequest:
     """The turn's request to the generation side."""
     sampling = sampling_of(turn.fields, turn.logprobs)
+    if can_limit(model):
+        limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
     asked = constraint_of(turn.fields, turn.tools)

@@ -14,6 +14,7 @@ from baton.gateway.openai_types import (
     ChatMessage,
     CompletionRequest,
     GenerationFields,
+    RepetitionDetection,
 )
 from baton.gateway.sampling_defaults import check_count
 from baton.rpc.errors import InvalidRequest
@@ -26,15 +27,26 @@ _MAX_BIAS = 100.0
 _MAX_VARIABLES = 256
 
 # Known fields that this release does not serve. Values that ask for nothing are let through.
-_UNSERVED = (
-    "bad_words",
-    "logprob_token_ids",
-    "return_tokens_as_token_ids",
-    "repetition_detection",
-)
+_UNSERVED = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs")
 # They change what is drawn; beams are not drawn.
-_DRAWS = ("logit_bias", "allowed_token_ids", "min_tokens", "presence_penalty", "frequency_penalty")
-_UNSERVED_IN_CHAT = ("functions", "function_call", "audio", "chat_template", "echo", "thinking_token_budget")
+_DRAWS = (
+    "logit_bias",
+    "allowed_token_ids",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+    "repetition_detection",
+    "thinking_token_budget",
+    "best_of",
+)
+_UNSERVED_IN_CHAT = (
+    "functions",
+    "function_call",
+    "audio",
+    "return_assistant_tokens_mask",
+    "web_search_options",
+)
 _UNSERVED_IN_COMPLETIONS = ("suffix", "prompt_embeds")
 
 Prompt = str | list[int]
@@ -47,14 +59,13 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
     for kind in request.modalities or ():
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
-    if request.return_token_ids and request.stream:
-        raise InvalidRequest("return_token_ids is not served when stream is true.", field="return_token_ids")
     check_messages(request.messages)
     check_variables(request.chat_template_kwargs)
     if request.top_logprobs is not None:
         if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
         _check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
+    _check_logprob_token_ids(request, request.top_logprobs if request.logprobs else None, "top_logprobs")
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
@@ -112,6 +123,8 @@ def check_completion(request: CompletionRequest, max_choices: int, max_logprobs:
     _refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
     if request.logprobs is not None:
         _check_logprobs("logprobs", request.logprobs, max_logprobs)
+    _check_logprob_token_ids(request, request.logprobs, "logprobs")
+    _check_best_of(request, max_choices)
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("max_tokens is 0; it must be at least 1 unless echo is true.", field="max_tokens")
     _check_num_prompts(request.prompt, max_prompts)
@@ -161,6 +174,8 @@ def sampling_of(request: GenerationFields, logprobs: int | None) -> types_pb2.Sa
         logprobs=logprobs,
         allowed_token_ids=request.allowed_token_ids,
         prompt_logprobs=request.prompt_logprobs,
+        bad_words=request.bad_words,
+        logprob_token_ids=request.logprob_token_ids,
     )
 
 
@@ -176,7 +191,7 @@ def truncated(token_ids: list[int], request: GenerationFields, max_model_len: in
             f"truncate_prompt_tokens is {most}; it must be -1, or from 1 to {max_model_len - 1}.",
             field="truncate_prompt_tokens",
         )
-    return token_ids[-most:]
+    return token_ids[:most] if request.truncation_side == "right" else token_ids[-most:]
 
 
 def stop_of(request: GenerationFields, max_tokens: int | None) -> types_pb2.StopConditions:
@@ -189,11 +204,20 @@ def stop_of(request: GenerationFields, max_tokens: int | None) -> types_pb2.Stop
         ignore_eos=bool(request.ignore_eos),
         stop=stop,
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        repetition_detection=None if not request.repetition_detection else _detection_of(request.repetition_detection),
+    )
+
+
+def _detection_of(wanted: RepetitionDetection) -> types_pb2.RepetitionDetection:
+    return types_pb2.RepetitionDetection(
+        min_pattern_size=wanted.min_pattern_size,
+        max_pattern_size=wanted.max_pattern_size,
+        min_count=wanted.min_count,
     )
 
 
 def chat_num_logprobs(request: ChatCompletionRequest) -> int | None:
-    """How many alternatives a token gets; None for no log-probabilities."""
+    """Alternatives of each token; None: no log-probabilities."""
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
@@ -259,8 +283,31 @@ def _check_beams(request: GenerationFields) -> None:
 def _refuse_unserved(request: GenerationFields, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(request, name)
-        if value is not None and value is not False and value != "" and value != []:
+        if value is not None and value is not False and value not in ("", [], {}):
             raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
+
+
+def _check_logprob_token_ids(request: GenerationFields, num_top: int | None, name: str) -> None:
+    """num_top: what `name` says; None: no log-probabilities are asked for."""
+    token_ids = request.logprob_token_ids
+    if not token_ids:
+        return
+    field = "logprob_token_ids"
+    if num_top is None and not (isinstance(request, ChatCompletionRequest) and request.logprobs):
+        raise InvalidRequest(f"{field} needs logprobs.", field=field)
+    if num_top and num_top != len(token_ids):
+        message = f"{name} is {num_top}; with {field} it must be as many as those, {len(token_ids)}, or left out."
+        raise InvalidRequest(message, field=name)
+
+
+def _check_best_of(request: CompletionRequest, max_choices: int) -> None:
+    best_of, n = request.best_of, request.n or 1
+    if best_of is None:
+        return
+    if not n <= best_of <= max_choices:
+        raise InvalidRequest(f"best_of is {best_of}; it must be from n, {n}, to {max_choices}.", field="best_of")
+    if best_of > n and request.stream:
+        raise InvalidRequest("best_of above n is not allowed when stream is true.", field="best_of")
 
 
 def _check_logprobs(name: str, value: int, most: int) -> None:

@@ -96,7 +96,7 @@ class MessageAnswer(Answer):
     def _ended_by_of(self, delta: Delta) -> tuple[str, str | None]:
         if self.blocks.has_calls and delta.finish_reason != "length":
             return "tool_use", None
-        if isinstance(delta.stop_reason, str):
+        if isinstance(delta.stop_reason, str) and delta.finish_reason == "stop":
             return "stop_sequence", delta.stop_reason
         return ("max_tokens" if delta.finish_reason == "length" else "end_turn"), None
 

@@ -63,6 +63,7 @@ def turn_of(request: MessagesRequest) -> Turn:
         tools=_tool_use(request),
         variables=_variables(request),
         going_on=continues_last(request.messages),
+        reasoning_budget=request.thinking.budget_tokens if isinstance(request.thinking, ThinkingEnabled) else None,
     )
 
 

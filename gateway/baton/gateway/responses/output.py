@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.generation import Delta
-from baton.gateway.openai_logprobs import chat_logprobs
+from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.turn import events_of
 
@@ -48,7 +48,7 @@ class OutputItems:
     def take(self, delta: Delta) -> list[StreamEvent]:
         """What a delta adds."""
         if self._num_top is not None and delta.logprobs:
-            entries = chat_logprobs(delta.logprobs, self._num_top).content
+            entries = chat_logprobs(delta.logprobs, LogprobForm(self._num_top)).content
             self._logprobs += [msgspec.to_builtins(entry) for entry in entries]
         out: list[StreamEvent] = []
         for event in events_of(delta):
