@@ -19,7 +19,7 @@ def hold(pool: BlockPool, *numbers: int) -> list[BlockId]:
     block_ids = pool.allocate(len(numbers))
     assert block_ids is not None
     for block_id, number in zip(block_ids, numbers, strict=True):
-        pool.store(block_id, hash_of(number))
+        pool.store([block_id], [hash_of(number)])
     return block_ids
 
 
@@ -89,7 +89,7 @@ def test_a_settled_lease_is_held_like_any_other_block():
     leased = pool.lease(1)
     assert leased is not None
     pool.settle(leased)
-    pool.store(leased[0], hash_of(7))
+    pool.store(leased[:1], [hash_of(7)])
     pool.free(leased)
     assert pool.audit().num_cached_blocks == 1
 
@@ -195,7 +195,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.naive.taken(block_ids)
         for number, block_id in enumerate(block_ids, first):
             self.naive.holders[block_id] = 1
-            self.pool.store(block_id, hash_of(number))
+            self.pool.store([block_id], [hash_of(number)])
             if self.naive.find(number) is None:
                 self.naive.content[block_id] = number
         self.holds.append(block_ids)

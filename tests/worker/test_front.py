@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
+from worker_harness import submit
 
+from baton.rpc.block_hash import hash_blocks
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import Mismatch, ServiceError, Unavailable, status_of
 from baton.rpc.server import RpcServer, Service
-from baton.v1 import worker_pb2, worker_pb2_grpc
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.front import SERVICE_NAME, WorkerFront
 from baton.worker.link import Kind
+from baton.worker.prompt_hashes import split_message
 
 
 class FakeHost:
@@ -60,6 +63,24 @@ async def stub(host: FakeHost) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStu
 
 def frame(step: int, *slots: int) -> bytes:
     return worker_pb2.GenerateStreamResponse(step=step, slots=slots, token_ids=slots).SerializeToString()
+
+
+async def test_prompts_reach_the_engine_behind_their_block_hashes(stub, host: FakeHost) -> None:
+    model = types_pb2.ModelInfo(block_size=4, max_model_len=100)
+    state = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(model=model))
+    host.handlers[Kind.STATE](0, state.SerializeToString())
+    call = stub.GenerateStream()
+    request = worker_pb2.GenerateStreamRequest(submits=[submit(0, [5, 6, 7, 8, 9]), submit(1, [5])])
+    await call.write(request)
+    channel, _ = await host.expect(Kind.GENERATE_OPEN)
+    got, payload = await host.expect(Kind.GENERATE_HASHED)
+    hashes = hash_blocks(request.submits[0].cache_namespace, [5, 6, 7, 8], 4)
+    assert got == channel
+    assert split_message(payload) == (request.SerializeToString(), [hashes, b""])
+    aborts = worker_pb2.GenerateStreamRequest(aborts=[1])
+    await call.write(aborts)
+    assert await host.expect(Kind.GENERATE) == (channel, aborts.SerializeToString())
+    call.cancel()
 
 
 async def test_bytes_pass_in_both_directions_and_the_close_is_told(stub, host: FakeHost) -> None:

@@ -135,7 +135,7 @@ def cache(pool: BlockPool, *numbers: int) -> list[BlockId]:
     block_ids = pool.allocate(len(numbers))
     assert block_ids is not None
     for block_id, number in zip(block_ids, numbers, strict=True):
-        pool.store(block_id, hash_of(number))
+        pool.store([block_id], [hash_of(number)])
     pool.free(block_ids)
     return block_ids
 
@@ -273,7 +273,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.read_queued()
         for number, block_id in enumerate(block_ids, first):
             self.device[block_id] = number
-            self.pool.store(block_id, hash_of(number))
+            self.pool.store([block_id], [hash_of(number)])
         self.holds.append(block_ids)
 
     @rule(room=st.integers(0, 4))

@@ -74,7 +74,7 @@ def test_the_pools_own_counts_are_those_of_its_audit():
     pool = BlockPool(20)
     held = pool.allocate(5)
     assert held is not None
-    pool.store(held[0], BlockHash(bytes(16)))
+    pool.store(held[:1], [BlockHash(bytes(16))])
     pool.free(held[:2])
     pool.lease(3)
     assert pool.count() == pool.audit()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 HASH_BYTES = 16
+_TOKEN_BYTES = 4
 
 _NAMESPACE_KEY = b"baton.namespace.1"
 
@@ -35,8 +36,13 @@ def hash_blocks(parent: bytes, token_ids: Sequence[int], block_size: int) -> byt
     words = array("I", token_ids[: num_blocks * block_size])
     if sys.byteorder == "big":
         words.byteswap()
-    data = memoryview(words.tobytes())
-    stride = block_size * 4
+    return hash_packed_blocks(parent, words.tobytes(), block_size)
+
+
+def hash_packed_blocks(parent: bytes, token_ids: bytes, block_size: int) -> bytes:
+    """hash_blocks of tokens that are little-endian uint32 already."""
+    stride = block_size * _TOKEN_BYTES
+    data = memoryview(token_ids)[: len(token_ids) // stride * stride]
     hashes = bytearray()
     for start in range(0, len(data), stride):
         parent = blake2b(data[start : start + stride], digest_size=HASH_BYTES, key=parent).digest()

@@ -9,9 +9,11 @@ leased   0           no         settle (to held), free_lease (to empty); never r
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import DataLoss
@@ -66,16 +68,18 @@ class BlockPool:
         """
         if count > self.num_free:
             return None
-        block_ids = [self._take(in_order) for _ in range(count)]
+        block_ids = self._take(count, in_order)
+        references = self._num_references
         for block_id in block_ids:
-            self._num_references[block_id] = 1
+            references[block_id] = 1
         return block_ids
 
     def lookup(self, block_hashes: Sequence[BlockHash]) -> list[BlockId]:
         """The blocks of the longest known prefix. Touch them before anything else is allocated."""
         block_ids: list[BlockId] = []
+        find = self._block_of.get
         for block_hash in block_hashes:
-            block_id = self._block_of.get(block_hash)
+            block_id = find(block_hash)
             if block_id is None:
                 break
             block_ids.append(block_id)
@@ -83,12 +87,13 @@ class BlockPool:
 
     def touch(self, block_ids: Sequence[BlockId]) -> None:
         """Holds blocks that lookup found."""
+        references, cached, offloads = self._num_references, self._cached, self._offloads
         for block_id in block_ids:
-            if self._num_references[block_id] == 0:
-                del self._cached[block_id]
-                if self._offloads is not None:
-                    self._offloads.held(block_id, self._hash(block_id))
-            self._num_references[block_id] += 1
+            if references[block_id] == 0:
+                del cached[block_id]
+                if offloads is not None:
+                    offloads.held(block_id, self._hash(block_id))
+            references[block_id] += 1
 
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
         """How many of these blocks touching would take from the free ones."""
@@ -97,40 +102,55 @@ class BlockPool:
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
         """Ends one holder's hold. The last block is the first to be evicted: a prefix outlives its continuations."""
+        references, hash_of, offloads = self._num_references, self._hash_of, self._offloads
+        put_empty, cached = self._empty.append, self._cached
         for block_id in reversed(block_ids):
-            assert self._num_references[block_id] > 0, f"block {block_id} is freed but nobody holds it"
-            self._num_references[block_id] -= 1
-            if self._num_references[block_id] == 0:
-                self._put_back(block_id)
+            count = references[block_id] - 1
+            assert count >= 0, f"block {block_id} is freed but nobody holds it"
+            references[block_id] = count
+            if count:
+                continue
+            block_hash = hash_of[block_id]
+            if block_hash is None:
+                put_empty(block_id)
+                continue
+            cached[block_id] = None
+            if offloads is not None:
+                offloads.cached(block_id, block_hash)
 
-    def store(self, block_id: BlockId, block_hash: BlockHash) -> None:
-        """Makes a held, full block findable. Where another block has the same content already, that one stays it."""
-        assert self._num_references[block_id] > 0, f"block {block_id} is stored but nobody holds it"
-        if block_hash in self._block_of or self._hash_of[block_id] is not None:
-            return
-        self._block_of[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
-        self._events.stored(block_hash)
+    def store(self, block_ids: Sequence[BlockId], block_hashes: Sequence[BlockHash]) -> None:
+        """Makes held, full blocks findable. Where another block has the same content already, that one stays it."""
+        assert len(block_ids) == len(block_hashes), f"{len(block_ids)} blocks and {len(block_hashes)} hashes"
+        assert all(map(self._num_references.__getitem__, block_ids)), "a block is stored but nobody holds it"
+        hash_of, block_of = self._hash_of, self._block_of
+        if any(map(hash_of.__getitem__, block_ids)) or not block_of.keys().isdisjoint(block_hashes):
+            pairs = zip(block_ids, block_hashes, strict=True)
+            fresh = [pair for pair in pairs if hash_of[pair[0]] is None and pair[1] not in block_of]
+            block_ids, block_hashes = [pair[0] for pair in fresh], [pair[1] for pair in fresh]
+        block_of.update(zip(block_hashes, block_ids, strict=True))
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            hash_of[block_id] = block_hash
+        self._events.stored(*block_hashes)
 
     def lease(self, count: int) -> list[BlockId] | None:
         """Takes blocks that a remote peer may write until settle or free_lease. None: there are not that many."""
         if count > self.num_free:
             return None
-        block_ids = [self._take(in_order=False) for _ in range(count)]
+        block_ids = self._take(count, in_order=False)
         self._leased.update(block_ids)
         return block_ids
 
     def settle(self, block_ids: Sequence[BlockId]) -> None:
         """The peer is done and what it wrote is good: leased blocks become held."""
+        self._end_lease(block_ids)
+        references = self._num_references
         for block_id in block_ids:
-            self._leased.remove(block_id)
-            self._num_references[block_id] = 1
+            references[block_id] = 1
 
     def free_lease(self, block_ids: Sequence[BlockId]) -> None:
         """The peer can write no more: leased blocks become empty."""
-        for block_id in block_ids:
-            self._leased.remove(block_id)
-            self._empty.append(block_id)
+        self._end_lease(block_ids)
+        self._empty.extend(block_ids)
 
     def reset(self) -> None:
         """Forgets what every block holds, and the events that told of it. Holds and leases stay."""
@@ -181,30 +201,39 @@ class BlockPool:
         if len(leased) != len(self._leased) or set(leased) != self._leased:
             raise DataLoss(f"{len(self._leased)} blocks are leased, the open leases name {len(leased)}")
 
-    def _take(self, in_order: bool) -> BlockId:
-        block_id = self._empty.pop() if self._empty else self._evict(in_order)
+    def _end_lease(self, block_ids: Sequence[BlockId]) -> None:
+        assert self._leased.issuperset(block_ids), f"of {len(block_ids)} blocks of a lease some are not leased"
+        self._leased.difference_update(block_ids)
+
+    def _take(self, count: int, in_order: bool) -> list[BlockId]:
+        """Empty blocks first, the last put back before the others; then what is evicted."""
+        num_empty = min(count, len(self._empty))
+        first = len(self._empty) - num_empty
+        block_ids = self._empty[first:][::-1]
+        del self._empty[first:]
         if self._offloads is not None and not in_order:
-            self._offloads.overwritten(block_id)
-        return block_id
+            for block_id in block_ids:
+                self._offloads.overwritten(block_id)
+        if count > num_empty:
+            block_ids += self._evict(count - num_empty, in_order)
+        return block_ids
 
-    def _evict(self, in_order: bool) -> BlockId:
-        block_id, _ = self._cached.popitem(last=False)
-        block_hash = self._hash(block_id)
-        del self._block_of[block_hash]
-        self._hash_of[block_id] = None
-        self.num_evicted += 1
-        self._events.removed(block_hash)
+    def _evict(self, count: int, in_order: bool) -> list[BlockId]:
+        cached, hash_of = self._cached, self._hash_of
+        block_ids = list(itertools.islice(cached, count))
+        removed = cast(list[BlockHash], list(map(hash_of.__getitem__, block_ids)))  # cached blocks have hashes
+        for block_id in block_ids:
+            del cached[block_id]
+            hash_of[block_id] = None
+        deque(map(self._block_of.__delitem__, removed), maxlen=0)
+        self.num_evicted += count
+        self._events.removed(*removed)
         if self._offloads is not None:
-            self._offloads.evicted(block_id, block_hash, in_order)
-        return block_id
-
-    def _put_back(self, block_id: BlockId) -> None:
-        if self._hash_of[block_id] is None:
-            self._empty.append(block_id)
-        else:
-            self._cached[block_id] = None
-            if self._offloads is not None:
-                self._offloads.cached(block_id, self._hash(block_id))
+            for block_id, block_hash in zip(block_ids, removed, strict=True):
+                self._offloads.evicted(block_id, block_hash, in_order)
+                if not in_order:
+                    self._offloads.overwritten(block_id)
+        return block_ids
 
     def _hash(self, block_id: BlockId) -> BlockHash:
         block_hash = self._hash_of[block_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.worker.core import BlockHash, Tier
@@ -30,13 +31,13 @@ class CacheEvents:
         self._tier = tier
         self._changes: list[tuple[bool, bytearray]] = []  # (stored, hashes)
 
-    def stored(self, block_hash: BlockHash) -> None:
-        """The block can be found."""
-        self._record(True, block_hash)
+    def stored(self, *block_hashes: BlockHash) -> None:
+        """The blocks can be found."""
+        self._record(True, block_hashes)
 
-    def removed(self, block_hash: BlockHash) -> None:
-        """The block cannot be found any more."""
-        self._record(False, block_hash)
+    def removed(self, *block_hashes: BlockHash) -> None:
+        """The blocks cannot be found any more."""
+        self._record(False, block_hashes)
 
     def take(self) -> list[StoredEvent | RemovedEvent]:
         """What happened since the last call, in order."""
@@ -47,8 +48,9 @@ class CacheEvents:
         """Forgets what happened."""
         self._changes.clear()
 
-    def _record(self, stored: bool, block_hash: BlockHash) -> None:
-        if self._changes and self._changes[-1][0] is stored:
-            self._changes[-1][1].extend(block_hash)
-        else:
-            self._changes.append((stored, bytearray(block_hash)))
+    def _record(self, stored: bool, block_hashes: Sequence[BlockHash]) -> None:
+        if not block_hashes:
+            return
+        if not self._changes or self._changes[-1][0] is not stored:
+            self._changes.append((stored, bytearray()))
+        self._changes[-1][1].extend(b"".join(block_hashes))

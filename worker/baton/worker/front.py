@@ -1,4 +1,4 @@
-"""WorkerService on the gRPC side: bytes from streams to the engine and back. Parses no token."""
+"""WorkerService on the gRPC side: bytes from streams to the engine, with prompts' block hashes, and back."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from baton.v1 import worker_pb2
 from baton.worker.engine_host import EngineHost, error_of_status
 from baton.worker.link import Kind
 from baton.worker.outbox import Outbox
+from baton.worker.prompt_hashes import PromptHasher, join_hashes
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class WorkerFront:
         self._generates: dict[int, Outbox] = {}
         self._prefills: dict[int, Outbox] = {}
         self._state = b""
+        self._hasher: PromptHasher | None = None  # None: the engine has not said how yet
         self._state_changed = asyncio.Event()
         self._closed: ServiceError | None = None
         host.on(Kind.STATE, self._on_state)
@@ -66,13 +68,13 @@ class WorkerFront:
 
     async def generate_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Relays one gateway's requests and frames."""
-        kinds = (Kind.GENERATE_OPEN, Kind.GENERATE, Kind.GENERATE_CLOSE)
+        kinds = (Kind.GENERATE_OPEN, Kind.GENERATE, Kind.GENERATE_HASHED, Kind.GENERATE_CLOSE)
         async for frame in self._relay(requests, context, self._generates, *kinds):
             yield frame
 
     async def prefill_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Relays one decode worker's prefills."""
-        kinds = (Kind.PREFILL_OPEN, Kind.PREFILL, Kind.PREFILL_CLOSE)
+        kinds = (Kind.PREFILL_OPEN, Kind.PREFILL, Kind.PREFILL_HASHED, Kind.PREFILL_CLOSE)
         async for message in self._relay(requests, context, self._prefills, *kinds):
             yield message
 
@@ -94,13 +96,14 @@ class WorkerFront:
         outboxes: dict[int, Outbox],
         open_kind: Kind,
         message_kind: Kind,
+        hashed_kind: Kind,
         close_kind: Kind,
     ) -> AsyncIterator[bytes]:
         self._check_open()
         channel = next(self._channels)
         outbox = outboxes[channel] = Outbox()
         self._host.send(open_kind, channel)
-        reading = asyncio.create_task(self._read(requests, outbox, message_kind, channel))
+        reading = asyncio.create_task(self._read(requests, outbox, message_kind, hashed_kind, channel))
 
         def end(_: object) -> None:
             reading.cancel()
@@ -112,15 +115,27 @@ class WorkerFront:
         while (message := await outbox.take()) is not None:
             yield message
 
-    async def _read(self, requests: AsyncIterator[bytes], outbox: Outbox, kind: Kind, channel: int) -> None:
+    async def _read(
+        self, requests: AsyncIterator[bytes], outbox: Outbox, kind: Kind, hashed_kind: Kind, channel: int
+    ) -> None:
         try:
             async for request in requests:
-                self._host.send(kind, channel, request)
+                hashes = await self._hashes_of(kind, request)
+                if any(hashes):
+                    self._host.send(hashed_kind, channel, join_hashes(hashes, request))
+                else:
+                    self._host.send(kind, channel, request)
                 await self._host.writable()
         except (grpc.aio.UsageError, grpc.aio.AioRpcError):
             pass  # the call ended under the reader; the outbox is closed below
         finally:
             outbox.close()
+
+    async def _hashes_of(self, kind: Kind, request: bytes) -> list[bytes]:
+        hasher = self._hasher
+        if hasher is None:
+            return []
+        return await (hasher.of_prefill(request) if kind is Kind.PREFILL else hasher.of_generate(request))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -130,6 +145,9 @@ class WorkerFront:
 
     def _on_state(self, channel: int, payload: bytes) -> None:
         self._state = payload
+        if self._hasher is None:
+            model = worker_pb2.WatchStateResponse.FromString(payload).state.model
+            self._hasher = PromptHasher(model.block_size, model.max_model_len)
         self._notify()
 
     def _notify(self) -> None:

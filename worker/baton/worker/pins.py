@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.worker.core import BlockId
 from baton.worker.request_state import RequestState, num_blocks_for
 
@@ -21,27 +24,24 @@ class Pins:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._longest = num_blocks_for(max_model_len, block_size)
-        self._counts: dict[BlockId, int] = {}
-        self._blocks_of: dict[RequestState, list[BlockId]] = {}
+        self._counts = np.zeros(num_blocks, np.int32)
+        self._blocks_of: dict[RequestState, NDArray[np.int64]] = {}
 
     def set(self, state: RequestState, block_ids: Sequence[BlockId]) -> None:
-        """Pins exactly these blocks for the request."""
+        """Pins exactly these blocks, all different, for the request."""
         self.remove(state)
-        self._blocks_of[state] = list(block_ids)
-        for block_id in block_ids:
-            count = self._counts.get(block_id, 0)
-            self._counts[block_id] = count + 1
-            self.num_pinned += count == 0
+        pinned = self._blocks_of[state] = np.array(block_ids, np.int64)
+        counts = self._counts[pinned]
+        self._counts[pinned] = counts + 1
+        self.num_pinned += int(np.count_nonzero(counts == 0))
 
     def remove(self, state: RequestState) -> None:
         """Pins nothing for the request any more. Idempotent."""
-        for block_id in self._blocks_of.pop(state, ()):
-            count = self._counts[block_id] - 1
-            if count:
-                self._counts[block_id] = count
-            else:
-                del self._counts[block_id]
-                self.num_pinned -= 1
+        pinned = self._blocks_of.pop(state, None)
+        if pinned is not None:
+            counts = self._counts[pinned]
+            self._counts[pinned] = counts - 1
+            self.num_pinned -= int(np.count_nonzero(counts == 1))
 
     def leave_room_for(self, state: RequestState) -> bool:
         """Whether the request could run to its end beside what others have pinned."""

@@ -180,8 +180,8 @@ class Scheduler:
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
         state.block_ids += settled
         self.remote.discard(state)
-        state.phase = Phase.READY
-        self._pin(state)
+        state.phase = Phase.READY  # pinned are the same blocks as before
+        self.stalled = False
         self.ready.push(state)
         self._store(state, state.num_remote_tokens)
         self._wake(self._prefixes.end(state))
@@ -256,8 +256,7 @@ class Scheduler:
         state = restore.state
         woken = [] if state is None else [state, *self._prefixes.end(state)]
         if landed and restore.wanted:
-            for block_id, block_hash in zip(restore.fresh, restore.block_hashes, strict=True):
-                self.pool.store(block_id, block_hash)
+            self.pool.store(restore.fresh, restore.block_hashes)
             if state is not None:
                 self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size
         self.pool.free(restore.block_ids)
@@ -280,7 +279,7 @@ class Scheduler:
         state.phase = Phase.RESTORING
         state.restored = True
         self.restores.begin(state, hits, fresh, slots, fenced=self._collected_step < self._fence_step)
-        self._prefixes.begin(state, state.block_hashes[len(hits) : len(hits) + len(slots)])
+        self._prefixes.begin(state, len(hits), len(hits) + len(slots))
 
     # Placing.
 
@@ -316,7 +315,7 @@ class Scheduler:
         state.phase = Phase.REMOTE
         self.remote.add(state)
         self._pin(state)
-        self._prefixes.begin(state, state.block_hashes[len(hits) :])
+        self._prefixes.begin(state, len(hits), len(state.block_hashes))
         self._count_admission(state)
         self.prefill_wanted.append(PrefillWanted(state.request, num_cached_tokens))
         return True
@@ -367,11 +366,9 @@ class Scheduler:
         if not state.caching:
             return
         state.hash_up_to(num_computed, self._block_size)
-        woken: list[RequestState] = []
-        for block_id, block_hash in zip(block_ids, state.block_hashes[start:], strict=False):
-            self.pool.store(block_id, block_hash)
-            woken += self._prefixes.computed(block_hash)
-        self._wake(woken)
+        block_hashes = state.block_hashes[start : start + len(block_ids)]
+        self.pool.store(block_ids[: len(block_hashes)], block_hashes)
+        self._wake(self._prefixes.computed(state, start + len(block_hashes)))
 
     # Deciding a step.
 
@@ -476,7 +473,7 @@ class Scheduler:
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = len(hits) * self._block_size
             self._count_admission(state)
-        self._prefixes.begin(state, state.block_hashes[len(hits) :])
+        self._prefixes.begin(state, len(hits), len(state.block_hashes))
         self._start(state, len(hits) * self._block_size, draft)
         return True
 

@@ -37,6 +37,8 @@ class TokenIds(Sequence[int]):
             return head + self.generated[max(0, start - num_given) : max(0, stop - num_given)]
         if index < 0:
             index += len(self)
+            if index < 0:
+                raise IndexError(f"there are {len(self)} tokens")
         return int(self.given[index]) if index < num_given else self.generated[index - num_given]
 
     def __iter__(self) -> Iterator[int]:

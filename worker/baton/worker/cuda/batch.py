@@ -1,9 +1,11 @@
 """The persistent batch on the device: every row's tokens and block table, changed by differences.
 
-Each step's numbers go up in one pinned buffer and one copy; buffers rotate, so that the host never waits for a copy.
+What many rows get goes up together and is scattered; what one row gets much of goes to its place in one copy.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32, StepPlan
+from baton.worker.cuda.uploads import PinnedRing
 
-_NUM_BUFFERS = 16  # uploads of all steps that can be in flight, and some
+_MIN_LONG = 512  # numbers of one row that are worth a copy of their own
+_USUAL_UPLOAD = 1 << 15  # numbers: a step's columns, or what is scattered into short rows
 
 
 class DeviceBatch:
@@ -23,13 +27,11 @@ class DeviceBatch:
         self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(num_rows, self.max_blocks, dtype=torch.int32, device=device)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
-        self._max_model_len = max_model_len
         self._num_row_blocks = np.zeros(num_rows, np.int64)
         self._trust = RowTrust(num_rows)
         self._device = device
-        self._turn = 0
-        self._pinned = [torch.empty(0, dtype=torch.int64, pin_memory=True) for _ in range(_NUM_BUFFERS)]
-        self._copied = [torch.cuda.Event() for _ in range(_NUM_BUFFERS)]  # type: ignore[no-untyped-call]
+        self._uploads = PinnedRing(_USUAL_UPLOAD, torch.int64)
+        self._long = PinnedRing(max_model_len, torch.int32)
 
     def apply(self, plan: StepPlan) -> None:
         """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
@@ -38,16 +40,12 @@ class DeviceBatch:
             self._num_row_blocks[rows] = 0
             self.num_prompt_tokens[rows] = [init.num_prompt_tokens for init in plan.admitted]
             self._trust.restore(rows)
-            counts = np.array([len(init.token_ids) for init in plan.admitted], np.int64)
-            values = np.concatenate([np.asarray(init.token_ids, np.int64) for init in plan.admitted])
-            self._scatter(self.token_ids, _spread(rows * self._max_model_len, counts), values)
+            self._write(self.token_ids, rows, np.zeros_like(rows), [init.token_ids for init in plan.admitted])
         if plan.new_blocks:
             rows = np.array([row for row, _ in plan.new_blocks], np.int64)
-            counts = np.array([len(block_ids) for _, block_ids in plan.new_blocks], np.int64)
-            values = np.concatenate([np.asarray(block_ids, np.int64) for _, block_ids in plan.new_blocks])
-            first = rows * self.max_blocks + self._num_row_blocks[rows]
-            self._num_row_blocks[rows] += counts
-            self._scatter(self.block_table, _spread(first, counts), values)
+            block_ids = [np.array(block_ids, np.int32) for _, block_ids in plan.new_blocks]
+            self._write(self.block_table, rows, self._num_row_blocks[rows], block_ids)
+            self._num_row_blocks[rows] += [len(some) for some in block_ids]
 
     def rows_of(self, plan: StepPlan) -> Int32:
         """The plan's rows, -1 for those that a failed step left in an unknown state."""
@@ -59,20 +57,21 @@ class DeviceBatch:
 
     def upload(self, values: NDArray[np.int64]) -> Tensor:
         """A device copy of int64 `values`, through pinned memory."""
-        turn = self._turn
-        self._turn = (turn + 1) % _NUM_BUFFERS
-        if len(self._pinned[turn]) < len(values):
-            self._pinned[turn] = torch.empty(2 * len(values), dtype=torch.int64, pin_memory=True)
-        self._copied[turn].synchronize()
-        staging = self._pinned[turn][: len(values)]
-        staging.numpy()[:] = values
-        out = staging.to(self._device, non_blocking=True)
-        self._copied[turn].record()
-        return out
+        return self._uploads.to_device(values, self._device)
 
-    def _scatter(self, target: Tensor, index: NDArray[np.int64], values: NDArray[np.int64]) -> None:
-        both = self.upload(np.concatenate((index, values)))
-        target.view(-1).index_copy_(0, both[: len(index)], both[len(index) :].int())
+    def _write(
+        self, target: Tensor, rows: NDArray[np.int64], starts: NDArray[np.int64], values: Sequence[Int32]
+    ) -> None:
+        """Values of each row, from `starts` on, into target [num_rows, width]."""
+        counts = np.array([len(some) for some in values], np.int64)
+        for index in np.flatnonzero(counts >= _MIN_LONG).tolist():
+            row, start = int(rows[index]), int(starts[index])
+            self._long.copy_to(values[index], target[row, start : start + int(counts[index])])
+        short = np.flatnonzero(counts < _MIN_LONG)
+        if len(short):
+            places = _spread(rows[short] * target.shape[1] + starts[short], counts[short])
+            both = self.upload(np.concatenate((places, *(values[index] for index in short.tolist()))))
+            target.view(-1).index_copy_(0, both[: len(places)], both[len(places) :].int())
 
 
 class RowTrust:

@@ -23,6 +23,7 @@ from baton.worker.handover.heartbeat import Beat, Heartbeat
 from baton.worker.handover.prefill_side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
 from baton.worker.link import Kind
+from baton.worker.prompt_hashes import split_message
 from baton.worker.transfer.base import (
     InboundFailed,
     InboundFenced,
@@ -111,6 +112,7 @@ class Handover:
         self.handlers: dict[int, Callable[[int, bytes], None]] = {
             Kind.PREFILL_OPEN: lambda channel, _: self.prefill_side.on_peer_open(channel),
             Kind.PREFILL: self.prefill_side.on_peer_message,
+            Kind.PREFILL_HASHED: self._on_hashed_prefill,
             Kind.PREFILL_CLOSE: lambda channel, _: self.prefill_side.on_peer_closed(channel),
             Kind.PEER: self.decode_side.on_peer_message,
             Kind.PEER_CLOSE: lambda channel, reason: self.decode_side.on_peer_closed(channel, reason.decode()),
@@ -231,6 +233,10 @@ class Handover:
         self._bandwidth.observe(self._transport.totals())
         for name, totals in self._transport.totals_by_kind().items():
             self._bandwidth_of.setdefault(name, Bandwidth()).observe(totals)
+
+    def _on_hashed_prefill(self, channel: int, payload: bytes) -> None:
+        message, hashes = split_message(payload)
+        self.prefill_side.on_peer_message(channel, message, hashes[0])
 
     def _close_prefill_stream(self, channel: int, error: ServiceError) -> None:
         self._wire.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())

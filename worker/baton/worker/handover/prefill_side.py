@@ -109,7 +109,6 @@ class PrefillSide:
         self._computing: dict[int, tuple[int, PushProgress]] = {}  # by row: first step; read by the executor's thread
         self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
         self._handlers: dict[str, Callable[[_Peer, worker_pb2.PrefillStreamRequest], None]] = {
-            "submit": self._on_submit,
             "accept": self._on_accept,
             "cancel": self._on_cancel,
             "abort": self._on_abort,
@@ -154,8 +153,11 @@ class PrefillSide:
         self._peers[channel] = _Peer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
-    def on_peer_message(self, channel: int, payload: bytes) -> None:
-        """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other."""
+    def on_peer_message(self, channel: int, payload: bytes, block_hashes: bytes = b"") -> None:
+        """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other.
+
+        `block_hashes`: of a submit's full blocks; empty: not made yet.
+        """
         peer = self._peers.get(channel)
         if peer is None:
             return  # closed a moment ago
@@ -167,6 +169,8 @@ class PrefillSide:
                 self._on_hello(peer, message.hello)
             elif kind == "renewal":
                 pass  # every message is a sign of life; these may overtake the hello
+            elif kind == "submit" and peer.greeted:
+                self._on_submit(peer, message.submit, block_hashes)
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
@@ -205,15 +209,14 @@ class PrefillSide:
             raise
         peer.greeted = True
 
-    def _on_submit(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
-        submit = message.submit
+    def _on_submit(self, peer: _Peer, submit: worker_pb2.PrefillSubmit, block_hashes: bytes) -> None:
         if submit.prefill_id in peer.jobs:
             raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
         try:
             if self.draining:
                 raise Unavailable("the prefill worker is draining and takes no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
-            request = prefill_of(submit, self._executor.model, name, self._clock())
+            request = prefill_of(submit, self._executor.model, name, self._clock(), block_hashes)
             self._engine.submit(request)
         except ServiceError as error:
             self._refuse(peer, submit.prefill_id, error)

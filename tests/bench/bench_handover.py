@@ -1,0 +1,213 @@
+"""What a hand-over costs the two engines' threads: CPU time of their calls, by the prompt's length.
+
+python tests/bench/bench_handover.py [--tokens 2048 8192 32768] [--rounds 6]
+
+Two workers without processes hand prompts over on the simulated device, whose own time is left out. Their pools are
+full of older prompts, so that every block is evicted for another. No sockets but the transport's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_harness import NAMESPACE
+from handover_harness import Network, Node, make_node
+
+from baton.rpc.block_hash import cache_namespace
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import RowInit, SamplingParams
+from baton.worker.events import EventLog
+from baton.worker.executor.rows import Rows
+from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.link import Kind
+from baton.worker.prompt_hashes import PromptHasher, join_hashes, split_message
+from baton.worker.sessions import Sessions
+
+BLOCK_SIZE = 16
+NUM_WARM = 3  # rounds that fill the pools
+VOCAB_SIZE = 128_000
+SAMPLING = types_pb2.SamplingParams(
+    temperature=0.7,
+    top_p=0.95,
+    top_k=0,
+    min_p=0.0,
+    seed=1,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+)
+
+Costs = dict[str, list[float]]  # seconds of CPU, by call
+
+
+class Stopwatch:
+    """CPU time of the calling thread, less what the device did."""
+
+    def __init__(self) -> None:
+        self.costs: Costs = defaultdict(list)
+        self._left_out = 0.0
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        before, left_out = time.thread_time(), self._left_out
+        yield
+        self.costs[name].append(time.thread_time() - before - (self._left_out - left_out))
+
+    def leave_out(self, call: Callable[..., object]) -> Callable[..., object]:
+        """The call, unmeasured."""
+
+        def measured(*arguments: object) -> object:
+            before = time.thread_time()
+            try:
+                return call(*arguments)
+            finally:
+                self._left_out += time.thread_time() - before
+
+        return measured
+
+
+class Turner:
+    """One worker's engine loop, every call of it timed."""
+
+    def __init__(self, node: Node, watch: Stopwatch, label: str, hasher: PromptHasher) -> None:
+        self._node = node
+        self._watch = watch
+        self._label = label
+        self._hasher = hasher
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.sessions = Sessions(node.engine, node.executor.model, node.name, self._sent, node.handover)
+        self.sessions.open(1)
+        self.events = EventLog(node.engine, node.name, self._sent)
+        self.events.open(1)
+        executor = node.executor
+        executor.launch = watch.leave_out(executor.launch)  # type: ignore[method-assign]
+        executor.collect = watch.leave_out(executor.collect)  # type: ignore[method-assign]
+
+    def turn(self) -> None:
+        """What EngineLoop does once."""
+        node, of = self._node, self._watch.of
+        for _ in range(len(node.inbox)):
+            kind, channel, payload = node.inbox.popleft()
+            if kind == Kind.PREFILL:
+                name = str(worker_pb2.PrefillStreamRequest.FromString(payload).WhichOneof("message"))
+                hashes = asyncio.run(self._hasher.of_prefill(payload))
+                if hashes:
+                    kind, payload = Kind.PREFILL_HASHED, join_hashes(hashes, payload)
+            else:
+                response = kind == Kind.PEER and worker_pb2.PrefillStreamResponse.FromString(payload)
+                name = str(response.WhichOneof("message")) if response else Kind(kind).name
+            with of(f"{self._label}: message {name}"):
+                node.handover.handlers[kind](channel, payload)
+        with of(f"{self._label}: transport and time"):
+            node.handover.tick()
+        with of(f"{self._label}: step"):
+            outputs = node.engine.step()
+        with of(f"{self._label}: after the step"):
+            node.handover.on_step(outputs)
+            self.sessions.emit(outputs)
+        with of(f"{self._label}: cache events"):
+            self.events.collect()
+
+    def submit(self, token_ids: list[int], prefill: Node, max_tokens: int) -> None:
+        """A gateway's request, as it comes from the front."""
+        submit = worker_pb2.SubmitRequest(
+            request_id="r",
+            prompt_token_ids=token_ids,
+            sampling=SAMPLING,
+            stop=types_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True),
+            cache_namespace=cache_namespace(bytes(16), BLOCK_SIZE),
+            prefill=prefill.endpoint,
+        )
+        message = worker_pb2.GenerateStreamRequest(submits=[submit]).SerializeToString()
+        began = time.thread_time()
+        payload = join_hashes(asyncio.run(self._hasher.of_generate(message)), message)
+        self._watch.costs["front: parse and hash, in slices"].append(time.thread_time() - began)
+        with self._watch.of(f"{self._label}: submit"):
+            self.sessions.receive(1, *split_message(payload))
+
+    def _sent(self, kind: int, channel: int, payload: bytes) -> None:
+        self.frames.append((kind, channel, payload))
+
+
+def main() -> None:
+    """Hands prompts of each length over, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    tables = [measure(num_tokens, options.rounds) for num_tokens in options.tokens]
+    names = sorted(tables[-1], key=lambda name: -max(tables[-1][name]))
+    print("milliseconds of CPU of one call, the largest of a hand-over; the median of all")
+    print(f"{'call':<44}" + "".join(f"{num_tokens:>10}" for num_tokens in options.tokens))
+    for name in names:
+        print(f"{name:<44}" + "".join(f"{1e3 * float(np.median(table[name])):>10.3f}" for table in tables))
+
+
+def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
+    """The largest cost of each call, of every hand-over behind the first few."""
+    assert NAMESPACE
+    network = Network()
+    watch = Stopwatch()
+    hasher = PromptHasher(BLOCK_SIZE, 2 * num_tokens)
+    settings = HandoverSettings(lease_seconds=5.0, connect_seconds=5.0)
+    nodes = [make_node(network, name, _executor(num_tokens), settings, **_LIMITS) for name in ("prefill", "decode")]
+    prefill, decode = (Turner(node, watch, node.name, hasher) for node in nodes)
+    largest: dict[str, list[float]] = defaultdict(list)
+    generator = np.random.default_rng(7)
+    for number in range(NUM_WARM + rounds):
+        watch.costs.clear()
+        decode.submit(generator.integers(5, VOCAB_SIZE, num_tokens).tolist(), nodes[0], max_tokens=3)
+        deadline = time.monotonic() + 60
+        while decode.sessions.num_requests or any(node.handover.num_open for node in nodes):
+            assert time.monotonic() < deadline, "a hand-over does not end"
+            prefill.turn()
+            decode.turn()
+        admit(watch, num_tokens)
+        if number >= NUM_WARM:
+            for name, costs in watch.costs.items():
+                largest[name].append(max(costs))
+    for node in nodes:
+        node.handover.close()
+    return largest
+
+
+def admit(watch: Stopwatch, num_tokens: int) -> None:
+    """What an executor does with a row that enters its batch."""
+    rows = Rows(4, 2 * num_tokens, BLOCK_SIZE, 0)
+    init = RowInit(0, np.arange(num_tokens, dtype=np.int32), num_tokens, SamplingParams())  # type: ignore[arg-type]
+    block_ids = list(range(num_tokens // BLOCK_SIZE))
+    rows.admit(init)
+    with watch.of("executor: a row's tokens and blocks"):
+        rows.admit(init)
+        rows.add_blocks(0, block_ids)  # type: ignore[arg-type]
+
+
+_LIMITS: dict[str, object] = {"max_num_batched_tokens": 8192, "max_num_requests": 32}
+
+
+def _executor(num_tokens: int) -> SimExecutor:
+    settings = SimSettings(
+        num_blocks=int(2.5 * num_tokens / BLOCK_SIZE),
+        block_size=BLOCK_SIZE,
+        max_model_len=2 * num_tokens,
+        max_num_requests=32,
+        vocab_size=VOCAB_SIZE,
+        speed=SimSpeed(factor=0.0),
+    )
+    return SimExecutor(settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Numbers on their way to the device: pinned buffers that rotate, so that the host never waits for a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NUM_BUFFERS = 16  # uploads of all steps that can be in flight, and some
+
+
+class PinnedRing:
+    """Buffers of one type. Pinning memory takes milliseconds: `size` is what an upload usually has at most."""
+
+    def __init__(self, size: int, dtype: torch.dtype, num_buffers: int = _NUM_BUFFERS) -> None:
+        self._dtype = dtype
+        self._turn = 0
+        self._pinned = [torch.empty(size, dtype=dtype, pin_memory=True) for _ in range(num_buffers)]
+        self._copied = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
+
+    def to_device(self, values: NDArray[np.generic], device: torch.device) -> Tensor:
+        """A copy there of one-dimensional values."""
+        staging = self._stage(values)
+        out = staging.to(device, non_blocking=True)
+        self._copied[self._turn].record()
+        return out
+
+    def copy_to(self, values: NDArray[np.generic], target: Tensor) -> None:
+        """Overwrites `target` [len(values)], contiguous, on the device."""
+        target.copy_(self._stage(values), non_blocking=True)
+        self._copied[self._turn].record()
+
+    def _stage(self, values: NDArray[np.generic]) -> Tensor:
+        """The next buffer's front, once what it held last is copied."""
+        self._turn = turn = (self._turn + 1) % len(self._pinned)
+        self._copied[turn].synchronize()
+        if len(self._pinned[turn]) < len(values):
+            self._pinned[turn] = torch.empty(2 * len(values), dtype=self._dtype, pin_memory=True)
+        staging = self._pinned[turn][: len(values)]
+        staging.numpy()[:] = values
+        return staging
