@@ -19,6 +19,7 @@ from baton.rpc import errors
         (errors.Unavailable("m"), 503, "service_unavailable_error", "service_unavailable"),
         (errors.DeadlineExceeded("m"), 504, "timeout_error", "timeout"),
         (errors.Unsupported("m"), 501, "not_implemented_error", None),
+        (errors.Unsupported("m", field="n"), 400, "invalid_request_error", None),
         (errors.InternalError("m"), 500, "server_error", None),
         (errors.DataLoss("m"), 500, "server_error", None),
     ],

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import orjson
 
-from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported
 from baton.v1 import types_pb2
 
 DEFAULT_RETRY_AFTER_SECONDS = 1
@@ -74,7 +74,8 @@ def http_error_of(error: Exception) -> HttpError:
         return error
     if not isinstance(error, ServiceError):
         return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
-    status = error.http_status
+    # What this fleet cannot serve, named by its field, is for the client to leave out; clients try a 501 again.
+    status = 400 if isinstance(error, Unsupported) and error.field else error.http_status
     headers = {"retry-after": str(_retry_seconds(error))} if status in (429, 503) else {}
     return HttpError(status, error.message, param=_param_of(error), code=_code_of(error), headers=headers)
 

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types of openai_types.py."""
+"""The OpenAPI 3.1 document, made from the route table and the types of requests, answers and errors."""
 
 from __future__ import annotations
 
@@ -8,52 +8,92 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from baton.gateway.anthropic.types import AnthropicErrorResponse
+from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.error_body import reason_phrase
-from baton.gateway.openai_types import ErrorResponse
-from baton.gateway.routes import Route
+from baton.gateway.openai_types import ErrorResponse, Readiness
+from baton.gateway.routes import Parameter, Route
 from baton.gateway.version import VERSION
 
-_REF = "#/components/schemas/{name}"
+# What any request may be answered with: bad HTTP, too slow, a defect, too many connections.
+_EVERYWHERE = (400, 408, 431, 500, 503)
+_RETRIED = (429, 503, 529)
+_REQUEST_ID = Parameter(
+    "X-Request-Id",
+    "The request's name in logs, traces and the answer. Without it the gateway makes one.",
+    {"type": "string", "pattern": "^[!-~]{1,256}$"},
+    place="header",
+)
+_HEADERS: Mapping[str, Mapping[str, Any]] = {
+    "X-Request-Id": {"description": "The request's name.", "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+}
+
+
+class ApiDescription(Struct):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, dict[str, Any]]
+    components: dict[str, dict[str, Any]]
 
 
 def openapi_document(routes: Sequence[Route]) -> bytes:
     """The JSON document."""
-    kinds = _types_of(routes)
-    _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    _, schemas = msgspec.json.schema_components(_types_of(routes), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
+    responses: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    return msgspec.json.encode(
-        {
-            "openapi": "3.1.0",
-            "info": {
-                "title": "Baton",
-                "version": VERSION,
-                "description": "LLM inference, compatible with OpenAI's API. Unknown fields are ignored.",
-            },
-            "paths": paths,
-            "components": {"schemas": components},
-        }
-    )
+        responses.update({_error_name(route, status): _error(route, status) for status in _errors_of(route)})
+    info = {
+        "title": "Baton",
+        "version": VERSION,
+        "description": "LLM inference, compatible with OpenAI's and Anthropic's APIs. Unknown fields are ignored.",
+    }
+    components = {
+        "schemas": schemas,
+        "responses": responses,
+        "parameters": {_REQUEST_ID.name: _parameter(_REQUEST_ID)},
+        "headers": dict(_HEADERS),
+    }
+    return msgspec.json.encode(ApiDescription("3.1.0", info, paths, components))
 
 
 def _types_of(routes: Sequence[Route]) -> list[type[Struct]]:
     kinds = {kind: None for route in routes for kind in (route.request, route.response, route.chunk) if kind}
-    return [*kinds, ErrorResponse]
+    return [*kinds, ErrorResponse, AnthropicErrorResponse]
 
 
 def _operation(route: Route) -> dict[str, Any]:
+    errors = {str(status): _reference("responses", _error_name(route, status)) for status in _errors_of(route)}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{''.join(_words(route.path))}",
-        "responses": {"200": _answer(route), **{str(status): _error(status) for status in route.errors}},
+        "parameters": [
+            *([_path_parameter(route.parameter)] if route.parameter else []),
+            *map(_parameter, route.parameters),
+            _reference("parameters", _REQUEST_ID.name),
+        ],
+        "responses": {"200": _answer(route), **errors},
     }
-    if route.parameter:
-        parameter = {"name": route.parameter, "in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [parameter]
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": _schema(route.request)}}
     return operation
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.summary,
+        "schema": parameter.schema,
+    }
 
 
 def _answer(route: Route) -> dict[str, Any]:
@@ -63,16 +103,60 @@ def _answer(route: Route) -> dict[str, Any]:
     elif route.content_type != "application/json":
         content[route.content_type] = {"schema": {"type": "string"}}
     if route.chunk is not None:
-        content["text/event-stream"] = _schema(route.chunk)
-    return {"description": reason_phrase(200), **({"content": content} if content else {})}
+        content["text/event-stream"] = {"schema": _event(route)}
+    return {"description": reason_phrase(200), **_headers(200), **({"content": content} if content else {})}
 
 
-def _error(status: int) -> dict[str, Any]:
-    return {"description": reason_phrase(status), "content": {"application/json": _schema(ErrorResponse)}}
+def _event(route: Route) -> dict[str, Any]:
+    """One event of a stream. OpenAI's streams end with the word [DONE]; an error may end any."""
+    assert route.chunk is not None
+    document = {"contentMediaType": "application/json", "contentSchema": _any_of(route.chunk, _error_type(route))}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, document]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
-def _schema(kind: type[Struct]) -> Mapping[str, Any]:
-    return {"schema": {"$ref": _REF.format(name=kind.__name__)}}
+def _errors_of(route: Route) -> list[int]:
+    statuses = {*_EVERYWHERE, *route.errors}
+    if speaks_anthropic(route.path):
+        statuses = {529 if status == 503 else status for status in statuses}
+    return sorted(statuses)
+
+
+def _error_type(route: Route) -> type[Struct]:
+    return AnthropicErrorResponse if speaks_anthropic(route.path) else ErrorResponse
+
+
+def _error_name(route: Route, status: int) -> str:
+    family = "Anthropic" if speaks_anthropic(route.path) else "Readiness" if _is_readiness(route, status) else ""
+    return f"{family}Error{status}"
+
+
+def _error(route: Route, status: int) -> dict[str, Any]:
+    kinds = (Readiness, ErrorResponse) if _is_readiness(route, status) else (_error_type(route),)
+    content = {"application/json": {"schema": _any_of(*kinds)}}
+    return {"description": reason_phrase(status), **_headers(status), "content": content}
+
+
+def _is_readiness(route: Route, status: int) -> bool:
+    return route.response is Readiness and status == 503
+
+
+def _any_of(*kinds: type[Struct]) -> dict[str, Any]:
+    references = [_reference("schemas", kind.__name__) for kind in kinds]
+    return {"anyOf": references} if len(references) > 1 else references[0]
+
+
+def _headers(status: int) -> dict[str, Any]:
+    names = [name for name in _HEADERS if name != "Retry-After" or status in _RETRIED]
+    return {"headers": {name: _reference("headers", name) for name in names}}
+
+
+def _schema(kind: type[Struct]) -> dict[str, Any]:
+    return {"schema": _any_of(kind)}
+
+
+def _reference(section: str, name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/{section}/{name}"}
 
 
 def _words(path: str) -> list[str]:

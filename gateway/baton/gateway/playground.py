@@ -91,5 +91,5 @@ def _answer_file(files: dict[str, StaticFile], exchange: Exchange) -> None:
     name = exchange.path.removeprefix(ASSETS)
     file = files.get(name)
     if file is None:
-        raise HttpError(404, f"The playground has no file {name!r}.")
+        raise HttpError(404, f"The playground has no file {name!r}.", param="file")
     file.answer(exchange)

@@ -9,7 +9,8 @@ from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
 from baton.gateway.openai_completions import Completions
-from baton.gateway.openapi import openapi_document
+from baton.gateway.openapi import ApiDescription, openapi_document
+from baton.gateway.playground import playground_routes
 from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.routes import Route
@@ -24,13 +25,14 @@ def rest_routes(desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], lis
     """The table. `missing` says in words what the gateway waits for before it can serve."""
     api = [*_api_routes(desk), *token_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
     system = _system_routes(desk, missing)
-    described = [*api, *system]
-    description = Description(openapi_document(described))
-    return [
-        *described,
-        Route("GET", "/openapi.json", description.openapi, "This document."),
+    description = Description(lambda: openapi_document(routes))
+    routes = [
+        *api,
+        *system,
+        Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription),
         Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html"),
     ]
+    return [*routes, *playground_routes(not desk.config.no_playground)]
 
 
 def _api_routes(desk: FrontDesk) -> list[Route]:

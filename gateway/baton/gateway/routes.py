@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -11,6 +12,16 @@ from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
 
 Handler = Callable[[Exchange], Coroutine[None, None, None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that the client may give; `schema` is JSON Schema."""
+
+    name: str
+    summary: str
+    schema: Mapping[str, Any]
+    place: str = "query"  # or header
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,8 @@ class Route:
     response: type[Struct] | None = None  # None: no JSON
     chunk: type[Struct] | None = None  # of the event stream that `stream: true` asks for
     content_type: str = "application/json"
-    errors: tuple[int, ...] = ()  # statuses beside 200
+    errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route
+    parameters: tuple[Parameter, ...] = ()
 
     @property
     def prefix(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from urllib.parse import unquote
 
 import msgspec
@@ -116,12 +117,12 @@ class Status:
 class Description:
     """GET /openapi.json and /docs."""
 
-    def __init__(self, document: bytes) -> None:
-        self._document = document
+    def __init__(self, document: Callable[[], bytes]) -> None:
+        self._document = cache(document)
 
     def openapi(self, exchange: Exchange) -> None:
         """The OpenAPI document."""
-        exchange.respond(200, self._document)
+        exchange.respond(200, self._document())
 
     def docs(self, exchange: Exchange) -> None:
         """The same, for people."""

@@ -17,7 +17,7 @@ from baton.gateway.anthropic.types import (
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
-from baton.gateway.routes import Route
+from baton.gateway.routes import Parameter, Route
 from baton.gateway.turn import encode_turn, fields_named, generation_of
 
 
@@ -64,6 +64,7 @@ class CountTokens:
 def anthropic_routes(desk: FrontDesk) -> list[Route]:
     """Anthropic's part of the route table."""
     body = (400, 404, 408, 413)
+    version = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
     return [
         Route(
             "POST",
@@ -73,7 +74,8 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
             MessagesRequest,
             Message,
             StreamEvent,
-            errors=(*body, 429, 500, 504, 529),
+            errors=(*body, 429, 504),
+            parameters=(version,),
         ),
         Route(
             "POST",
@@ -82,6 +84,7 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
             "Counts a conversation's tokens.",
             CountTokensRequest,
             TokenCount,
-            errors=(*body, 529),
+            errors=body,
+            parameters=(version,),
         ),
     ]

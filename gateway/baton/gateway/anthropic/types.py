@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.openai_types import Count, CountOrZero, Name
+from baton.gateway.openai_types import REFUSED, Count, CountOrZero, Name
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
@@ -152,7 +152,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
+    mcp_servers: Annotated[list[dict[str, Any]] | None, REFUSED] = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables for the model's chat template
 
 
@@ -229,3 +229,18 @@ class TokenCount(Struct):
 
     input_tokens: int
     context_management: ContextManagement
+
+
+class AnthropicErrorFields(Struct):
+    """What went wrong."""
+
+    type: str
+    message: str  # names the request's field that is wrong
+
+
+class AnthropicErrorResponse(Struct):
+    """The body of every 4xx and 5xx answer of Anthropic's API."""
+
+    error: AnthropicErrorFields
+    request_id: str | None
+    type: Literal["error"] = "error"

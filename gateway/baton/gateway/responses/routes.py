@@ -27,7 +27,7 @@ from baton.gateway.responses.types import (
     ResponseStreamEvent,
     StoredResponse,
 )
-from baton.gateway.routes import Route
+from baton.gateway.routes import Parameter, Route
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sse import CONTENT_TYPE
 from baton.gateway.turn import Turn, encode_turn, fields_named, generation_of
@@ -38,6 +38,18 @@ PATH = "/v1/responses"
 _FINAL = ("completed", "incomplete", "failed", "cancelled")
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
+
+_STREAM = Parameter("stream", "The events of a response of the background, from its beginning.", {"type": "boolean"})
+_STARTING_AFTER = Parameter(
+    "starting_after",
+    "The sequence number before the first event.",
+    {"type": "integer", "minimum": -1, "maximum": 2**31},
+)
+_LIMIT = Parameter(
+    "limit", "Items of one page.", {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE, "default": _DEFAULT_PAGE}
+)
+_ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "desc"})
+_AFTER = Parameter("after", "The id of the item before the page. Empty: none.", {"type": "string"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +213,26 @@ def responses_routes(desk: FrontDesk, shelf: ResponseShelf) -> list[Route]:
             ResponseStreamEvent,
             errors=(400, 404, 408, 413, 429, 500, 503, 504),
         ),
-        Route("GET", one, handlers.get, "A response.", response=Response, chunk=ResponseStreamEvent, errors=errors),
+        Route(
+            "GET",
+            one,
+            handlers.get,
+            "A response.",
+            response=Response,
+            chunk=ResponseStreamEvent,
+            errors=errors,
+            parameters=(_STREAM, _STARTING_AFTER),
+        ),
         Route("DELETE", one, handlers.delete, "Forgets a response.", response=DeletedResponse, errors=errors),
         Route("POST", f"{one}/cancel", handlers.cancel, "Ends a response.", response=Response, errors=errors),
         Route(
-            "GET", f"{one}/input_items", handlers.list_input, "A response's input.", response=ItemList, errors=errors
+            "GET",
+            f"{one}/input_items",
+            handlers.list_input,
+            "A response's input.",
+            response=ItemList,
+            errors=errors,
+            parameters=(_LIMIT, _ORDER, _AFTER),
         ),
     ]
 

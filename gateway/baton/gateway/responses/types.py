@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.openai_types import Count, CountOrZero, Name, Penalty, PrintableId, StructuredOutputs, TokenId
+from baton.gateway.openai_types import (
+    REFUSED,
+    Count,
+    CountOrZero,
+    Name,
+    Penalty,
+    PrintableId,
+    StructuredOutputs,
+    TokenId,
+)
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -47,7 +56,7 @@ class ResponsesRequest(Struct, kw_only=True):
     max_output_tokens: Count | None = None  # null: as many as the context holds
     max_tool_calls: Count | None = None
     previous_response_id: Name | None = None
-    conversation: str | dict[str, Any] | None = None
+    conversation: Annotated[str | dict[str, Any] | None, REFUSED] = None
     background: bool | None = None
     store: bool | None = None  # null: true
     stream: bool | None = None
@@ -63,7 +72,7 @@ class ResponsesRequest(Struct, kw_only=True):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
-    prompt: dict[str, Any] | None = None
+    prompt: Annotated[dict[str, Any] | None, REFUSED] = None
     service_tier: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
