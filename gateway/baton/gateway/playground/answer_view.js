@@ -46,8 +46,9 @@ export class AnswerView {
 
   _updateJson() {
     const { answer } = this;
-    if (answer.isRunning || !answer.content) this.text.replaceChildren(...(answer.content ? [codeBlock(answer.content, "json")] : []));
-    else this.text.replaceChildren(codeBlock(indented(answer.content), "json"));
+    if (!answer.content) return;
+    const text = answer.isRunning ? answer.content : indented(answer.content);
+    this.text.replaceChildren(codeBlock(text, "json"));
   }
 
   _updateCalls() {
@@ -92,9 +93,13 @@ export class AnswerView {
     const title = error.status ? `Refused (${error.status})` : "The answer failed";
     const node = element("div", { className: "failure", attributes: { role: "alert" } });
     node.append(element("strong", { textContent: title }), element("p", { textContent: error.message }));
-    const param = error.param ? element("p", { className: "quiet" }, "Field: ", element("code", { textContent: error.param })) : null;
-    if (param) node.append(param);
-    if (this.actions.hasField(error)) node.append(actionButton("Show the setting", () => this.actions.showField(error)));
+    if (error.param) {
+      const name = element("code", { textContent: error.param });
+      node.append(element("p", { className: "quiet" }, "Field: ", name));
+    }
+    if (this.actions.hasField(error)) {
+      node.append(actionButton("Show the setting", () => this.actions.showField(error)));
+    }
     return node;
   }
 
@@ -116,7 +121,8 @@ function reasoningNode() {
   const name = element("span");
   const size = element("span", { className: "quiet" });
   const body = element("div", { className: "prose thought" });
-  const node = element("details", { className: "reasoning", hidden: true }, element("summary", {}, name, " ", size), body);
+  const summary = element("summary", {}, name, " ", size);
+  const node = element("details", { className: "reasoning", hidden: true }, summary, body);
   return { node, name, size, markdown: new MarkdownView(body) };
 }
 
@@ -130,7 +136,8 @@ let lastResultId = 0;
 
 function resultArea(call, index) {
   const id = `result-${++lastResultId}`;
-  const area = element("textarea", { id, rows: 1, required: true, className: "code", placeholder: "What the function returned" });
+  const area = element("textarea", { id, rows: 1, required: true, className: "code" });
+  area.placeholder = "What the function returned";
   area.addEventListener("input", () => fitHeight(area));
   const label = element("label", { htmlFor: id, textContent: `Result of call ${index + 1}, ${call.name}` });
   return { area, label };

@@ -1,7 +1,6 @@
 // Where a message is written and sent, and an answer stopped.
 
 import { byId, fitHeight } from "./dom.js";
-import { clearProblem } from "./problems.js";
 import { keep, recall } from "./store.js";
 
 /** Calls `onSend(text)` and `onStop()`. */
@@ -44,7 +43,6 @@ export class Composer {
   }
 
   _changed() {
-    clearProblem(this.area);
     fitHeight(this.area);
     byId("send").disabled = !this.area.value.trim();
     keep("draft", this.area.value);

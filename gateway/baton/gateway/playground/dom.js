@@ -10,7 +10,8 @@ export function element(tag, { attributes = {}, ...properties } = {}, ...childre
 
 /** A small button that says what it does. */
 export function actionButton(name, onclick, label = name) {
-  return element("button", { type: "button", className: "action", textContent: name, onclick, attributes: { "aria-label": label } });
+  const attributes = { "aria-label": label };
+  return element("button", { type: "button", className: "action", textContent: name, onclick, attributes });
 }
 
 /** The element with this id; the page has it. */

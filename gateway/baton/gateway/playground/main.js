@@ -15,6 +15,8 @@ import { Settings } from "./settings.js";
 import { forget, keep, recall } from "./store.js";
 import { Transcript } from "./transcript.js";
 
+const MAX_SPOKEN = 2000; // characters of an answer that a screen reader is given at once
+
 class Playground {
   constructor() {
     this.settings = new Settings();
@@ -85,7 +87,8 @@ class Playground {
     const draft = byId("prompt").value.trim();
     if (draft) messages.push({ role: "user", content: draft });
     const body = requestBody(this.picker.model, values, messages);
-    byId("curl-text").textContent = asCurl(new URL("v1/chat/completions", document.baseURI).href, body, this.settings.apiKey);
+    const url = new URL("v1/chat/completions", document.baseURI).href;
+    byId("curl-text").textContent = asCurl(url, body, this.settings.apiKey);
     byId("curl-note").textContent = this.settings.apiKey
       ? "What the next answer would be asked with. Put your key into BATON_API_KEY."
       : "What the next answer would be asked with.";
@@ -172,7 +175,9 @@ class Playground {
 function wordsOf(answer) {
   if (answer.error) return ""; // an alert in the answer says it
   const size = answer.usage ? `, ${tokens(answer.usage.completion_tokens)}` : "";
-  return answer.state === "stopped" ? `Stopped${size}.` : `The answer is complete${size}.`;
+  const end = answer.state === "stopped" ? "Stopped" : "The answer is complete";
+  const calls = answer.toolCalls.map((call) => `Calls ${call.name}.`).join(" ");
+  return `${end}${size}. ${answer.content.slice(0, MAX_SPOKEN)} ${calls}`;
 }
 
 new Playground();

@@ -136,12 +136,14 @@ function indentOf(line) {
 
 function isTable(lines, at) {
   const rule = lines[at + 1];
-  return lines[at].includes("|") && rule !== undefined && rule.includes("|") && rule.length <= MAX_TABLE_RULE && TABLE_RULE.test(rule);
+  if (!lines[at].includes("|") || !rule?.includes("|") || rule.length > MAX_TABLE_RULE) return false;
+  return TABLE_RULE.test(rule);
 }
 
 function tableAt(lines, at) {
   const end = endWhile(lines, at, (line) => line.includes("|"));
-  const row = (tag) => (line) => element("tr", {}, ...cellsOf(line).map((cell) => element(tag, {}, ...inlineNodes(cell))));
+  const cell = (tag, text) => element(tag, {}, ...inlineNodes(text));
+  const row = (tag) => (line) => element("tr", {}, ...cellsOf(line).map((text) => cell(tag, text)));
   return {
     end,
     render: () => {

@@ -50,7 +50,8 @@ export class ModelPicker {
   _notice(text) {
     byId("notice").hidden = text === null;
     byId("notice-text").textContent = text ?? "";
-    if (text !== null && !this.model) this.select.replaceChildren(element("option", { value: "", textContent: "No model" }));
+    if (text === null || this.model) return;
+    this.select.replaceChildren(element("option", { value: "", textContent: "No model" }));
   }
 }
 

@@ -5,7 +5,6 @@ import { byId, element } from "./dom.js";
 // Fields of the API whose control has another id; a field of a field belongs to the nearest of these.
 const CONTROLS = new Map([
   ["model", "model"],
-  ["messages", "prompt"],
   ["stop", "stop_strings"],
   ["response_format", "schema"],
   ["response_format.type", "response_format"],
@@ -35,8 +34,8 @@ export function showProblem(control, message) {
   control.setAttribute("aria-invalid", "true");
   control.setAttribute("aria-errormessage", note.id);
   // Above a box, which may be higher than the screen; below a line.
-  if (control.matches("textarea:not(#prompt)")) control.before(note);
-  else (control.closest(".field, .composer-box, .picker") ?? control.parentElement).append(note);
+  if (control.matches("textarea")) control.before(note);
+  else (control.closest(".field, .picker") ?? control.parentElement).append(note);
   const section = control.closest("details");
   if (section) section.open = true;
 }

@@ -6,6 +6,7 @@ import { parseJson } from "./json_text.js";
 import { clearProblem, clearProblems, showProblem } from "./problems.js";
 import { forget, keep, recall } from "./store.js";
 
+const PARSERS = { schema: schemaOf, tools: toolsOf }; // by the control's id
 const ESCAPES = { n: "\n", t: "\t", "\\": "\\" };
 
 /** The form with all of its behaviour. */
@@ -85,7 +86,7 @@ export class Settings {
   }
 
   _check(control) {
-    const parse = control.id === "schema" ? schemaOf : control.id === "tools" ? toolsOf : control.inputMode ? numberOf : null;
+    const parse = PARSERS[control.id] ?? (control.inputMode ? numberOf : null);
     if (!parse || !control.value.trim()) return;
     try {
       parse(control);
@@ -110,7 +111,8 @@ export class Settings {
     }
     const chosen = choice.value;
     for (const option of [...choice.options].slice(3)) option.remove();
-    choice.append(...names.map((name) => element("option", { value: `function:${name}`, textContent: `Call ${name}` })));
+    const optionOf = (name) => element("option", { value: `function:${name}`, textContent: `Call ${name}` });
+    choice.append(...names.map(optionOf));
     if ([...choice.options].some((option) => option.value === chosen)) choice.value = chosen;
   }
 
@@ -142,7 +144,7 @@ export class Settings {
       if (control.name === "tools") this._offerNames();
     }
     byId("api_key").value = recall("api_key", "");
-    for (const id of ["response_format", "tools"]) if (byId(id).value && byId(id).value !== "text") byId(id).closest("details").open = true;
+    if (byId("tools").value) byId("tools-section").open = true;
   }
 }
 
@@ -159,7 +161,8 @@ function numberOf(input) {
 }
 
 function stopStrings(text) {
-  return text.split("\n").filter(Boolean).map((line) => line.replace(/\\([nt\\])/g, (_, char) => ESCAPES[char]));
+  const lines = text.split("\n").filter(Boolean);
+  return lines.map((line) => line.replace(/\\([nt\\])/g, (_, char) => ESCAPES[char]));
 }
 
 function schemaOf(area) {

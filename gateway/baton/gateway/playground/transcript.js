@@ -113,5 +113,6 @@ export class Transcript {
 function resultNode(turn) {
   const head = element("p", { className: "call-name" }, "Result of ", element("code", { textContent: turn.name }));
   const body = element("pre", { tabIndex: 0 }, element("code", { textContent: turn.text }));
-  return element("article", { className: "turn result", attributes: { "aria-label": `Result of ${turn.name}` } }, head, body);
+  const attributes = { "aria-label": `Result of ${turn.name}` };
+  return element("article", { className: "turn result", attributes }, head, body);
 }
