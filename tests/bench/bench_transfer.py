@@ -1,11 +1,12 @@
 """KV between two workers over each kind of transport, against the raw copy of the same bytes in the same run.
 
-baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--repeats 5] [--json PATH]
+baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--at-once 1,8] [--repeats 5] [--json PATH]
 
 Of GPUs: --kinds cuda-ipc,nccl on a host with two; each end sees one of them, those of BATON_BENCH_DEVICES (0,1).
 
 `of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
-with the first push, in the sender's process, and ends with the last block in its place, in the receiver's.
+with the first push, in the sender's process, and ends with the last block in its place, in the receiver's. With several
+at once (--at-once 1,8) all are pushed together, and the raw copy is one of all their bytes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _ANSWER_SECONDS = 60.0
 _BLOCK_BYTES = NUM_LAYERS * BYTES_PER_BLOCK_LAYER
 
 
-def block_ids_of(number: int, num_blocks: int) -> list[BlockId]:
+def block_ids_of(number: int, first: int, num_blocks: int) -> list[BlockId]:
     """Any order: a pool that was used for a while has no neighbours."""
-    return [BlockId(i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
+    return [BlockId(first + i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
 
 
 def make_transports(kind: Kind, num_blocks: int, wake: Callable[[], None]) -> Transports:
@@ -62,11 +63,16 @@ class Sender:
         known = [kv_pb2.TransportAddress.FromString(address) for address in addresses]
         self._transport.connect(Outbound(number, known, number, 1, number, checksum))
 
-    def push(self, number: int, num_blocks: int) -> None:
+    def push(self, first_number: int, count: int, num_blocks: int) -> None:
+        """Several transfers, one behind the other."""
+        for index in range(count):
+            self._push(first_number + index, index * num_blocks, num_blocks)
+
+    def _push(self, number: int, first_block: int, num_blocks: int) -> None:
         """All blocks, layer by layer; of a short prompt several layers at once, as far as a piece goes."""
         per_piece = self._kind.piece_bytes // BYTES_PER_BLOCK_LAYER
         num_layers = min(NUM_LAYERS, max(1, per_piece // num_blocks))
-        block_ids = block_ids_of(number + 1, num_blocks)
+        block_ids = block_ids_of(number + 1, first_block, num_blocks)
         for layer in range(0, NUM_LAYERS, num_layers):
             for first in range(0, num_blocks, per_piece):
                 ids = block_ids[first : first + per_piece]
@@ -128,22 +134,27 @@ class Pair:
         self._raw.receive(num_blocks * _BLOCK_BYTES)
         return time.perf_counter() - began
 
-    def transfer(self, num_blocks: int, checksum: bool) -> float:
-        """Seconds from the first push to the last byte in its block."""
-        self._number += 1
-        number = self._number
-        self._transport.open(Inbound(number, 1, number, tuple(block_ids_of(number, num_blocks)), checksum))
+    def transfer(self, num_blocks: int, count: int, checksum: bool) -> float:
+        """Seconds from the first push to the last byte in its block, of so many transfers at once."""
+        numbers = range(self._number + 1, self._number + count + 1)
+        self._number += count
         addresses = [address.SerializeToString() for address in self._transport.addresses]
-        self._call("connect", number, addresses, checksum)
+        for index, number in enumerate(numbers):
+            block_ids = tuple(block_ids_of(number, index * num_blocks, num_blocks))
+            self._transport.open(Inbound(number, 1, number, block_ids, checksum))
+            self._call("connect", number, addresses, checksum)
         time.sleep(0.02)
         began = time.perf_counter()
-        self._pipe.send(("push", number, num_blocks))
-        while not any(isinstance(event, Landed) for event in self._transport.poll()):
+        self._pipe.send(("push", numbers[0], count, num_blocks))
+        num_landed = 0
+        while num_landed < count:
             if not self._landed.wait(_ANSWER_SECONDS):
-                raise TimeoutError("a transfer did not land")
+                raise TimeoutError(f"{count - num_landed} of {count} transfers did not land")
             self._landed.clear()
+            num_landed += sum(isinstance(event, Landed) for event in self._transport.poll())
         seconds = time.perf_counter() - began
-        self._call("forget", number)
+        for number in numbers:
+            self._call("forget", number)
         return seconds
 
     def close(self) -> None:
@@ -163,39 +174,45 @@ class Pair:
         self._pipe.recv()
 
 
-def measure(kind: Kind, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
-    """A record for each size in MiB; raw, plain and checked take turns. Rates are medians, in GB/s."""
-    records = []
-    pair = Pair(kind, max(1, (max(sizes) << 20) // _BLOCK_BYTES))
+def measure(kind: Kind, sizes: list[int], counts: list[int], repeats: int, checks: bool) -> list[dict[str, Any]]:
+    """A record for each size in MiB and number at once."""
+    pair = Pair(kind, max(counts) * max(1, (max(sizes) << 20) // _BLOCK_BYTES))
     try:
-        for size in sizes:
-            num_blocks = max(1, (size << 20) // _BLOCK_BYTES)
-            runs: dict[str, Callable[[], float]] = {
-                "raw": lambda count=num_blocks: pair.raw(count),  # type: ignore[misc]
-                "plain": lambda count=num_blocks: pair.transfer(count, False),  # type: ignore[misc]
-                "checked": lambda count=num_blocks: pair.transfer(count, True),  # type: ignore[misc]
-            }
-            seconds: dict[str, list[float]] = {name: [] for name in runs}
-            for repeat in range(repeats + 1):
-                for name, run in runs.items():
-                    taken = run()
-                    if repeat:  # the first warms up
-                        seconds[name].append(taken)
-            rates = {
-                name: num_blocks * _BLOCK_BYTES / statistics.median(values) / 1e9 for name, values in seconds.items()
-            }
-            records.append({"kind": kind.name, "mib": num_blocks * _BLOCK_BYTES >> 20, "gb_per_second": rates})
+        return [
+            {"kind": kind.name, **rates_of(pair, max(1, (size << 20) // _BLOCK_BYTES), count, repeats, checks)}
+            for count in counts
+            for size in sizes
+        ]
     finally:
         pair.close()
-    return records
+
+
+def rates_of(pair: Pair, num_blocks: int, count: int, repeats: int, checks: bool) -> dict[str, Any]:
+    """Raw, plain and, where asked, checked take turns. Rates are medians, in GB/s."""
+    runs: dict[str, Callable[[], float]] = {
+        "raw": lambda: pair.raw(count * num_blocks),
+        "plain": lambda: pair.transfer(num_blocks, count, False),
+    }
+    if checks:
+        runs["checked"] = lambda: pair.transfer(num_blocks, count, True)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            taken = run()
+            if repeat:  # the first warms up
+                seconds[name].append(taken)
+    num_bytes = num_blocks * _BLOCK_BYTES
+    rates = {name: count * num_bytes / statistics.median(values) / 1e9 for name, values in seconds.items()}
+    return {"mib": num_bytes >> 20, "at_once": count, "gb_per_second": rates}
 
 
 def row_of(record: dict[str, Any]) -> list[str]:
     """A line of the table."""
     rates = record["gb_per_second"]
-    raw, plain, checked = rates["raw"], rates["plain"], rates["checked"]
-    shown = [f"{raw:.2f}", f"{plain:.2f}", f"{plain / raw:.0%}", f"{checked:.2f}", f"{checked / raw:.0%}"]
-    return [record["kind"], str(record["mib"]), *shown]
+    shown = [f"{rates['raw']:.2f}"]
+    for name in ("plain", "checked"):
+        shown += [f"{rates[name]:.2f}", f"{rates[name] / rates['raw']:.0%}"] if name in rates else ["", ""]
+    return [record["kind"], str(record["mib"]), str(record["at_once"]), *shown]
 
 
 def main() -> None:
@@ -203,17 +220,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="tcp,ipc", help=f"some of {','.join(KINDS)}")
     parser.add_argument("--mib", default="2,16,64,128,256", help="sizes of transfers")
+    parser.add_argument("--at-once", default="1", help="numbers of transfers at once")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True, help="with checksums too")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     unknown = [name for name in options.kinds.split(",") if name not in KINDS]
     if unknown:
         parser.error(f"--kinds: {unknown[0]!r} is none of {', '.join(KINDS)}")
     sizes = [int(size) for size in options.mib.split(",")]
+    counts = [int(count) for count in options.at_once.split(",")]
     facts = machine_facts(["numpy", "torch"])
-    records = [record for name in options.kinds.split(",") for record in measure(KINDS[name], sizes, options.repeats)]
+    kinds = [KINDS[name] for name in options.kinds.split(",")]
+    records = [record for kind in kinds for record in measure(kind, sizes, counts, options.repeats, options.checks)]
     print(facts_line(facts))
-    header = ["kind", "MiB", "raw GB/s", "plain GB/s", "of raw", "checked GB/s", "of raw"]
+    header = ["kind", "MiB", "at once", "raw GB/s", "plain GB/s", "of raw", "checked GB/s", "of raw"]
     print(render_table(header, [row_of(record) for record in records], markdown=True))
     write_json(options.json, {"facts": facts, "records": records})
 

@@ -163,8 +163,6 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
         layer, count, first = int(random.integers(0, 3)), int(random.integers(1, 9)), int(random.integers(0, 64))
         num_layers = int(random.integers(1, 4))
         sender.ask("put", layer, num_layers, first, count, slot)
-        if kind == "ipc":
-            sender.ask("wait")
         num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
         take(receiver, slot, num_bytes)
         there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
@@ -183,10 +181,9 @@ def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     before = pool.clone()
     sender, receiver = connected(kind, KvCopies(lambda: pool))
     sender.kill()
-    if kind == "nccl":
-        threading.Timer(0.5, receiver.abort).start()
-        with pytest.raises(DataLoss):
-            take(receiver, 0, 1 << 16)
+    threading.Timer(0.5, receiver.abort).start()
+    with pytest.raises(DataLoss):
+        take(receiver, 0, 1 << 16)
     receiver.close(sender_gone=True)
     torch.cuda.synchronize()
     assert torch.equal(pool.view(torch.int16), before.view(torch.int16))

@@ -145,8 +145,9 @@ class EngineHost:
 
     async def _spawn(self, theirs: socket.socket) -> None:
         words = (sys.executable, "-m", "baton.worker.engine_process", str(theirs.fileno()), str(os.getpid()))
-        # Compute threads that spin between steps would take the cores from the services beside them.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        # Compute threads that spin between steps would take the cores from the services beside them. A stream that
+        # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=environment

@@ -22,6 +22,8 @@ from baton.worker.model.weights import LayerWeights, ModelWeights
 # Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
 # up to MAX_TOKENS those that add to the residual stream do.
 MAX_SMALL_TOKENS = 16
+# From so many tokens on a matrix product that adds its result to the residual stream saves more traffic than it costs.
+MIN_SUMMING_TOKENS = 1024
 _MOST_PROGRAMS = 1024  # of decode attention's splits; beyond, no sequence is cut
 
 
@@ -221,19 +223,25 @@ class Decoder:
 
     def _rest(self, layer: LayerWeights, residual: Tensor, mixed: Tensor) -> Tensor | None:
         """What follows attention. Returns what is still to be added to the residual stream."""
-        eps, linear = self._config.rms_norm_eps, functional.linear
-        few = residual.shape[0] <= MAX_TOKENS and self._fuses
-        if few:
-            small_linear(mixed, layer.o, self._workspace, residual=residual, out=residual)
+        eps = self._config.rms_norm_eps
+        update = self._add(mixed, layer.o, layer.o_bias, residual)
+        if update is None:
             normed = rms_norm(residual, layer.post_norm, eps)
         else:
-            mixed = linear(mixed, layer.o, layer.o_bias)
-            normed = rms_norm(mixed, layer.post_norm, eps, residual=residual)
-        gated = silu_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
-        if few:
-            small_linear(gated, layer.down, self._workspace, residual=residual, out=residual)
+            normed = rms_norm(update, layer.post_norm, eps, residual=residual)
+        gated = silu_mul(functional.linear(normed, layer.gate_up, layer.gate_up_bias))
+        return self._add(gated, layer.down, layer.down_bias, residual)
+
+    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor | None:
+        """A linear's result goes to the residual stream. Returns what the norm that follows does better itself."""
+        num_tokens = residual.shape[0]
+        if bias is None and num_tokens <= MAX_TOKENS:
+            small_linear(x, weight, self._workspace, residual=residual, out=residual)
             return None
-        return linear(gated, layer.down, layer.down_bias)
+        if bias is None and num_tokens >= MIN_SUMMING_TOKENS:
+            residual.addmm_(x, weight.t())
+            return None
+        return functional.linear(x, weight, bias)
 
     def _attention(self, index: int, layer: LayerWeights, qkv: Tensor, inputs: StepInputs) -> Tensor:
         """RoPE, the write of K and V, and attention: [num_tokens, q heads * head_dim]."""

@@ -50,7 +50,7 @@ class Done:
 class BulkSender(Protocol):
     """The sender's end of one connection. Belongs to the connection's thread, but for `abort`."""
 
-    announces_first: bool  # the receiver must take part (NCCL): the header goes out when the copy is started, not after
+    announces_first: bool  # the header goes out when the copy is started, not after: the receiver need not wait for it
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None) -> Ticket:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
@@ -69,6 +69,7 @@ class BulkReceiver(Protocol):
     """The receiver's end of one connection. Belongs to the connection's thread, but for `abort`."""
 
     slots: Slots
+    writes_ahead: bool  # `write` may come before the bytes: the device does one after the other
 
     def announced(self, slot: int, num_bytes: int) -> None:
         """So many bytes come into this slot, in the order of these calls. Does not wait for them.

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import DataLoss, InvalidRequest
 from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.bulk import Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.cuda_memory import CudaTicket
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_TAKE_SECONDS = 5.0  # for a piece whose copy was started
 
 
 def gathered(kv: KvCopies, piece: Piece, conversion: KvConversion | None, staging: Tensor) -> Tensor:
@@ -68,8 +71,31 @@ class StagedPieces:
         return address, num_bytes
 
 
+class _Written:
+    """A Ticket of a write that came after bytes of a peer's."""
+
+    def __init__(self, slots: DeviceSlots, ticket: CudaTicket) -> None:
+        self._slots = slots
+        self._ticket = ticket
+
+    def done(self) -> bool:
+        """Raises DataLoss where the bytes were not waited for."""
+        return self._checked(self._ticket.done())
+
+    def wait(self, seconds: float) -> bool:
+        """Raises DataLoss where the bytes were not waited for."""
+        return self._checked(self._ticket.wait(seconds))
+
+    def _checked(self, done: bool) -> bool:
+        if done and self._slots.aborted:
+            raise DataLoss("the connection was cut while a piece was on its way")
+        return done
+
+
 class DeviceSlots:
-    """One sender's slots in device memory, as a BulkReceiver has them."""
+    """One sender's slots in device memory, as a BulkReceiver has them: announced pieces are awaited by `_stream`."""
+
+    writes_ahead = True
 
     def __init__(self, kv: KvCopies, memory: Tensor, slot_bytes: int) -> None:
         self._kv = kv
@@ -79,6 +105,17 @@ class DeviceSlots:
         self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._stream.cuda_stream)
         self._address: int = memory.data_ptr()
+        self.aborted = False  # what was awaited may not have come
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Waits for all that was announced. Raises DataLoss where it does not come in time, or the sender is gone."""
+        if not CudaTicket(self._stream).wait(_TAKE_SECONDS) or self.aborted:
+            self.abort()
+            raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS:g} s")
+
+    def abort(self) -> None:
+        """Nothing is waited for any more."""
+        self.aborted = True
 
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Copies the slot's bytes to the host."""
@@ -86,15 +123,13 @@ class DeviceSlots:
             values = cast("NDArray[np.uint8]", self._bytes(slot, num_bytes).cpu().numpy())
         return checksum_of(values.data)
 
-    def write(
-        self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None
-    ) -> CudaTicket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
         """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
         self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address + slot * self._slot_bytes, self._raw_stream)
-        return CudaTicket(self._stream, ends=True)
+        return _Written(self, CudaTicket(self._stream))
 
     def _bytes(self, slot: int, num_bytes: int) -> Tensor:
         start = slot * self._slot_bytes

@@ -95,6 +95,8 @@ class HostIpcPath:
 class HostIpcReceiver:
     """A BulkReceiver."""
 
+    writes_ahead = False
+
     def __init__(self, executor: Executor, num_slots: int, slot_bytes: int, forget: Callable[[], None]) -> None:
         self._executor = executor
         self._slot_bytes = slot_bytes

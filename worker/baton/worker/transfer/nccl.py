@@ -21,7 +21,6 @@ from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new
 
 NUM_SLOTS = 4
 _MAX_COMMUNICATORS = 16
-_TAKE_SECONDS = 5.0  # for a piece whose send is queued
 
 
 class _Seats:
@@ -81,7 +80,7 @@ class NcclReceiver(DeviceSlots):
         self._seats: _Seats | None = seats
         self._receiving = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._raw_receiving = int(self._receiving.cuda_stream)
-        self._coming: dict[int, CudaTicket] = {}  # by slot
+        self._received = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._pair = Pair(unique_id, rank=1)
         self._problem = "the sender did not join the communicator in time"
         self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
@@ -98,24 +97,19 @@ class NcclReceiver(DeviceSlots):
             self._pair.receive(address, num_bytes, self._raw_receiving)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
-        self._coming[slot] = CudaTicket(self._receiving)
-
-    def take(self, slot: int, num_bytes: int) -> None:
-        """Raises DataLoss when the bytes do not come in time, or the sender is gone."""
-        came = self._coming.pop(slot).wait(_TAKE_SECONDS)
-        if not came or self._pair.aborted:
-            self._pair.abort()
-            raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS} s")
+        self._received.record(self._receiving)
+        self._stream.wait_event(self._received)
 
     def abort(self) -> None:
         """A receive that waits ends."""
+        super().abort()
         self._pair.abort()
 
     def close(self, sender_gone: bool) -> None:
         """The memory is ours alone: it is free when the communicator is gone."""
         seats, self._seats = self._seats, None
         if seats is not None:
-            self._pair.abort()
+            self.abort()
             self._meeting.join(CONNECT_SECONDS)
             self._receiving.synchronize()
             seats.give_back()

@@ -93,6 +93,8 @@ class ReceivingAgent:
 class RdmaReceiver:
     """A BulkReceiver."""
 
+    writes_ahead = False
+
     def __init__(self, staging: Staging, region: Region, slots: Slots, closed: Callable[[Region, bool], None]) -> None:
         self.slots = slots
         self._access = staging.access(region, slots.slot_bytes)

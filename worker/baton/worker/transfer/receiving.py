@@ -41,7 +41,9 @@ _GREETING_SECONDS = 5.0
 _BODY_SECONDS = 30.0  # without a byte of a piece that has begun
 _IDLE_PERIODS = 20  # of _BODY_SECONDS without a piece, until a connection is closed
 _SCRATCH_BYTES = 1 << 20
-_WRITE_SECONDS = 5.0  # for a copy between memories of ours
+_WRITE_SECONDS = 5.0  # for a piece that was announced, until it is in its blocks
+_GONE_SECONDS = 0.25  # for the same, once the sender's end is closed: what it had started has ended, or never will
+_NAP_SECONDS = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Receiving:
         self._transfer_ids: set[int] = set()  # of transfers that had a piece on it
         self._staging = bytearray()
         self._writing: deque[_Writing] = deque()  # out of slots
+        self._written_at = 0.0  # when the last piece was in its blocks
+        self._moved_at = 0.0  # when the last piece was announced, or was in its blocks
         self._sender_closed = False
         self._cut = False
 
@@ -109,6 +113,8 @@ class Receiving:
             reason = f"pieces could not be written: {error}"
             _log.exception("KV connection of %s failed", self._peer)
         finally:
+            if self._bulk is not None:
+                self._bulk.abort()
             self._settle_writes()
             for transfer_id in self._transfer_ids:
                 self._transfers.fail(transfer_id, f"{self._peer}: {reason}")
@@ -190,10 +196,19 @@ class Receiving:
                 ended = header is None
                 if header is not None:
                     announced.append((self._announced(bulk, header, announced), header))
-            elif writing and (not announced or writing[0].ticket.done()):
+            elif writing and _is_over(writing[0].ticket):
                 self._finish_write(writing.popleft())
-            else:
+            elif announced:
                 self._begin_write(bulk, *announced.popleft())
+            else:
+                self._wait_for_write(ended)
+
+    def _wait_for_write(self, sender_closed: bool) -> None:
+        """A moment, or until something is announced. Raises ConnectionError where a piece does not come."""
+        limit = _GONE_SECONDS if sender_closed else _WRITE_SECONDS
+        if time.monotonic() - self._moved_at >= limit:
+            raise ConnectionError(f"a piece that was announced did not come in {limit:g} s")
+        time.sleep(_NAP_SECONDS)
 
     def _announced(self, bulk: BulkReceiver, header: PieceHeader, before: Iterable[tuple[int, PieceHeader]]) -> int:
         """The slot that the piece comes into."""
@@ -202,6 +217,7 @@ class Receiving:
         if self._transfers.find(header) is not None:
             self._transfer_ids.add(header.transfer_id)
         bulk.announced(slot, header.num_bytes)
+        self._moved_at = time.monotonic()
         return slot
 
     def _receive_piece(self, header: PieceHeader) -> None:
@@ -267,7 +283,8 @@ class Receiving:
     def _begin_write(self, bulk: BulkReceiver, slot: int, header: PieceHeader) -> None:
         """From the slot into the blocks."""
         began = time.monotonic()
-        bulk.take(slot, header.num_bytes)
+        if header.checksum is not None or not bulk.writes_ahead:
+            bulk.take(slot, header.num_bytes)
         admitted = self._admit(header, lambda: bulk.checksum(slot, header.num_bytes))
         if admitted is not None:
             transfer, part = admitted
@@ -289,8 +306,12 @@ class Receiving:
         except Exception as error:
             self._spoiled(writing.transfer, error)
         else:
-            self._totals.received(header.num_bytes, max(time.monotonic() - writing.began, header.copy_micros / 1e6))
+            now = time.monotonic()
+            seconds = now - max(writing.began, self._written_at)
+            self._written_at = now
             self._transfers.leave(writing.transfer, header.num_bytes, writing.part)
+            self._totals.received(header.num_bytes, max(seconds, header.copy_micros / 1e6))
+        self._moved_at = time.monotonic()
         self._sock.sendall(encode_credit(writing.slot))
 
     def _settle_writes(self) -> None:
@@ -380,7 +401,6 @@ class Receiving:
     def _end(self) -> None:
         """Slots go to nobody else while their sender may still write them, and only its closed end says that."""
         if self._bulk is not None:
-            self._bulk.abort()
             gone = self._sender_closed or self._wait_for_sender()
             self._bulk.close(sender_gone=gone and not self._cut)
         self._sock.close()
@@ -401,6 +421,13 @@ class Receiving:
                 _log.warning("slots of %s are not used again: %s", self._peer, error)
                 return False
         return False
+
+
+def _is_over(ticket: Ticket) -> bool:
+    try:
+        return ticket.done()
+    except Exception:  # told where the write is finished
+        return True
 
 
 def _ids(transfer: OpenTransfer, part: Part) -> tuple[BlockId, ...]:
