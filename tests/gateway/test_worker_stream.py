@@ -7,10 +7,11 @@ import pytest
 from scripted_services import ScriptedWorker, until
 
 from baton.gateway.counters import GenerationCounters
-from baton.gateway.worker_stream import WorkerStream
+from baton.gateway.worker_stream import _WINDOW_BYTES, WorkerStream
 from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.channel import open_channel
 from baton.rpc.errors import InternalError, NoCapacity, ServiceError, Unavailable
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 
 class Receiver:
@@ -224,3 +225,41 @@ async def test_tokens_of_unknown_slots_are_ignored(offline):
     frame = worker_pb2.GenerateStreamResponse(slots=[9], token_ids=[1])
     frame.finishes.add(slot=9)
     offline.dispatch(frame)
+
+
+async def test_a_worker_is_held_back_while_its_frames_are_not_read():
+    """What waits at the worker is merged there; what is on its way is a backlog for newcomers."""
+    async with ScriptedWorker("w1", lambda request: [7] * 2000, step_seconds=0) as worker:
+        sizes = []
+        advance = worker._advance
+
+        def note(active, frame):
+            advance(active, frame)
+            sizes.append(frame.ByteSize())
+
+        worker._advance = note
+        channel = open_channel(worker.endpoint.address, _WINDOW_BYTES)
+        call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
+        await call.write(worker_pb2.GenerateStreamRequest(submits=[submit(2000, slot=at) for at in range(64)]))
+        await until(lambda: sizes)
+        seen = -1
+        while seen < len(sizes):
+            seen = len(sizes)
+            await asyncio.sleep(0.3)
+        assert len(sizes) < 2000
+        assert sum(sizes) < 4 * _WINDOW_BYTES
+        call.cancel()
+        await channel.close()
+
+
+async def test_several_steps_of_a_slot_are_one_piece(offline):
+    pieces = []
+
+    class Noting(Receiver):
+        def on_tokens(self, token_ids, logprobs):
+            pieces.append(list(token_ids))
+
+    slots = [offline.submit(submit(), Noting()) for _ in range(2)]
+    offline.dispatch(worker_pb2.GenerateStreamResponse(slots=[*slots, *slots, slots[0]], token_ids=[1, 2, 3, 4, 5]))
+    offline.dispatch(worker_pb2.GenerateStreamResponse(slots=slots, token_counts=[1, 2], token_ids=[6, 7, 8]))
+    assert pieces == [[1, 3, 5], [2, 4], [6], [7, 8]]

@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 # Prompt tokens in one message; a burst of long prompts goes out in several.
 _MAX_MESSAGE_TOKENS = 1 << 20
 
+# Where the gateway lags, frames wait at the worker, which merges them, and a newcomer's first token is among the next.
+_WINDOW_BYTES = 8 << 10
+
 Frame = worker_pb2.GenerateStreamResponse
 
 
@@ -118,8 +121,8 @@ class WorkerStream:
             raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
         for part in frame.prompt_logprobs:
             self._prompt_logprobs(part)
-        if counts or frame.logprobs:
-            self._dispatch_ragged(frame, slots, counts or [1] * len(slots), token_ids)
+        if counts or frame.logprobs or len(set(slots)) < len(slots):
+            self._dispatch_together(frame, slots, counts or [1] * len(slots), token_ids)
         else:
             receivers = self._receivers
             for slot, token_id in zip(slots, token_ids, strict=True):
@@ -134,25 +137,23 @@ class WorkerStream:
         for failure in frame.failures:
             self._failure(failure)
 
-    def _dispatch_ragged(self, frame: Frame, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
-        # A frame may hold several steps: slots occur again, and their log-probabilities follow on.
+    def _dispatch_together(self, frame: Frame, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
+        """A frame may hold several steps, where the gateway lags behind: a slot's tokens become one piece."""
+        tokens: dict[int, list[int]] = {}
+        begin = 0
+        for slot, count in zip(slots, counts, strict=True):
+            tokens.setdefault(slot, []).extend(token_ids[begin : begin + count])
+            begin += count
         logprobs: dict[int, list[types_pb2.TokenLogprobs]] = {}
         for entry in frame.logprobs:
             logprobs.setdefault(entry.slot, []).extend(entry.tokens)
-        begin = 0
-        for slot, count in zip(slots, counts, strict=True):
-            end = begin + count
+        for slot, mine in tokens.items():
             receiver = self._receivers.get(slot)
             if receiver is not None:
-                mine = logprobs.get(slot)
-                if mine is not None:
-                    logprobs[slot] = mine[count:]
-                    mine = mine[:count]
                 try:
-                    receiver.on_tokens(token_ids[begin:end], mine)
+                    receiver.on_tokens(mine, logprobs.get(slot))
                 except Exception:
                     self._give_up(slot)
-            begin = end
 
     def _prompt_logprobs(self, part: worker_pb2.SlotPromptLogprobs) -> None:
         receiver = self._receivers.get(part.slot)
@@ -209,7 +210,7 @@ class WorkerStream:
             _log.exception("a failure on worker %s could not be handled", self.worker_id)
 
     async def _run(self) -> None:
-        channel = open_channel(self.address)
+        channel = open_channel(self.address, _WINDOW_BYTES)
         reason = "the worker ended it"
         try:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)

@@ -33,6 +33,11 @@ SERVER_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`. It connects when first used, and again whenever it must."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, window_bytes: int = 0) -> grpc.aio.Channel:
+    """A channel to `host:port`. It connects when first used, and again whenever it must.
+
+    Peers send about `window_bytes` ahead of what is read of a stream, and larger messages whole. 0: gRPC's own window,
+    which grows to megabytes.
+    """
+    window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)) if window_bytes else ()
+    return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *window))
