@@ -1,230 +1,237 @@
-"""What a streamed token and a small chat cost in the gateway: CPU of its whole process, over real sockets.
+"""What the gateway costs: CPU of its whole process for a streamed token and for a small chat, and how late tokens come.
 
-python tests/bench/bench_gateway.py [--streams 256] [--seconds 8] [--rounds 3] [--json FILE]
+python tests/bench/bench_gateway.py [--streams 256,1024] [--seconds 5] [--rounds 3] [--json FILE]
+python tests/bench/bench_gateway.py --compare litellm --compare vllm-router [--peers FOLDER]
+python tests/bench/bench_gateway.py --only prompt | --only first-token | --only cancels [--cancels 100000]
 
-"REST only" is the HTTP, OpenAI and SSE side with a generator that emits text every 20 ms. "all in" is the gateway as
-it runs, with a scripted router and worker in the load generator's process: placement, tokenizer, block hashes, the
-worker's frames, detokenization, SSE.
+The gateway is `baton gateway`, between real sockets: its router and worker are simulated in this process, which is the
+client too. A token is all of it: the worker's frame, text, stop conditions, the event, the socket. The other gateways
+forward bytes from a server of fixed answers, without tokenizing or detokenizing; --compare installs them from PyPI.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import json
-import logging
 import statistics
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-import psutil
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rest_harness import SAMPLE, FakeGeneration, FakeGenerator, rest_side
-from scripted_services import ScriptedRouter, ScriptedWorker
-
-from baton.gateway.config import GatewayConfig
-from baton.gateway.server import serve
-from baton.services.ports import free_ports
+from bench.gateway_first_token import measure_first_tokens
+from bench.gateway_load import StreamReader, cancel_streams, chat, delays_after, run_chats, run_streams
+from bench.gateway_peers import PEERS, FixedServer, peer
+from bench.gateway_prompt import measure_prompts
+from bench.gateway_rig import SAMPLE, PacedWorker, Server, gateway
+from bench.report import facts_line, machine_facts, render_table, write_json
+from bench.serve_client import BenchFailed
+from scripted_services import ScriptedRouter
+from tokenizers import Tokenizer
 
 STEP_SECONDS = 0.02
-WARM_SECONDS = 1.0
-CHAT = {"model": "storyteller-7m", "messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
+_CHAT_STEP_SECONDS = 0.002
+_CHAT = chat(max_tokens=8, ignore_eos=True)
+_STORY = "Once upon a time there was a little girl who had a dog and a red ball. They went to the park to play."
+_PACKAGES = ("grpcio", "uvloop", "tokenizers", "protobuf")
+_CASES = ("tokens", "chats", "first-token", "prompt", "cancels")
 
 
-class PacedGenerator(FakeGenerator):
-    """Gives every running stream one piece of text a step, all in one loop turn, as one frame would."""
+@dataclass
+class Row:
+    """One line of the table: a figure of every round."""
 
-    async def start(self, request: Any, sink: Any) -> FakeGeneration:
-        generation = await super().start(request, sink)
-        if request.stop.max_tokens <= 8:
-            asyncio.get_running_loop().call_soon(self._answer, generation)
-            self.started.pop()
-        return generation
+    name: str
+    wanted: str
+    offered: float | None = None  # tokens a second; None: each client goes on when it is answered
+    costs: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    delays_ms: list[tuple[float, float]] = field(default_factory=list)  # p50 and p99
 
-    async def run(self) -> None:
-        """Steps for ever."""
-        step = 0
-        while True:
-            await asyncio.sleep(STEP_SECONDS)
-            step += 1
-            for generation in self.started:
-                generation.emit(" word", token_ids=(step,))
-
-    def _answer(self, generation: FakeGeneration) -> None:
-        for _ in range(generation.request.stop.max_tokens):
-            generation.emit(" word")
-        generation.finish()
-        generation.done()
+    def cells(self) -> list[str]:
+        """The line."""
+        offered = "as answered" if self.offered is None else f"{self.offered:,.0f}"
+        p50, p99 = (statistics.median(delay[at] for delay in self.delays_ms or [(0.0, 0.0)]) for at in (0, 1))
+        return [
+            self.name, f"{statistics.median(self.costs):,.2f}", f"{min(self.costs):,.2f}", f"{max(self.costs):,.2f}",
+            self.wanted, offered, f"{statistics.median(self.rates):,.0f}",
+            f"{p50:.1f} / {p99:.1f}" if self.delays_ms else "",
+        ]  # fmt: skip
 
 
-async def serve_fake() -> None:
-    """The REST side alone, until killed."""
-    generator = PacedGenerator()
-    async with rest_side(generator=generator) as rest:
-        print(rest.port, flush=True)
-        await generator.run()
+class Table:
+    """The rows by name."""
 
+    header = ("", "median", "min", "max", "wanted", "offered/s", "done/s", "delay p50 / p99 ms")
 
-async def serve_real(router: str) -> None:
-    """The gateway, until killed."""
-    rest, grpc = free_ports(2)
-    config = GatewayConfig(
-        rest_listen=f"127.0.0.1:{rest}", grpc_listen=f"127.0.0.1:{grpc}", router=(router,), model=str(SAMPLE)
-    )
-    print(rest, flush=True)
-    await serve(config, asyncio.Event())
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
 
+    def row(self, name: str, wanted: str = "", offered: float | None = None) -> Row:
+        """The row of this name, made when first asked for."""
+        return self.rows.setdefault(name, Row(name, wanted, offered))
 
-class StreamReader(asyncio.Protocol):
-    """Counts the events of one stream, and the gaps between them."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self.num_events = 0
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.write(_post(self._body))
-
-    def data_received(self, data: bytes) -> None:
-        self.num_events += data.count(b"\n\n")
-
-
-def _post(body: bytes) -> bytes:
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    )
-    return head % len(body) + body
+    def render(self, markdown: bool) -> str:
+        """All rows that have a figure."""
+        return render_table(self.header, [row.cells() for row in self.rows.values() if row.costs], markdown)
 
 
 @contextlib.asynccontextmanager
-async def gateway(kind: str, router: str = "") -> AsyncIterator[tuple[int, psutil.Process]]:
-    """A gateway process of its own."""
-    command = (sys.executable, __file__, "--serve", kind, "--router", router)
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert child.stdout is not None
-        port = int(await child.stdout.readline())
-        await _until_ready(port)
-        yield port, psutil.Process(child.pid)
-    finally:
-        child.kill()
-        await child.wait()
-
-
-async def _until_ready(port: int) -> None:
-    for _ in range(200):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-            if b" 200 " in head:
-                return
-        await asyncio.sleep(0.05)
-    raise RuntimeError("the gateway was not ready in time")
-
-
-async def cpu_a_token(port: int, process: psutil.Process, num_streams: int, seconds: float) -> tuple[float, float]:
-    """Microseconds of CPU a token, and tokens a second."""
-    body = json.dumps(CHAT | {"stream": True, "max_tokens": 1900, "ignore_eos": True}).encode()
-    loop = asyncio.get_running_loop()
-    readers = [StreamReader(body) for _ in range(num_streams)]
-    for reader in readers:
-        await loop.create_connection(lambda reader=reader: reader, "127.0.0.1", port)
-    await asyncio.sleep(WARM_SECONDS)
-    begin_events, begin_cpu, begin = sum(r.num_events for r in readers), _cpu(process), time.perf_counter()
-    await asyncio.sleep(seconds)
-    num_tokens = sum(r.num_events for r in readers) - begin_events
-    cpu, wall = _cpu(process) - begin_cpu, time.perf_counter() - begin
-    for reader in readers:
-        reader.transport.abort()
-    await asyncio.sleep(0.3)
-    return cpu / num_tokens * 1e6, num_tokens / wall
-
-
-async def cpu_a_chat(port: int, process: psutil.Process, num_clients: int, seconds: float) -> tuple[float, float]:
-    """Milliseconds of CPU a small chat that is not streamed, and chats a second."""
-    body = _post(json.dumps(CHAT | {"max_tokens": 8, "ignore_eos": True}).encode())
-    counts = [0] * num_clients
-
-    async def ask(client: int, deadline: float) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while time.perf_counter() < deadline:
-            writer.write(body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert b" 200 " in head, head
-            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0])
-            await reader.readexactly(length)
-            counts[client] += 1
-        writer.close()
-
-    begin_cpu, begin = _cpu(process), time.perf_counter()
-    await asyncio.gather(*(ask(client, begin + seconds) for client in range(num_clients)))
-    cpu, wall = _cpu(process) - begin_cpu, time.perf_counter() - begin
-    return cpu / sum(counts) * 1e3, sum(counts) / wall
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-async def measure(num_streams: int, seconds: float, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Every case, interleaved."""
-    results: dict[str, list[tuple[float, float]]] = {}
-    script = [5 + at % 500 for at in range(2000)]
+async def paced(step_seconds: float) -> AsyncIterator[tuple[Server, PacedWorker]]:
+    """A gateway over a worker that steps this often."""
+    token_ids = Tokenizer.from_file(str(SAMPLE / "tokenizer.json")).encode(_STORY, add_special_tokens=False).ids
     async with (
-        ScriptedWorker("w", lambda submit: script, STEP_SECONDS) as slow,
-        ScriptedWorker("w", lambda submit: script, 0.002) as fast,
-        ScriptedRouter([slow]) as slow_router,
-        ScriptedRouter([fast]) as fast_router,
-        gateway("fake") as fake,
-        gateway("real", slow_router.address) as paced,
-        gateway("real", fast_router.address) as quick,
+        PacedWorker(token_ids, step_seconds) as worker,
+        ScriptedRouter([worker]) as router,  # type: ignore[list-item]
+        gateway(router.address) as server,
     ):
-        for _ in range(rounds):
-            for name, one in (("REST only", fake), ("all in", paced)):
-                result = await cpu_a_token(*one, num_streams, seconds)
-                results.setdefault(f"us a token, {num_streams} streams, {name}", []).append(result)
-            for name, one in (("REST only", fake), ("all in", quick)):
-                result = await cpu_a_chat(*one, 8, seconds / 2)
-                results.setdefault(f"ms a small chat, 8 clients, {name}", []).append(result)
-    return results
+        yield server, worker
 
 
-def main() -> None:
-    """Prints the table, and writes JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+async def measure_tokens(
+    row: Row, server: Server, num_streams: int, seconds: float, worker: PacedWorker | None = None
+) -> None:
+    """One round of streams of one token a step."""
+    bodies = [chat(stream=True, max_tokens=1900, ignore_eos=True, seed=seed) for seed in range(1, num_streams + 1)]
+
+    def late(index: int, reader: StreamReader, begin: float) -> Sequence[float]:
+        assert worker is not None
+        return delays_after(reader, begin, worker.sent_at, worker.first_steps[index + 1])
+
+    due = None if worker is None else late
+    result = await run_streams(server.port, bodies, seconds, server.cpu_seconds, due)
+    row.costs.append(result.cpu_seconds / result.num_tokens * 1e6)
+    row.rates.append(result.num_tokens / result.seconds)
+    if result.delays:
+        cuts = statistics.quantiles(result.delays, n=100)
+        row.delays_ms.append((1000 * cuts[49], 1000 * cuts[98]))
+
+
+async def measure_chats(row: Row, server: Server, num_clients: int, seconds: float) -> None:
+    """One round of small chats."""
+    begin = server.cpu_seconds()
+    count, elapsed = await run_chats(server.port, _CHAT, num_clients, seconds)
+    row.costs.append((server.cpu_seconds() - begin) / count * 1e3)
+    row.rates.append(count / elapsed)
+
+
+async def tokens_and_chats(options: argparse.Namespace, table: Table) -> None:
+    """The gateway alone, at the loads it is meant for."""
+    async with paced(STEP_SECONDS) as (slow, worker), paced(_CHAT_STEP_SECONDS) as (fast, _):
+        for _ in range(options.rounds):
+            for count in options.streams if options.only in (None, "tokens") else ():
+                wanted = "<= 20, aim 12" + ("; p99 <= 5 ms" if count == 256 else "")
+                row = table.row(f"us a token, {count:,} streams", wanted, count / STEP_SECONDS)
+                await measure_tokens(row, slow, count, options.seconds, worker)
+            for clients in options.clients if options.only in (None, "chats") else ():
+                row = table.row(f"ms a small chat, {clients} clients", "<= 1.0, aim 0.5")
+                await measure_chats(row, fast, clients, options.seconds)
+
+
+async def compared(options: argparse.Namespace, table: Table) -> None:
+    """The same small load for every gateway, one after the other."""
+    count, clients = options.compare_streams, options.compare_clients
+    async with AsyncExitStack() as stack:
+        slow, worker = await stack.enter_async_context(paced(STEP_SECONDS))
+        fast, _ = await stack.enter_async_context(paced(_CHAT_STEP_SECONDS))
+        backend = await stack.enter_async_context(FixedServer(STEP_SECONDS))
+        others = [await stack.enter_async_context(peer(name, options.peers, backend)) for name in options.compare]
+        for _ in range(options.rounds):
+            offered = count / STEP_SECONDS
+            await measure_tokens(
+                table.row(f"us a token, {count} streams, baton", "", offered), slow, count, options.seconds, worker
+            )
+            for other in others:
+                row = table.row(f"us a token, {count} streams, {other.name}", "", offered)
+                await measure_tokens(row, other, count, options.seconds)
+            for server in (fast, *others):
+                row = table.row(f"ms a small chat, {clients} clients, {server.name}")
+                await measure_chats(row, server, clients, options.seconds)
+
+
+async def measure_cancels(options: argparse.Namespace) -> str:
+    """Memory after many streams that their clients gave up."""
+    warm, count = min(2000, options.cancels // 10), options.cancels
+    body = chat(stream=True, max_tokens=1900, ignore_eos=True)
+    async with paced(_CHAT_STEP_SECONDS) as (server, _):
+        await cancel_streams(server.port, body, warm, 64)
+        before = server.resident_bytes()
+        await cancel_streams(server.port, body, count, 64)
+        after = server.resident_bytes()
+    return (
+        f"memory of the gateway: {before / 1e6:.1f} MB after {warm:,} cancelled streams, {after / 1e6:.1f} MB after "
+        f"{count:,} more: {(after - before) / 1e6:+.1f} MB (wanted: <= 20)"
+    )
+
+
+async def run(options: argparse.Namespace, table: Table, say: Callable[[str], None]) -> None:
+    """Every case asked for."""
+    if options.only in (None, "tokens", "chats"):
+        await tokens_and_chats(options, table)
+        if options.compare:
+            await compared(options, table)
+        say(table.render(options.markdown))
+    if options.only in (None, "first-token"):
+        say(await measure_first_tokens(options.seconds, options.markdown))
+    if options.only in (None, "cancels"):
+        say(await measure_cancels(options))
+
+
+def main() -> int:
+    """Prints the tables, and writes JSON where asked. Returns an exit code."""
+    options = _parser().parse_args()
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        print(f"\n{text}", flush=True)
+
+    table = Table()
+    print(facts_line(machine_facts(_PACKAGES)))
+    try:
+        uvloop.run(run(options, table, say))
+        if options.only in (None, "prompt"):
+            say(measure_prompts(options.prompt_tokens, options.prompts, options.markdown))
+    except BenchFailed as error:
+        print(f"bench gateway: {error}", file=sys.stderr)
+        return 1
+    finally:
+        rows = [asdict(row) for row in table.rows.values()]
+        write_json(options.json, {"facts": machine_facts(_PACKAGES), "rows": rows, "printed": said})
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton bench gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=_numbers, default=[256, 1024], help="streams at once; several with commas")
+    parser.add_argument("--clients", type=_numbers, default=[8, 32], help="clients of small chats")
+    parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved; medians count")
+    parser.add_argument("--only", choices=_CASES, help="one part alone")
+    parser.add_argument(
+        "--compare", choices=tuple(PEERS), action="append", default=[], help="a gateway to stand beside"
+    )
+    parser.add_argument("--compare-streams", type=int, default=16, help="as many as the slowest one bears")
+    parser.add_argument("--compare-clients", type=int, default=8)
+    parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="folder of the peers' environments")
+    parser.add_argument("--cancels", type=int, default=100_000)
+    parser.add_argument("--prompt-tokens", type=int, default=100_000)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", choices=("fake", "real"), help=argparse.SUPPRESS)
-    parser.add_argument("--router", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    # As in production, log lines are made; here they go nowhere.
-    logging.basicConfig(level=logging.INFO, handlers=[logging.FileHandler("/dev/null")])
-    if options.serve:
-        uvloop.run(serve_fake() if options.serve == "fake" else serve_real(options.router))
-        return
-    results = uvloop.run(measure(options.streams, options.seconds, options.rounds))
-    print(f"CPU of the gateway's process, 1 token / {STEP_SECONDS * 1000:.0f} ms a stream, {options.rounds} rounds")
-    print(f"{'':44}{'median':>8}{'min':>8}{'max':>8}{'rate/s':>10}")
-    for name, values in results.items():
-        costs = [cost for cost, _ in values]
-        rate = statistics.median(rate for _, rate in values)
-        print(f"{name:44}{statistics.median(costs):8.2f}{min(costs):8.2f}{max(costs):8.2f}{rate:10.0f}")
-    if options.json:
-        options.json.write_text(json.dumps(results))
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
