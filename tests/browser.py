@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import node
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 FOLDER = Path(__file__).parent / "gateway" / "browser"
 NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
 LOAD_TIMEOUT_MS = 60_000
+EXPECT_TIMEOUT_MS = 30_000  # a busy machine takes its time
 FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
@@ -46,6 +47,7 @@ class Chromium:
 def running() -> Iterator[Browser]:
     """A browser. Leaves an event loop running in this thread: tests that use it are not async."""
     chromium = find()
+    expect.set_options(timeout=EXPECT_TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium.program, env=dict(chromium.environ), args=list(FLAGS), timeout=LOAD_TIMEOUT_MS

@@ -82,7 +82,7 @@ def say(tab: Tab, text: str) -> None:
 
 def finished(tab: Tab) -> None:
     expect(tab["#transcript > :last-child"]).to_have_class("turn answer")
-    expect(tab["#transcript > :last-child"]).to_have_attribute("aria-busy", "false", timeout=60_000)
+    expect(tab["#transcript > :last-child"]).to_have_attribute("aria-busy", "false")
 
 
 def ask_for_json(tab: Tab, schema: object) -> None:
