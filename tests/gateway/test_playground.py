@@ -18,7 +18,7 @@ from baton.services import ports
 DESKTOP = {"viewport": {"width": 1280, "height": 800}}
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True}
 STORY = "Tell me a story about a dog and a river."
-LONG_LIST = {"type": "array", "minItems": 600, "items": {"type": "boolean"}}  # a thousand tokens and more
+LONG_LIST = {"type": "array", "minItems": 600, "items": {"const": True}}  # a thousand tokens and more
 HOT = {"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"], "additionalProperties": False}
 WEATHER = {"name": "get_weather", "parameters": HOT}
 
