@@ -1,13 +1,17 @@
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import node
 import pytest
-from stack import MODEL_NAME
+from stack import MODEL_NAME, ROOT
 
 FOLDER = Path(__file__).parent
 PROMPT = "Tell me a story about a dog and a river."
+CPP_BUILD = ROOT / "build" / "examples-cpp"
 
 
 @pytest.fixture(scope="module")
@@ -19,32 +23,109 @@ def answer(tandem_stack):
     return text
 
 
-def python(name, *words):
-    ended = subprocess.run([sys.executable, FOLDER / name, *words], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
+@pytest.fixture(scope="module")
+def javascript():
+    node.install()
+    return lambda name, *words: node.run(f"{name}.mjs", *words)
+
+
+@pytest.fixture(scope="module")
+def cpp():
+    """Runs one of the C++ examples, which it builds where that was not done."""
+    if missing := missing_for_cpp():
+        pytest.skip(f"the C++ examples cannot be built here: {', '.join(missing)} missing (apt-get install cmake g++ "
+                    "libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc)")  # fmt: skip
+    run(500, "cmake", "-S", FOLDER / "cpp", "-B", CPP_BUILD)
+    run(500, "cmake", "--build", CPP_BUILD, "--parallel", "2")
+    return lambda name, *words: run(60, CPP_BUILD / name, *words)
+
+
+def missing_for_cpp():
+    programs = ("cmake", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
+    missing = [name for name in programs if shutil.which(name) is None]
+    if "pkg-config" in missing:
+        return missing
+    return missing + [
+        name for name in ("grpc++", "protobuf") if subprocess.run(["pkg-config", "--exists", name]).returncode
+    ]
+
+
+def run(timeout, *words):
+    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=timeout)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
+def python(name, *words):
+    return run(60, sys.executable, FOLDER / f"{name}.py", *words)
+
+
 def test_the_python_grpc_client_gets_the_answer(tandem_stack, answer):
-    assert python("grpc_chat.py", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
+    assert python("grpc_chat", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
 
 
 def test_the_openai_client_gets_the_answer(tandem_stack, answer):
-    assert python("openai_chat.py", tandem_stack.url, PROMPT).strip() == answer.strip()
+    assert python("openai_chat", tandem_stack.url, PROMPT).strip() == answer.strip()
 
 
 @pytest.mark.timeout(360)
-def test_the_node_grpc_client_gets_the_answer(tandem_stack, answer):
-    node.install()
-    assert node.run("chat.mjs", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
+def test_the_node_clients_get_the_answer(tandem_stack, answer, javascript):
+    assert javascript("chat", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
+    assert javascript("openai_chat", tandem_stack.url, PROMPT).strip() == answer.strip()
+
+
+@pytest.mark.timeout(600)
+def test_the_cpp_client_gets_the_answer(tandem_stack, answer, cpp):
+    assert cpp("chat", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
+
+
+def test_a_structured_output_fits_its_schema_in_python(tandem_stack):
+    check_story(python("grpc_structured_output", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(360)
+def test_a_structured_output_fits_its_schema_in_node(tandem_stack, javascript):
+    check_story(javascript("structured_output", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(600)
+def test_a_structured_output_fits_its_schema_in_cpp(tandem_stack, cpp):
+    check_story(cpp("structured_output", tandem_stack.config.grpc_listen))
+
+
+def check_story(printed):
+    story = json.loads(printed)
+    assert list(story) == ["hero", "age", "friend"]
+    assert 1 <= story["age"] <= 99
+    assert story["friend"] in ("cat", "dog", "bird")
+
+
+def test_a_tool_is_called_and_its_result_is_answered_in_python(tandem_stack):
+    check_weather(python("grpc_tools", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(360)
+def test_a_tool_is_called_and_its_result_is_answered_in_node(tandem_stack, javascript):
+    check_weather(javascript("tools", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(600)
+def test_a_tool_is_called_and_its_result_is_answered_in_cpp(tandem_stack, cpp):
+    check_weather(cpp("tools", tandem_stack.config.grpc_listen))
+
+
+def check_weather(printed):
+    call, _, text = printed.partition("\n")
+    arguments, days, city = re.fullmatch(r"get_weather(\{.*\}) = (\d) sunny days in (\w+)", call).groups()
+    assert json.loads(arguments) == {"city": city, "days": int(days)}
+    assert len(text.split()) > 3
 
 
 def test_the_readmes_curl_line_gets_an_answer(tandem_stack):
-    readme = (FOLDER.parents[1] / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     (line,) = [line for line in readme.splitlines() if line.startswith("curl ") and "/v1/chat/completions" in line]
     line = line.replace("http://127.0.0.1:8000", tandem_stack.url)
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert '"content":' in ended.stdout
-    assert MODEL_NAME in ended.stdout
-    assert ended.stdout.rstrip().endswith("data: [DONE]")
+    printed = run(60, "bash", "-c", line)
+    assert '"content":' in printed
+    assert MODEL_NAME in printed
+    assert printed.rstrip().endswith("data: [DONE]")

@@ -1,20 +1,12 @@
 // Streams a chat answer over Baton's gRPC API.
 //
 //   npm ci && node chat.mjs 127.0.0.1:8001 "Tell me a story about a dog and a river."
-import { fileURLToPath } from "node:url";
-import grpc from "@grpc/grpc-js";
-import protoLoader from "@grpc/proto-loader";
+import { status } from "@grpc/grpc-js";
+import { inferenceClient } from "./client.mjs";
 
 const [address = "127.0.0.1:8001", content = "Tell me a story about a dog and a river."] = process.argv.slice(2);
 
-const definition = protoLoader.loadSync("baton/v1/inference.proto", {
-  includeDirs: [fileURLToPath(new URL("../../../proto", import.meta.url))],
-  keepCase: true,
-  enums: String,
-});
-const { InferenceService } = grpc.loadPackageDefinition(definition).baton.v1;
-const client = new InferenceService(address, grpc.credentials.createInsecure());
-
+const client = inferenceClient(address);
 const call = client.Generate({
   chat: { messages: [{ role: "user", content }] },
   sampling: { temperature: 0 },
@@ -27,7 +19,7 @@ call.on("data", (response) => {
   }
 });
 call.on("error", (error) => {
-  console.error(`${grpc.status[error.code]}: ${error.details}`);
+  console.error(`${status[error.code]}: ${error.details}`);
   process.exitCode = 1;
 });
 call.on("end", () => client.close());
