@@ -62,6 +62,23 @@ def test_every_service_logs_in_the_chosen_form():
     assert {flag(one, "--log-format") for one in plan(log_format="json")} == {"json"}
 
 
+def test_only_the_gateway_is_told_of_prompts_and_outputs_and_only_what_was_said():
+    said = {
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "none",
+        "chat_template": "/a.jinja",
+        "default_chat_template_kwargs": "{}",
+    }
+    flags = {name: f"--{name.replace('_', '-')}" for name in said}
+    gateway, *others = plan(**said, trust_request_chat_template=True)
+    assert {name: flag(gateway, flags[name]) for name in said} == said
+    assert "--trust-request-chat-template" in gateway.flags
+    assert "--tool-parser-plugin" not in gateway.flags
+    silent = plan()[0]
+    for one in (*others, silent):
+        assert not {*flags.values(), "--trust-request-chat-template"} & set(one.flags)
+
+
 def test_the_edge_stops_first_and_the_index_last():
     stages = {one.name: one.stop_stage for one in plan()}
     assert stages["gateway"] < stages["router"] < stages["worker decode-0"] == stages["worker prefill-0"]

@@ -25,7 +25,7 @@ class ChatTemplate:
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], origin: str) -> None:
         self._sandbox = TemplateSandbox()
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._templates = {
             name: _Compiled(self._sandbox, text, f"{origin} ({name})") for name, text in templates.items()
         }
@@ -54,7 +54,7 @@ class ChatTemplate:
         chat = [compiled.fit_message(message, index) for index, message in enumerate(messages)]
         final_text = _mark_final_text(chat) if continue_final_message else ""
         values = {
-            **self._special_tokens,
+            **self.special_tokens,
             **(variables or {}),
             "messages": chat,
             "tools": None if tools is None else list(tools),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.rpc.errors import InvalidRequest
 
@@ -51,6 +53,20 @@ class GatewayConfig:
     tool_parser_plugin: str = field(
         default="",
         metadata={"help": "A Python file with TOOL_FORMATS or REASONING_FORMATS of your own.", "metavar": "PATH"},
+    )
+    chat_template: str = field(
+        default="",
+        metadata={"help": "A Jinja file to use instead of the model's own chat template.", "metavar": "PATH"},
+    )
+    trust_request_chat_template: bool = field(
+        default=False, metadata={"help": "Requests may bring a chat_template of their own; it runs in a sandbox."}
+    )
+    default_chat_template_kwargs: str = field(
+        default="",
+        metadata={
+            "help": "Variables of the chat template for requests that do not set them, as a JSON object.",
+            "metavar": "JSON",
+        },
     )
     default_max_tokens: int | None = field(
         default=None,
@@ -113,12 +129,25 @@ class GatewayConfig:
         default=30.0, metadata={"help": "Seconds that running requests get after SIGTERM.", "minimum": 0}
     )
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """default_chat_template_kwargs. Raises InvalidRequest for what is no JSON object."""
+        text, field = self.default_chat_template_kwargs, "default_chat_template_kwargs"
+        try:
+            value = json.loads(text) if text else {}
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from error
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{field} is {text}; it must be a JSON object, such as {{}}", field=field)
+        return value
+
     def validate(self) -> None:
         """Raises InvalidRequest for what only shows in several fields, or needs parsing."""
         for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
             _check_address(name, address)
         for address in self.router:
             _check_address("router", address)
+        _ = self.template_variables
         if not self.router:
             raise InvalidRequest("router is empty; give at least one host:port", field="router")
         if self.rest_listen == self.grpc_listen and not self.rest_listen.endswith(":0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.gateway.admission import Admission
 from baton.gateway.beam_search import BeamSearchGenerator
@@ -16,10 +16,11 @@ from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter, GatewayMetrics
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.sse import Envelope
-from baton.gateway.structured_output import Asked, with_reasoning
+from baton.gateway.structured_output import Asked
 from baton.gateway.version import VERSION
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
@@ -75,11 +76,13 @@ class FrontDesk:
         stop: types_pb2.StopConditions,
         reading: Reading | None = None,
         asked: Asked | None = None,
+        use: ToolUse | None = None,
     ) -> GenerationRequest:
         """One prompt's request to the generation side."""
         constraint = None if asked is None else asked.constraint
-        if constraint is not None and reading is not None:
-            constraint = with_reasoning(constraint, model.output_format, model.tokenizer, prompt_token_ids)
+        if asked is not None and reading is not None:
+            constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
+            reading = replace(reading, constraint=None)  # that of calls is in it
         return GenerationRequest(
             request_id=request_id,
             model=model.name,

@@ -9,14 +9,16 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Usage
 from baton.gateway.inference_chat import chat_of, encode_chat
 from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.served_model import ModelCatalog, ServedModel
-from baton.gateway.structured_output import check_constraint, with_reasoning
+from baton.gateway.structured_output import check_constraint
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -45,13 +47,15 @@ def _dotted(field: str) -> str:
     """Where a field of the generation side is in the public messages."""
     if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
         return f"chat.{field.replace('.function.', '.')}"
-    return _FIELDS.get(field, field)
+    name, dot, rest = field.partition(".")
+    return _FIELDS.get(name, name) + dot + rest
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     token_ids: list[int]
     reading: Reading | None = None
+    use: ToolUse = field(default_factory=ToolUse)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -117,14 +121,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if constraint is not None:
             check_constraint(constraint)
         prompt = await _encode(model, request)
-        if constraint is not None and prompt.reading is not None:
-            constraint = with_reasoning(constraint, model.output_format, model.tokenizer, prompt.token_ids)
+        reading = prompt.reading
+        if constraint is not None and reading is not None and reading.constraint is not None:
+            required = prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+            reading, constraint = (reading, None) if required else (replace(reading, constraint=None), constraint)
+        if constraint is not None and reading is not None:
+            constraint = model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
+        sampling = request.sampling
+        if request.HasField("chat") and request.chat.HasField("thinking_token_budget"):
+            budget = request.chat.thinking_token_budget
+            sampling = types_pb2.SamplingParams()
+            sampling.CopyFrom(request.sampling)
+            limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
+        if request.return_prompt_token_ids:
+            sink.prompt_token_ids = prompt.token_ids
         return await self._generator.start(
             GenerationRequest(
                 request_id=sink.request_id,
                 model=model.name,
                 prompt_token_ids=prompt.token_ids,
-                sampling=request.sampling,
+                sampling=sampling,
                 stop=request.stop,
                 n=request.n or 1,
                 priority=request.priority,
@@ -134,7 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 traceparent=_traceparent(context),
                 detokenize=not request.skip_detokenize,
                 skip_special_tokens=not request.keep_special_tokens,
-                reading=prompt.reading,
+                reading=reading,
                 constraint=constraint,
             ),
             sink,
@@ -146,6 +162,7 @@ class _StreamSink:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.prompt_token_ids: list[int] = []  # that the first response of choice 0 tells
         self._waiting: deque[inference_pb2.GenerateResponse] = deque()
         self._news = asyncio.Event()
         self._done = False
@@ -163,7 +180,11 @@ class _StreamSink:
         return "OK" if self._done else "CANCELLED"
 
     def on_delta(self, delta: Delta) -> None:
-        self._waiting.extend(responses_of(self.request_id, delta))
+        responses = responses_of(self.request_id, delta)
+        if delta.index == 0 and self.prompt_token_ids:
+            responses[0].prompt_token_ids.extend(self.prompt_token_ids)
+            self.prompt_token_ids = []
+        self._waiting.extend(responses)
         self._news.set()
 
     def on_done(self, usage: Usage) -> None:
@@ -205,7 +226,7 @@ async def _encode(
     if request.HasField("chat"):
         chat = chat_of(request.chat, model.require_info().max_model_len)
         token_ids = await encode_chat(model, chat)
-        return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning))
+        return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
     if request.HasField("text"):
         return _Prompt(await model.encode_text(request.text))
     raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")

@@ -60,6 +60,14 @@ def read_model_files(source: str) -> ModelFiles:
     )
 
 
+def read_chat_template(path: str) -> str:
+    """The text of a template file. Raises InvalidRequest that names the flag."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"chat_template: {path} cannot be read: {error}", field="chat_template") from error
+
+
 def _broken(path: Path, problem: str) -> InvalidRequest:
     return InvalidRequest(f"model file {path} {problem}", field="model")
 

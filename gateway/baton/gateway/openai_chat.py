@@ -28,7 +28,7 @@ from baton.gateway.validation import (
     template_variables,
     truncated,
 )
-from baton.rpc.errors import ServiceError
+from baton.rpc.errors import InvalidRequest, ServiceError
 
 # The generation side's names for what chats call otherwise.
 _FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
@@ -46,6 +46,11 @@ class ChatCompletions:
         with desk.refusals_counted():
             request = self._decoder.decode(exchange.body, exchange.headers)
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
+            if request.chat_template is not None and not desk.config.trust_request_chat_template:
+                raise InvalidRequest(
+                    "chat_template is only taken by a gateway that runs with --trust-request-chat-template.",
+                    field="chat_template",
+                )
             use = tool_use_of(request)
             asked = constraint_of(request, use)
             model = desk.catalog.get(request.model or "")
@@ -62,7 +67,7 @@ class ChatCompletions:
         stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
         generation = desk.generation_request(
-            exchange, request_id, model, request, token_ids, sampling, stop, reading, asked
+            exchange, request_id, model, request, token_ids, sampling, stop, reading, asked, use
         )
         meter = desk.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -121,6 +126,7 @@ async def _encode(model: ServedModel, request: ChatCompletionRequest, use: ToolU
             documents=request.documents,
             variables=template_variables(request),
             add_special_tokens=bool(request.add_special_tokens),
+            template=request.chat_template,
         )
     except ServiceError as error:
         error.field = _FIELDS.get(error.field, error.field)

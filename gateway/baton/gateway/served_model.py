@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from baton.gateway.calls_or_text import calls_or_text
 from baton.gateway.chat_template import ChatTemplate, Message
-from baton.gateway.model_files import read_model_files
+from baton.gateway.model_files import read_chat_template, read_model_files
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, Reading
 from baton.gateway.parsing.tool import ToolUse
@@ -18,7 +20,7 @@ from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.structured_output import with_reasoning
 from baton.gateway.tokenizer import Tokenizer
 from baton.gateway.tool_constraint import check_tools, tool_constraint
-from baton.rpc.errors import NotFound, Unavailable
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
@@ -26,10 +28,19 @@ _log = logging.getLogger(__name__)
 # How long a model may be without workers before the gateway says that it is not ready.
 _ABSENCE_SECONDS = 10.0
 _RETRY_AFTER_MS = 1000
+_MAX_CLIENTS_TEMPLATES = 16  # that are kept compiled
 # Shorter chats take less time to render than to hand to another thread.
 _INLINE_MESSAGES = 64
 # Enough of a prompt's end to tell whether it opens the reasoning, in tokens.
 _PROMPT_END_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFlags:
+    """What the operator says of chat templates."""
+
+    path: str = ""  # of a file to use instead of the model's own; empty: the model's own
+    variables: Mapping[str, Any] = field(default_factory=dict)  # that requests may set otherwise
 
 
 class ServedModel:
@@ -42,6 +53,7 @@ class ServedModel:
         template: ChatTemplate,
         defaults: SamplingDefaults,
         output_format: OutputFormat,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.output_format = output_format
@@ -49,6 +61,8 @@ class ServedModel:
         self.template = template
         self.defaults = defaults
         self.info: types_pb2.ModelInfo | None = None
+        self._template_variables = dict(template_variables or {})
+        self._clients_templates: OrderedDict[str, ChatTemplate] = OrderedDict()  # the one used last is at the end
 
     def require_info(self) -> types_pb2.ModelInfo:
         """The workers' facts. Raises Unavailable while no worker has been heard of."""
@@ -76,6 +90,13 @@ class ServedModel:
         constraint = with_reasoning(constraint, self.output_format, self.tokenizer, prompt_token_ids)
         return replace(reading, constraint=constraint)
 
+    def constraint(
+        self, asked: types_pb2.Constraint, field: str, use: ToolUse, prompt_token_ids: Sequence[int]
+    ) -> types_pb2.Constraint:
+        """What a chat's outputs are held to: to what the client asked, named `field`, or to calls of its tools."""
+        combined = calls_or_text(asked, field, use, self.output_format, self.tokenizer)
+        return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)
+
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's token ids."""
         return await self.tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
@@ -90,30 +111,51 @@ class ServedModel:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        template: str | None = None,
     ) -> list[int]:
-        """A chat's token ids, rendered by the model's template."""
+        """A chat's token ids, rendered by the model's template, or by the client's own `template`."""
         render = partial(
-            self.template.render,
+            (self.template if template is None else self._clients_template(template)).render,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             documents=documents,
-            variables=variables,
+            variables={**self._template_variables, **(variables or {})},
         )
         prompt = render() if len(messages) <= _INLINE_MESSAGES else await self.tokenizer.beside(render)
         return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens)
 
+    def _clients_template(self, text: str) -> ChatTemplate:
+        """A template that came with a request, compiled."""
+        templates = self._clients_templates
+        found = templates.pop(text, None)
+        if found is None:
+            try:
+                found = ChatTemplate({"default": text}, self.template.special_tokens, "the request")
+            except InvalidRequest as error:
+                error.field = "chat_template"
+                raise
+        templates[text] = found
+        if len(templates) > _MAX_CLIENTS_TEMPLATES:
+            templates.popitem(last=False)
+        return found
 
-def load_served_model(source: str, name: str = "", formats: FormatFlags | None = None) -> ServedModel:
+
+def load_served_model(
+    source: str, name: str = "", formats: FormatFlags | None = None, templates: TemplateFlags | None = None
+) -> ServedModel:
     """Reads a model folder or hub id. Raises ServiceError that names the file or flag that is missing or wrong."""
     files = read_model_files(source)
+    flags = templates or TemplateFlags()
+    chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
     return ServedModel(
         name=name or files.default_name,
         tokenizer=Tokenizer(files.tokenizer_path),
-        template=ChatTemplate(files.chat_templates, files.special_tokens, str(files.folder)),
-        output_format=choose_format(formats or FormatFlags(), files.chat_templates.values()),
+        template=ChatTemplate(chat_templates, files.special_tokens, flags.path or str(files.folder)),
+        output_format=choose_format(formats or FormatFlags(), chat_templates.values()),
         defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
+        template_variables=flags.variables,
     )
 
 

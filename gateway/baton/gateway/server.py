@@ -23,7 +23,7 @@ from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import Limits
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import inference_pb2_grpc
@@ -47,7 +47,7 @@ class _Core:
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running answers are out."""
     config.validate()
-    catalog = ModelCatalog([load_served_model(config.model, config.served_model_name, format_flags(config))])
+    catalog = ModelCatalog([served_model(config)])
     counters = GenerationCounters()
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
@@ -65,6 +65,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             # Leaving the gRPC server has drained it meanwhile.
             await draining
     _log.info("drained")
+
+
+def served_model(config: GatewayConfig) -> ServedModel:
+    """The model, as the settings say. Raises ServiceError that names the file or flag that is missing or wrong."""
+    templates = TemplateFlags(config.chat_template, config.template_variables)
+    return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
 
 
 def format_flags(config: GatewayConfig) -> FormatFlags:

@@ -132,6 +132,11 @@ class Tokenizer:
         """Whether the text is a special token."""
         return self._rust.token_to_id(text) in self._special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token of this text; None: there is none."""
+        token_id: int | None = self._rust.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def token_name(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Empty: no such token."""
         return self._rust.id_to_token(token_id) or ""

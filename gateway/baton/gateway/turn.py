@@ -99,5 +99,5 @@ def generation_of(
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
     asked = constraint_of(turn.fields, turn.tools)
     return desk.generation_request(
-        exchange, request_id, model, turn.fields, token_ids, sampling, stop, reading=reading, asked=asked
+        exchange, request_id, model, turn.fields, token_ids, sampling, stop, reading, asked, turn.tools
     )

@@ -27,6 +27,34 @@ class UpConfig:
     served_model_name: str = field(
         default="", metadata={"help": "The model's name for clients. Empty: the folder's name.", "metavar": "NAME"}
     )
+    tool_call_parser: str = field(
+        default="",
+        metadata={
+            "help": "The gateway's --tool-call-parser. Empty: as that is set, or its default.",
+            "metavar": "NAME",
+        },
+    )
+    reasoning_parser: str = field(
+        default="",
+        metadata={
+            "help": "The gateway's --reasoning-parser. Empty: as that is set, or its default.",
+            "metavar": "NAME",
+        },
+    )
+    tool_parser_plugin: str = field(
+        default="", metadata={"help": "The gateway's --tool-parser-plugin: parsers of your own.", "metavar": "PATH"}
+    )
+    chat_template: str = field(
+        default="",
+        metadata={"help": "The gateway's --chat-template: a Jinja file instead of the model's.", "metavar": "PATH"},
+    )
+    trust_request_chat_template: bool = field(
+        default=False, metadata={"help": "Requests may bring a chat_template of their own."}
+    )
+    default_chat_template_kwargs: str = field(
+        default="",
+        metadata={"help": "The gateway's --default-chat-template-kwargs, a JSON object.", "metavar": "JSON"},
+    )
     executor: str = field(
         default="cpu",
         metadata={"help": "What computes: the model on the CPU, or a simulation of one.", "choices": ("cpu", "sim")},
@@ -126,13 +154,24 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
     return ServicePlan(
         name="gateway",
         command="gateway",
-        flags=(*listen, *flags, "--log-format", config.log_format),
+        flags=(*listen, *flags, *_format_flags(config), "--log-format", config.log_format),
         address=config.grpc_listen,
         metrics=config.rest_listen,
         probe=Probe.HTTP_READY,
         probe_address=config.rest_listen,
         stop_stage=0,
     )
+
+
+def _format_flags(config: UpConfig) -> list[str]:
+    """What is said of prompts and outputs. What is not said is left to the gateway's own variables."""
+    names = ("tool_call_parser", "reasoning_parser", "tool_parser_plugin", "chat_template")
+    flags: list[str] = []
+    for name in (*names, "default_chat_template_kwargs"):
+        value = getattr(config, name)
+        if value:
+            flags += [f"--{name.replace('_', '-')}", value]
+    return [*flags, "--trust-request-chat-template"] if config.trust_request_chat_template else flags
 
 
 def _internal(

@@ -35,11 +35,16 @@ def _think(opened: bool = False, implicit_ends: tuple[str, ...] = ()) -> Reasoni
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": ToolFormat(HermesParser, _CALL_TAGS, strict=hermes.STRICT_MARKUP),
-    "llama3_json": ToolFormat(Llama3JsonParser, (*llama3_json.TAGS, llama3_json.END_TAG)),
-    "mistral": ToolFormat(MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID)),
-    "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS),
-    "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS),
+    "hermes": ToolFormat(HermesParser, _CALL_TAGS, strict=hermes.STRICT_MARKUP, starts=_CALL_TAGS[:1]),
+    "llama3_json": ToolFormat(
+        Llama3JsonParser,
+        (*llama3_json.TAGS, llama3_json.END_TAG),
+        starts=llama3_json.TAGS,
+        bare_start=llama3_json.bare_start,
+    ),
+    "mistral": ToolFormat(MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID), starts=(mistral.CALLS,)),
+    "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1]),
+    "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1]),
     "deepseek_v3": ToolFormat(
         DeepSeekV3Parser,
         (
@@ -49,14 +54,22 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
             deepseek_v3.SEP,
             deepseek_v3.END_CALL,
         ),
+        starts=(deepseek_v3.CALLS,),
     ),
     "kimi_k2": ToolFormat(
         KimiK2Parser,
         (kimi_k2.SECTION, kimi_k2.END_SECTION, kimi_k2.CALL, kimi_k2.ARGUMENTS, kimi_k2.END_CALL),
+        starts=_KIMI_SECTION,
     ),
-    "glm45": ToolFormat(Glm45Parser, (*_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+    "glm45": ToolFormat(
+        Glm45Parser,
+        (*_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        starts=_CALL_TAGS[:1],
+    ),
     "gpt-oss": ToolFormat(HarmonyParser, _HARMONY_TOKENS, has_reasoning=True),
-    "pythonic": ToolFormat(PythonicParser, (pythonic.START, pythonic.END)),
+    "pythonic": ToolFormat(
+        PythonicParser, (pythonic.START, pythonic.END), starts=(pythonic.START,), bare_start=pythonic.bare_start
+    ),
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {

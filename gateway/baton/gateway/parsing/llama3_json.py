@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from baton.gateway.parsing.call_object import read_call_object
 from baton.gateway.parsing.source import Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser
+from baton.gateway.parsing.tool import Tool
 
 # Of Llama 3, and of Llama 4.
 TAGS = ("<|python_tag|>", "<|python_start|>")
 END_TAG = "<|python_end|>"
+
+
+def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
+    """A call that no tag announces, as a part of a structural tag."""
+    properties = {"name": {"enum": [tool.name for tool in tools]}, "parameters": {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 class Llama3JsonParser(ToolParser):

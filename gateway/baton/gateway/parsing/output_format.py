@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
 from baton.gateway.parsing.constraint import StrictMarkup
@@ -30,6 +31,8 @@ class ToolFormat:
     special_tokens: tuple[str, ...] = ()  # markup that other outputs do not show
     has_reasoning: bool = False  # the parser is a ReasoningParser too, for all of the output
     strict: StrictMarkup | None = None  # None: strict schemas cannot be held to among free text
+    starts: tuple[str, ...] = ()  # what calls begin with; nothing else does
+    bare_start: Callable[[Sequence[Tool]], dict[str, Any]] | None = None  # the same as a part of a structural tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from baton.gateway.parsing.arguments import ArgumentsWriter
 from baton.gateway.parsing.python_literal import read_python_literal
 from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps
 from baton.gateway.parsing.text_parser import ToolParser
+from baton.gateway.parsing.tool import Tool
 
 START, END = "<|python_start|>", "<|python_end|>"
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _KEY = re.compile(r"[A-Za-z_]\w*")
+
+
+def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
+    """What begins a list of calls, as a part of a structural tag: the first function's name, which tells it."""
+    names = [{"type": "const_string", "value": tool.name} for tool in tools]
+    # Lexemes as JSON has them, so that a list may still turn out to be one of JSON.
+    bracket, paren = ({"type": "const_string", "value": mark} for mark in "[(")
+    return {"type": "sequence", "elements": [bracket, {"type": "or", "elements": names}, paren]}
 
 
 class PythonicParser(ToolParser):

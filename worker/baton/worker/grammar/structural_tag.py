@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 SchemaOptions = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -51,7 +52,9 @@ class _Writer:
             "const_string": lambda form, path: literal(_text(form, "value", path)),
             "json_schema": self._json_schema,
             "regex": self._regex,
-            "any_text": lambda form, path: self._add("text", r": /(.|\n)*/"),
+            "any_text": self._any_text,
+            "token": lambda form, path: _token(form.get("token_id"), f"{path}.token_id"),
+            "grammar": self._grammar,
             "sequence": self._sequence,
             "or": self._alternatives,
             "tag": self._tag,
@@ -85,6 +88,25 @@ class _Writer:
 
     def _regex(self, form: dict[str, Any], path: str) -> str:
         return self._add("regex", f": {regex_literal(_text(form, 'pattern', path))}")
+
+    def _any_text(self, form: dict[str, Any], path: str) -> str:
+        """Text, in which these special tokens may stand; text alone has none."""
+        tokens = form.get("token_ids") or []
+        if not isinstance(tokens, list):
+            raise ValueError(f"{path}.token_ids must be a list")
+        if not tokens:
+            return self._add("text", r": /(.|\n)*/")
+        parts = [self._add("text", r": /(.|\n)+/")]
+        parts += [_token(token, f"{path}.token_ids.{index}") for index, token in enumerate(tokens)]
+        return f"({' | '.join(parts)})*"
+
+    def _grammar(self, form: dict[str, Any], path: str) -> str:
+        text = _text(form, "grammar", path)
+        try:
+            lark = any_to_lark(text)
+        except Exception as error:  # the converter raises whatever its parser met
+            raise ValueError(f"{path}.grammar: {error}") from error
+        return self._add("grammar", f": %lark {{\n{lark}\n}}")
 
     def _sequence(self, form: dict[str, Any], path: str) -> str:
         elements = _list(form, "elements", path)
@@ -169,6 +191,12 @@ def literal(text: str) -> str:
     """The text as Lark has it. Empty for an empty text: the grammar has no empty literal."""
     # Its strings are JSON's, but for a character that it takes for the end of a line.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+
+
+def _token(token_id: Any, path: str) -> str:
+    if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+        raise ValueError(f"{path} must be a token's id")
+    return f"<[{token_id}]>"
 
 
 def _text(form: dict[str, Any], key: str, path: str, empty: bool = False) -> str:

@@ -1,0 +1,104 @@
+"""What REST clients can ask for and gRPC clients too: a real client, a whole gateway, an engine that is scripted."""
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+from scripted_gateway import model_folder, model_info, running
+
+from baton.gateway.tokenizer import Tokenizer
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import types_pb2
+from baton.v1.inference_pb2_grpc import InferenceServiceStub
+
+TEMPLATE = """{% for message in messages %}{{ message.content }}{% endfor %}
+{%- if tools %}{{ tools | tojson }}<tool_call>{% endif %} {# </think> #}"""
+MARKS = ("<think>", "</think>")
+CHAT = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi")])
+TOOL = pb.Tool(name="get_time")
+
+
+@pytest.fixture
+async def service(tmp_path):
+    folder = model_folder(tmp_path / "thinker", TEMPLATE, MARKS)
+    story = [5, 6, 7, 7, 7, 8, 9]
+    gateway_running = running(
+        lambda submit: story, model=folder, served_model_name="storyteller-7m", info=model_info(len(MARKS))
+    )
+    async with gateway_running as gateway, grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel:
+        yield gateway, InferenceServiceStub(channel)
+
+
+async def generate(service, **fields):
+    gateway, stub = service
+    responses = [response async for response in stub.Generate(pb.GenerateRequest(**fields), timeout=20)]
+    return gateway.worker.submits[-1], responses
+
+
+def sampling(**fields):
+    return types_pb2.SamplingParams(**fields)
+
+
+async def test_words_become_sequences(service, tmp_path):
+    own = types_pb2.TokenSequence(token_ids=[7, 8])
+    asked = sampling(bad_words=["dog"], forbidden_sequences=[own])
+    submit, _ = await generate(service, text="Hi", sampling=asked)
+    tokenizer = Tokenizer(tmp_path / "thinker" / "tokenizer.json")
+    first, *words = submit.sampling.forbidden_sequences
+    assert first == own
+    assert [tokenizer.decode(list(word.token_ids)) for word in words] == ["dog", " dog"]
+    assert not submit.sampling.bad_words
+    tokenizer.close()
+
+
+async def test_an_output_that_repeats_itself_ends(service):
+    wanted = types_pb2.RepetitionDetection(max_pattern_size=2, min_count=3)
+    stop = types_pb2.StopConditions(repetition_detection=wanted)
+    _, responses = await generate(service, text="Hi", stop=stop)
+    assert [token_id for response in responses for token_id in response.token_ids] == [5, 6, 7, 7, 7]
+    (last,) = (response for response in responses if response.finish_reason)
+    assert last.finish_reason == types_pb2.FINISH_REASON_REPETITION
+    assert last.WhichOneof("stop_reason") is None
+
+
+async def test_the_prompts_token_ids_come_once(service):
+    submit, responses = await generate(service, chat=CHAT, n=2, return_prompt_token_ids=True)
+    told = [list(response.prompt_token_ids) for response in responses if response.prompt_token_ids]
+    assert told == [list(submit.prompt_token_ids)]
+
+
+async def test_a_reasoning_budget_becomes_the_models_marks(service):
+    chat = pb.ChatPrompt(messages=CHAT.messages, thinking_token_budget=9)
+    submit, _ = await generate(service, chat=chat)
+    limit = submit.sampling.reasoning_limit
+    assert (limit.max_tokens, list(limit.end_token_ids), limit.start_token_id) == (9, [4097], 4096)
+
+
+async def test_tools_go_with_a_form(service):
+    constraint = types_pb2.Constraint(regex="[0-9]+")
+    chat = pb.ChatPrompt(messages=CHAT.messages, tools=[TOOL])
+    submit, _ = await generate(service, chat=chat, constraint=constraint)
+    assert submit.constraint.WhichOneof("form") == "structural_tag"
+    required = pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)
+    chat = pb.ChatPrompt(messages=CHAT.messages, tools=[TOOL], tool_choice=required)
+    submit, _ = await generate(service, chat=chat, constraint=constraint)
+    assert "get_time" in submit.constraint.json_schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"sampling": sampling(bad_words=["a", ""])}, "sampling.bad_words.1"),
+        ({"sampling": sampling(logprob_token_ids=[5])}, "sampling.logprob_token_ids"),
+        ({"sampling": sampling(logprobs=0, logprob_token_ids=[99999])}, "sampling.logprob_token_ids"),
+        (
+            {"stop": types_pb2.StopConditions(repetition_detection={"max_pattern_size": 3, "min_count": 1})},
+            "stop.repetition_detection.min_count",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(service, fields, field):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(service, text="Hi", **fields)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(caught.value)
+    assert field in str(status)
