@@ -180,7 +180,7 @@ def test_blocks_of_a_step_in_flight_are_not_free_before_it_is_collected():
 
 
 def test_leases_wait_until_steps_in_flight_no_longer_write_preempted_blocks():
-    scheduler = make_scheduler(num_blocks=12, max_num_requests=1)
+    scheduler = make_scheduler(num_blocks=12, max_num_requests=1, min_remote_prefill_tokens=1)
     low = place(scheduler, 8, priority=1, max_tokens=8)
     in_flight = scheduler.schedule()
     assert in_flight is not None
@@ -189,9 +189,8 @@ def test_leases_wait_until_steps_in_flight_no_longer_write_preempted_blocks():
     assert second is not None
     assert low.phase is Phase.WAITING
     remote = place(scheduler, 3, max_tokens=2)
-    scheduler.waiting.discard(remote)
+    scheduler.places.waiting.discard(remote)
     remote.wants_remote = True
-    scheduler._settings = EngineSettings(min_remote_prefill_tokens=1)
     scheduler.place(remote)
     assert remote.phase is Phase.REMOTE
     assert scheduler.reserve(remote) is None

@@ -147,6 +147,12 @@ class BlockPool:
         for block_id in block_ids:
             references[block_id] = 1
 
+    def evict_ahead(self, wanted: int, at_most: int) -> None:
+        """Evicts some cached blocks, until so many are empty, for a lease that is to come."""
+        count = min(wanted - len(self._empty), at_most, len(self._cached))
+        if count > 0:
+            self._empty[:0] = reversed(self._evict(count, in_order=False))
+
     def free_lease(self, block_ids: Sequence[BlockId]) -> None:
         """The peer can write no more: leased blocks become empty."""
         self._end_lease(block_ids)

@@ -6,26 +6,21 @@ more; when there are none, the running request of the largest rank is preempted,
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from baton.worker.batch import Batch
-from baton.worker.block_pool import BlockPool
-from baton.worker.core import BlockId, HostSlot, Row, RowInit
-from baton.worker.host_tier import HostTier
-from baton.worker.host_tier_offloads import Offloads
+from baton.worker.arrivals import Arrivals
+from baton.worker.core import BlockId, Row, RowInit
+from baton.worker.holdings import Holdings
 from baton.worker.host_tier_restores import RestoreCost, Restores
 from baton.worker.outputs import EngineCounters, PrefillStarted, PrefillWanted
-from baton.worker.pins import Pins
-from baton.worker.prefixes import PrefixesInProgress
+from baton.worker.places import Places
 from baton.worker.rates import Rates
 from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import Draft, ScheduledStep
 from baton.worker.step_masks import token_masks
-from baton.worker.waiting import WaitingQueue
 
 
 class Scheduler:
@@ -43,29 +38,24 @@ class Scheduler:
         rates: Rates | None = None,
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
-        self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
-        self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None)
+        self._holdings = Holdings(num_blocks, block_size, max_model_len, num_host_slots, num_ahead)
+        self.offloads = self._holdings.offloads
+        self.pool = self._holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
-        self.batch = Batch(settings.max_num_requests)
-        self.waiting = WaitingQueue()
-        self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
-        self.remote: set[RequestState] = set()  # in phase REMOTE
-        self.compiling: set[RequestState] = set()  # in phase COMPILING
+        self.places = Places(settings.max_num_requests)
+        self.batch = self.places.batch
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
-        self._prefixes = PrefixesInProgress()
-        self._pins = Pins(num_blocks, block_size, max_model_len)
+        self._prefixes = self._holdings.prefixes
+        self._arrivals = Arrivals(self._holdings, self.places, self.restores, block_size, settings, counters, clock)
         self._block_size = block_size
         self._settings = settings
         self._counters = counters
         self._clock = clock
         self._watermark = max(1, num_blocks // 100)  # blocks left for decodes when something new is admitted
         self._step = 0
-        self._collected_step = 0
-        self._fence_step = 0  # blocks freed early may still be written until this step is collected
         self._freed_rows: list[Row] = []
-        self._retired: deque[tuple[int, list[BlockId]]] = deque()  # (step, blocks): free once the step is collected
         self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pins to go
 
     # What the engine asks.
@@ -73,26 +63,28 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that have no row and want one."""
-        waiting = len(self.waiting) + len(self.ready) + len(self.remote) + len(self.compiling)
-        return waiting + len(self.restores.states) + self._prefixes.num_parked
+        return self.places.num_waiting + len(self.restores.states) + self._prefixes.num_parked
+
+    @property
+    def storing(self) -> bool:
+        """Whether steps make blocks findable that came from elsewhere."""
+        return self._holdings.storing
 
     def runnable(self) -> bool:
         """Whether schedule may find something."""
-        return len(self.batch) > 0 or (len(self.waiting) + len(self.ready) > 0 and not self.stalled)
+        return len(self.batch) > 0 or self._may_admit() or self.storing
 
     def can_go_on(self) -> bool:
         """Whether schedule may find something besides requests that wait for their masks."""
-        return len(self.batch) > self.batch.num_held or (len(self.waiting) + len(self.ready) > 0 and not self.stalled)
+        return len(self.batch) > self.batch.num_held or self._may_admit()
 
     def queued(self) -> list[RequestState]:
         """The requests of num_queued."""
-        placed = [*self.waiting, *self.ready, *self.remote]
-        return [*placed, *self.compiling, *self.restores.states, *self._prefixes.parked]
+        return [*self.places.list_waiting(), *self.restores.states, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
-        holds = [state.block_ids for state in states] + [block_ids for _, block_ids in self._retired]
-        self.pool.check_references(holds + self.restores.holds, [state.leased for state in states])
+        self._holdings.check_integrity(states, self.restores.holds)
         self.restores.audit()
 
     # A request's way in and out.
@@ -100,21 +92,26 @@ class Scheduler:
     def compile_first(self, state: RequestState) -> None:
         """Keeps a new request aside until `place`: its grammar is being compiled."""
         state.phase = Phase.COMPILING
-        self.compiling.add(state)
+        self.places.compiling.add(state)
 
     def place(self, state: RequestState) -> None:
         """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
         self.stalled = False
-        self.compiling.discard(state)
+        self.places.compiling.discard(state)
         state.phase = Phase.WAITING
         if state.wants_remote:
-            hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
-            if self._park(state, len(hits)) or self._restore_first(state, hits):
+            num_reusable = self._num_reusable(state)
+            hits = self.pool.lookup(state.block_hashes[:num_reusable])
+            if self._park(state, len(hits)):
+                return
+            if self._arrivals.restore_first(state, hits, num_reusable, self._watermark):
                 return
             state.wants_remote = False
-            if self._start_remote(state, hits):
+            if self._arrivals.start_remote(state, hits):
+                self._count_admission(state)
+                self.prefill_wanted.append(PrefillWanted(state.request, state.num_cached_tokens))
                 return
-        self.waiting.push(state)
+        self.places.waiting.push(state)
 
     def retire(self, state: RequestState) -> None:
         """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
@@ -122,16 +119,13 @@ class Scheduler:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
             self.restores.leave(state)
-        self.waiting.discard(state)
-        self.ready.discard(state)
-        self.remote.discard(state)
-        self.compiling.discard(state)
+        self.places.dequeue(state)
         if state.row != NO_ROW:
             self._freed_rows.append(self.batch.remove(state))
         state.phase = Phase.DONE
-        self._free_blocks(state)
+        woken = self._holdings.free(state, self._step)
         self._pin(state)
-        self._wake(self._prefixes.end(state))
+        self._wake([*woken, *self._prefixes.end(state)])
 
     def hold(self, state: RequestState) -> None:
         """A prefill_only request is computed: its row goes, its blocks stay until it retires."""
@@ -150,66 +144,40 @@ class Scheduler:
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
         """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
-        if state.leased:
-            return list(state.leased)
-        needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
-        if self._collected_step < self._fence_step or needed + len(self.batch) > self.pool.num_free:
+        if not state.leased and self._pin_blocked is not None and self._pin_blocked < state.rank:
             return None
-        if self._pin_blocked is not None and self._pin_blocked < state.rank:
-            return None
-        if not self._pins.would_leave_room(state, needed, [*self._must_fit(), state]):
-            return None
-        leased = self.pool.lease(needed)
-        assert leased is not None, "num_free said that there are enough blocks"
-        state.leased = leased
-        state.started = self._clock()
-        self._pin(state)
-        return list(leased)
+        self.stalled = False
+        return self._arrivals.reserve(state)
 
     def finish_transfer(self, state: RequestState) -> None:
         """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
-        self.pool.settle(state.leased)
-        settled, state.leased = state.leased, []
-        if state.phase is Phase.DONE:
-            # Its prefix was freed with it: the settled blocks stand where the prompt's last ones stood.
-            start = num_blocks_for(state.num_remote_tokens, self._block_size) - len(settled)
-            self._store_blocks(state, settled, start, state.num_remote_tokens)
-            self.pool.free(settled)
-            self._pin(state)
-            return
-        state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
-        state.block_ids += settled
-        self.remote.discard(state)
-        state.phase = Phase.READY  # pinned are the same blocks as before
         self.stalled = False
-        self.ready.push(state)
-        self._store(state, state.num_remote_tokens)
-        self._wake(self._prefixes.end(state))
+        self._arrivals.finish_remote(state)
 
     def prefill_locally(self, state: RequestState) -> None:
         """Gives up on a remote prefill."""
         self.free_lease(state)
-        self.remote.discard(state)
-        self._free_blocks(state)
+        self.places.remote.discard(state)
+        woken = self._holdings.free(state, self._step)
         state.phase = Phase.WAITING
         state.started = None
         state.caching = self._settings.prefix_caching
         self._pin(state)
-        self.waiting.push(state)
-        self._wake(self._prefixes.end(state))
+        self.places.waiting.push(state)
+        self._wake([*woken, *self._prefixes.end(state)])
 
     def free_lease(self, state: RequestState) -> None:
         """Nobody writes the leased blocks any more."""
-        self.pool.free_lease(state.leased)
-        state.leased = []
         self.stalled = False
-        self._pin(state)
+        self._arrivals.free_lease(state)
 
     # Steps.
 
     def schedule(self) -> ScheduledStep | None:
         """Decides the next step. None: nothing can run now."""
         self._pin_blocked = None
+        self._wake(self._holdings.store_some())
+        self._holdings.evict_ahead(self.places.remote)
         draft = Draft(self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(self.batch.decode_rows())
@@ -229,14 +197,22 @@ class Scheduler:
         for index in np.flatnonzero(filled).tolist():
             state = scheduled.states[index]
             if state.row == plan.rows[index]:
-                self._store(state, int(computed[index]))
+                self.store(state, int(computed[index]))
 
     def collected(self, step: int) -> None:
         """The device writes nothing of this step or earlier ones any more."""
-        self._collected_step = step
         self.stalled = False
-        while self._retired and self._retired[0][0] <= step:
-            self.pool.free(self._retired.popleft()[1])
+        self._holdings.collected(step)
+
+    def store(self, state: RequestState, num_computed: int) -> None:
+        """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
+        self._wake(self._holdings.store(state, num_computed))
+
+    def skip_steps(self, count: int) -> int:
+        """Steps that were computed without being scheduled here. Returns the number of the last one."""
+        self._step += count
+        self._holdings.collected(self._step)
+        return self._step
 
     def reset_prefix_cache(self, states: list[RequestState]) -> None:
         """Forgets every cached block. What these requests hold now will never be found."""
@@ -248,40 +224,17 @@ class Scheduler:
         for state in states:
             self._wake(self._prefixes.end(state))
 
-    # Host memory.
-
     def restore_ended(self, restore_id: int, landed: bool) -> int:
         """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
-        restore = self.restores.end(restore_id)
-        state = restore.state
-        woken = [] if state is None else [state, *self._prefixes.end(state)]
-        if landed and restore.wanted:
-            self.pool.store(restore.fresh, restore.block_hashes)
-            if state is not None:
-                self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size
-        self.pool.free(restore.block_ids)
+        num_blocks, woken = self._arrivals.end_restore(restore_id, landed)
         self.stalled = False
         self._wake(woken)
-        return len(restore.slots)
-
-    def _restore_first(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Begins a restore ahead of a remote prefill, if it pays and there is room."""
-        slots = self.restores.find(state, len(hits), self._num_reusable(state))
-        if not slots or self.pool.num_free < len(slots) + self.pool.count_unheld(hits) + self._watermark:
-            return False
-        self.pool.touch(hits)
-        self._begin_restore(state, hits, slots)
-        return True
-
-    def _begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
-        """The request waits until these slots are on the device. Takes the hold of `hits` over."""
-        fresh = self._allocate(len(slots), in_order=False)
-        state.phase = Phase.RESTORING
-        state.restored = True
-        self.restores.begin(state, hits, fresh, slots, fenced=self._collected_step < self._fence_step)
-        self._prefixes.begin(state, len(hits), len(hits) + len(slots))
+        return num_blocks
 
     # Placing.
+
+    def _may_admit(self) -> bool:
+        return self.places.num_queued > 0 and not self.stalled
 
     def _num_reusable(self, state: RequestState) -> int:
         """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
@@ -297,78 +250,17 @@ class Scheduler:
         self._prefixes.park(state, common)
         return True
 
-    def _wake(self, woken: list[RequestState]) -> None:
+    def _wake(self, woken: Iterable[RequestState]) -> None:
         for state in sorted(woken, key=lambda other: other.rank):
             self.place(state)
 
-    def _start_remote(self, state: RequestState, hits: list[BlockId]) -> bool:
-        num_cached_tokens = len(hits) * self._block_size
-        if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
-            return False
-        if not self._pins.would_leave_room(state, len(hits), self._must_fit()):
-            return False
-        self.pool.touch(hits)
-        state.block_ids = hits
-        state.num_stored_blocks = len(hits)
-        state.num_cached_tokens = num_cached_tokens
-        state.num_remote_tokens = len(state.token_ids)
-        state.phase = Phase.REMOTE
-        self.remote.add(state)
-        self._pin(state)
-        self._prefixes.begin(state, len(hits), len(state.block_hashes))
-        self._count_admission(state)
-        self.prefill_wanted.append(PrefillWanted(state.request, num_cached_tokens))
-        return True
-
-    def _must_fit(self) -> list[RequestState]:
-        """Requests that run, or will without asking for room again."""
-        leasing = [state for state in self.remote if state.leased]
-        return [*self.batch.running(), *self.ready, *leasing]
-
     def _pin(self, state: RequestState) -> None:
-        """Brings the request's pins in line with its phase."""
         self.stalled = False
-        pinned = state.phase in (Phase.REMOTE, Phase.READY, Phase.HOLDING) or (
-            state.phase is Phase.RUNNING and state.request.prefill_only
-        )
-        block_ids = [*(state.block_ids if pinned else ()), *state.leased]
-        if block_ids:
-            self._pins.set(state, block_ids)
-        else:
-            self._pins.remove(state)
+        self._holdings.pin(state)
 
     def _count_admission(self, state: RequestState) -> None:
         self._counters.num_prompt_tokens += len(state.token_ids)
         self._counters.num_cached_tokens += state.num_cached_tokens
-
-    # Blocks.
-
-    def _free_blocks(self, state: RequestState) -> None:
-        """Frees what the request holds, once no step in flight writes it any more."""
-        self.stalled = False
-        block_ids, state.block_ids = state.block_ids, []
-        state.num_stored_blocks = 0
-        if state.last_step > self._collected_step:
-            self._retired.append((self._step, block_ids))
-        else:
-            self.pool.free(block_ids)
-
-    def _store(self, state: RequestState, num_computed: int) -> None:
-        """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
-        num_full = num_computed // self._block_size
-        start = state.num_stored_blocks
-        if state.caching and num_full > start:
-            state.num_stored_blocks = num_full
-            self._store_blocks(state, state.block_ids[start:num_full], start, num_computed)
-
-    def _store_blocks(self, state: RequestState, block_ids: list[BlockId], start: int, num_computed: int) -> None:
-        """Stores blocks of which the first is the request's block number `start`."""
-        if not state.caching:
-            return
-        state.hash_up_to(num_computed, self._block_size)
-        block_hashes = state.block_hashes[start : start + len(block_ids)]
-        self.pool.store(block_ids[: len(block_hashes)], block_hashes)
-        self._wake(self._prefixes.computed(state, start + len(block_hashes)))
 
     # Deciding a step.
 
@@ -400,20 +292,15 @@ class Scheduler:
         row = self.batch.remove(state)
         self._freed_rows.append(row)
         draft.take_out(state, row)
-        # Local steps run in order, so these blocks may be reused at once; a remote peer must wait for the fence.
-        if state.last_step > self._collected_step:
-            self._fence_step = max(self._fence_step, state.last_step)
-        self.pool.free(state.block_ids)
-        state.block_ids = []
-        state.num_stored_blocks = 0
+        woken = self._holdings.free_early(state)
         state.caching = self._settings.prefix_caching
         state.phase = Phase.WAITING
         state.restored = False
         state.min_free = 0
         state.num_preemptions += 1
         self._counters.num_preemptions += 1
-        self.waiting.push(state)
-        self._wake(self._prefixes.end(state))
+        self.places.waiting.push(state)
+        self._wake([*woken, *self._prefixes.end(state)])
 
     def _continue_prefills(self, draft: Draft) -> None:
         for state in self.batch.prefilling:
@@ -428,12 +315,12 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Admits from the queues' fronts, in order, while there is room."""
-        while draft.budget > 0 and (state := self.ready.peek()) is not None:
+        while draft.budget > 0 and (state := self.places.ready.peek()) is not None:
             if state.mask_pending or not self._admit_ready(state, draft):
                 return
-        while draft.budget > 0 and (state := self.waiting.peek()) is not None:
+        while draft.budget > 0 and (state := self.places.waiting.peek()) is not None:
             # The tokens of a preempted request are all known only when its last step is collected.
-            known = state.last_step <= self._collected_step and not state.mask_pending
+            known = state.last_step <= self._holdings.collected_step and not state.mask_pending
             if not known or not self._admit_waiting(state, draft):
                 return
 
@@ -442,7 +329,7 @@ class Scheduler:
         num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(state.block_ids)
         if not self._make_room(state, num_fresh, draft):
             return False
-        state.block_ids += self._allocate(num_fresh)
+        state.block_ids += self._holdings.allocate(num_fresh)
         self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
         return True
 
@@ -452,7 +339,7 @@ class Scheduler:
             return False
         hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
         if self._park(state, len(hits)):
-            self.waiting.discard(state)
+            self.places.waiting.discard(state)
             return True
         num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(hits)
         if not self._leave_room(state, len(hits) + num_fresh):
@@ -465,10 +352,10 @@ class Scheduler:
             return False
         slots = self.restores.find(state, len(hits), self._num_reusable(state))
         if slots:
-            self.waiting.discard(state)
-            self._begin_restore(state, hits, slots)
+            self.places.waiting.discard(state)
+            self._arrivals.begin_restore(state, hits, slots)
             return True
-        state.block_ids = hits + self._allocate(num_fresh)
+        state.block_ids = hits + self._holdings.allocate(num_fresh)
         state.num_stored_blocks = len(hits)
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = len(hits) * self._block_size
@@ -480,8 +367,8 @@ class Scheduler:
     def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
         """Whether pins leave room for the request; and, if it pins its own, whether those do for all that run."""
         if state.request.prefill_only:
-            return self._pins.would_leave_room(state, num_blocks, self._must_fit())
-        return self._pins.leave_room_for(state)
+            return self._holdings.pins.would_leave_room(state, num_blocks, self.places.must_fit())
+        return self._holdings.pins.leave_room_for(state)
 
     def _outranks_someone(self, state: RequestState) -> bool:
         victim = self._victim()
@@ -500,8 +387,8 @@ class Scheduler:
 
     def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
         """Gives the request a row and its first chunk."""
-        self.waiting.discard(state)
-        self.ready.discard(state)
+        self.places.waiting.discard(state)
+        self.places.ready.discard(state)
         state.phase = Phase.RUNNING
         first_time = state.started is None
         if first_time:
@@ -514,11 +401,6 @@ class Scheduler:
             draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, self._step + 1)
         self._pin(state)
         self._schedule_chunk(state, draft)
-
-    def _allocate(self, count: int, in_order: bool = True) -> list[BlockId]:
-        block_ids = self.pool.allocate(count, in_order)
-        assert block_ids is not None, f"{count} blocks were said to be free, {self.pool.num_free} are"
-        return block_ids
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
         scheduled = draft.finalize(self.batch, self._step + 1, self._freed_rows)

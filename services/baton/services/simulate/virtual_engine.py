@@ -113,7 +113,7 @@ class VirtualEngine(Engine):
         batch, pool = scheduler.batch, scheduler.pool
         if batch.prefilling or not len(batch) or self._in_flight or self._outputs or scheduler.prefill_wanted:
             return None
-        if (len(scheduler.waiting) or len(scheduler.ready)) and not self._is_settled:
+        if scheduler.storing or (scheduler.places.num_queued and not self._is_settled):
             return None
         rows = batch.decode_rows()
         if len(rows) != len(batch):
@@ -155,9 +155,7 @@ class VirtualEngine(Engine):
         done = coast.done
         self._move_blocks(coast, done + num_steps)
         batch.num_computed[rows] += num_steps
-        scheduler._step += num_steps
-        scheduler._collected_step = scheduler._step
-        batch.last_step[rows] = scheduler._step
+        batch.last_step[rows] = scheduler.skip_steps(num_steps)
         seconds = coast.seconds[done : done + num_steps]
         self._rates.observe_decodes(seconds)
         for one in seconds:
@@ -200,7 +198,7 @@ class VirtualEngine(Engine):
             if is_full:
                 num_computed = int(batch.num_computed[row]) + step - coast.done + 1
                 self._give_tokens(state, num_computed)
-                scheduler._store(state, num_computed)
+                scheduler.store(state, num_computed)
             else:
                 block_ids = scheduler.pool.allocate(1)
                 assert block_ids is not None, "a coast ends before memory does"
