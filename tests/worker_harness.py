@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from baton.rpc.channel import open_channel
+from baton.services import ports
 from baton.v1 import control_pb2, control_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import server
 from baton.worker.config import WorkerConfig
@@ -168,3 +169,18 @@ async def _until_ready(worker: Worker, seconds: float = 60.0) -> None:
                 await worker.stats()
                 return
             await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def running_pair(**fields: object) -> AsyncIterator[tuple[Worker, Worker]]:
+    """A prefill worker and a decode worker."""
+    first, second = ports.free_ports(2)
+    async with (
+        running_worker(first, role="prefill", worker_id="p", **fields) as prefill,
+        running_worker(second, role="decode", worker_id="d", **fields) as decode,
+    ):
+        yield prefill, decode
+
+
+def endpoint(worker: Worker) -> types_pb2.Endpoint:
+    return types_pb2.Endpoint(worker_id=worker.config.worker_id, epoch=1, address=worker.address)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-from worker_harness import Slot, Worker, running_worker, sampling, submit
+from worker_harness import Slot, Worker, endpoint, running_pair, running_worker, sampling, submit
 
 from baton.services import ports
 from baton.v1 import control_pb2, types_pb2
@@ -19,25 +17,10 @@ from baton.v1 import control_pb2, types_pb2
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 
 
-@contextlib.asynccontextmanager
-async def running_pair(**fields: object) -> AsyncIterator[tuple[Worker, Worker]]:
-    """A prefill worker and a decode worker."""
-    first, second = ports.free_ports(2)
-    async with (
-        running_worker(first, role="prefill", worker_id="p", **fields) as prefill,
-        running_worker(second, role="decode", worker_id="d", **fields) as decode,
-    ):
-        yield prefill, decode
-
-
 def kill_first_engine() -> None:
     """SIGKILL to the engine process that was started first."""
     engines = [p for p in psutil.Process(os.getpid()).children() if "baton.worker.engine_process" in p.cmdline()]
     min(engines, key=psutil.Process.create_time).kill()
-
-
-def endpoint(worker: Worker) -> types_pb2.Endpoint:
-    return types_pb2.Endpoint(worker_id=worker.config.worker_id, epoch=1, address=worker.address)
 
 
 def prompts(count: int, vocab_size: int = 4000) -> list[list[int]]:
