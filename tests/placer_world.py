@@ -38,3 +38,8 @@ class World:
                 **{**values, **fields}, num_prompt_tokens=num_prompt_tokens, block_hashes=blocks(*prompt)
             )
         )
+
+    def explain(self, placed):
+        """The answer again, with all candidates."""
+        asked = router_pb2.ExplainRequest(placement_id=placed.placement_id)
+        return self.placer.decisions.explain(asked).response

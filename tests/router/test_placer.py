@@ -40,16 +40,16 @@ def test_entries_of_another_epoch_do_not_count():
 def test_the_answer_carries_its_evidence_and_can_be_asked_for():
     world = World(state("a", num_running=5), state("b"))
     placed = world.place(request_id="q")
-    assert placed.candidates[0].decode_worker_id == placed.decode.worker_id
-    totals = [one.total_seconds for one in placed.candidates]
-    assert totals == sorted(totals)
-    for one in placed.candidates:
-        assert one.total_seconds == pytest.approx(sum(cost.seconds for cost in one.costs))
+    assert not placed.candidates, "they are told to those who ask"
     for asked in ({"placement_id": placed.placement_id}, {"request_id": "q"}):
         explained = world.placer.decisions.explain(router_pb2.ExplainRequest(**asked))
         assert explained.response.decode == placed.decode
-        assert explained.response.candidates[0] == placed.candidates[0]
-        assert len(explained.response.candidates) == 4, "each alone, and each with the other"
+        told = explained.response.candidates
+        assert len(told) == 4, "each alone, and each with the other"
+        assert told[0].decode_worker_id == placed.decode.worker_id
+        assert [one.total_seconds for one in told] == sorted(one.total_seconds for one in told)
+        for one in told:
+            assert one.total_seconds == pytest.approx(sum(cost.seconds for cost in one.costs))
         assert {one.worker_id for one in explained.evidence} == {"a", "b"}
         assert explained.request.request_id == "q"
         assert not explained.HasField("outcome")
@@ -222,7 +222,10 @@ def test_a_request_that_would_come_too_late_is_refused_when_that_is_measured():
 def test_workers_that_know_no_rates_are_taken_to_be_like_the_others():
     known = state("a", num_running=1, prefill_tokens_per_second=100.0)
     new = state("b", prefill_tokens_per_second=0, decode_step_seconds=0, transfer_bytes_per_second=0)
-    placed = World(known, new).place()
+    world = World(known, new)
+    placed = world.place()
     assert placed.decode.worker_id == "b"
-    prefill = next(cost for cost in placed.candidates[0].costs if cost.kind == router_pb2.COST_KIND_PREFILL)
+    prefill = next(
+        cost for cost in world.explain(placed).candidates[0].costs if cost.kind == router_pb2.COST_KIND_PREFILL
+    )
     assert prefill.seconds == pytest.approx(16.0)

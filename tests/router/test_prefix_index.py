@@ -1,5 +1,7 @@
 """The packed index against a naive dict of sets."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -318,3 +320,49 @@ def test_any_history_equals_a_naive_index(history, prompt):
     everything = set().union(*(held for tiers in naive.values() for held in tiers.values()))
     if not arriving:
         assert len(index) == len(everything)
+
+
+def test_a_long_prompt_is_found_however_it_came():
+    draw = random.Random(1)
+    prompt = list(range(1, 1201))
+    orders = {
+        "in order": [prompt],
+        "backwards": [prompt[::-1]],
+        "one by one, between others": [[one] for one in prompt],
+        "in shuffled pieces": draw.sample([prompt[at : at + 7] for at in range(0, 1200, 7)], 172),
+        "at random": [draw.sample(prompt, 1200)],
+    }
+    for name, pieces in orders.items():
+        index = index_of(a=[], other=[])
+        for number, piece in enumerate(pieces):
+            index.apply(batch("a", number + 1, stored(*piece)))
+            index.apply(batch("other", number + 1, stored(10_000 + number)))
+        assert index.lookup(blocks(*prompt)) == {"a": 1200}, name
+        assert index.lookup(blocks(*prompt[:500], 9999, *prompt[500:])) == {"a": 500}, name
+        for gap in (900, 450, 17, 0):
+            index.apply(batch("a", len(pieces) + 1, removed(prompt[gap])))
+            pieces.append([])
+            assert index.lookup(blocks(*prompt)) == ({"a": gap} if gap else {}), name
+
+
+def test_what_took_the_place_of_an_evicted_block_is_not_taken_for_it():
+    index = index_of(a=range(100), b=[])
+    for number in range(50, 100):
+        index.apply(batch("a", number - 49, removed(number)))
+    index.apply(batch("b", 1, stored(*range(1000, 1050))))
+    assert index.lookup(blocks(*range(100))) == {"a": 50}
+    assert index.lookup(blocks(*range(1000, 1050))) == {"b": 50}
+
+
+def test_lines_that_a_snapshot_did_not_need_are_used_again():
+    index = index_of(**{f"w{number}": range(5000) for number in range(8)})
+    lines = index._table.lines
+    assert lines.end == 10_000, "the second one needed none"
+    index.collect(part("late", *range(10_000, 14_000)))
+    assert index.absorb(100)
+    index.drop("late")
+    while index.clean(1000):
+        pass
+    index.receive(part("w9", *range(20_000, 25_000)))
+    assert lines.end == 10_000
+    assert index.lookup(blocks(*range(20_000, 25_000))) == {"w9": 5000}

@@ -25,6 +25,8 @@ from baton.v1 import router_pb2, router_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 1 << 20  # of block hashes in one message; more goes out in several
+# A message costs a router as much as a placement: those that come so soon after one share the next.
+_GATHER_SECONDS = 0.001
 
 
 class NotPlaced(Exception):
@@ -132,10 +134,15 @@ class RouterLink:
             self._end(problem)
 
     async def _write(self, call: Any) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = 0.0
         try:
             while True:
                 await self._wake.wait()
+                if (delay := next_at - loop.time()) > 0:
+                    await asyncio.sleep(delay)
                 self._wake.clear()
+                next_at = loop.time() + _GATHER_SECONDS
                 while self._unsent:
                     await call.write(self._take_unsent())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

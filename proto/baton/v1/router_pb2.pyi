@@ -146,7 +146,7 @@ class PlaceResponse(google.protobuf.message.Message):
 
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Candidate]:
-        """The best ones, best first. Explain has them all."""
+        """Of Explain only: all that were costed, best first."""
 
     def __init__(
         self,

@@ -8,8 +8,6 @@ from baton.router.policy import Option
 from baton.router.standing import Standing
 from baton.v1 import router_pb2, types_pb2
 
-_MAX_CANDIDATES = 2  # told in an answer; Explain has all
-
 _KINDS = (
     router_pb2.COST_KIND_QUEUE,
     router_pb2.COST_KIND_PREFILL,
@@ -22,19 +20,16 @@ _KINDS = (
 )
 
 
-def response_of(
-    placement_id: int, options: Sequence[Option], max_candidates: int = _MAX_CANDIDATES
-) -> router_pb2.PlaceResponse:
-    """The answer to a PlaceRequest; the first option is the chosen one."""
-    best = options[0]
-    prefill = best.prefill
+def response_of(placement_id: int, chosen: Option, candidates: Sequence[Option] = ()) -> router_pb2.PlaceResponse:
+    """The answer to a PlaceRequest. `candidates`: for Explain, the chosen one first."""
+    decode, prefill = chosen.decode, chosen.prefill
     return router_pb2.PlaceResponse(
         placement_id=placement_id,
-        decode=_endpoint(best.decode),
+        decode=_endpoint(decode),
         prefill=_endpoint(prefill) if prefill is not None else None,
-        decode_cached_tokens=best.decode.num_cached_tokens,
+        decode_cached_tokens=decode.num_cached_tokens,
         prefill_cached_tokens=prefill.num_cached_tokens if prefill is not None else 0,
-        candidates=[_candidate(option) for option in options[:max_candidates]],
+        candidates=map(_candidate, candidates),
     )
 
 

@@ -93,7 +93,7 @@ def _explained(decision: Decision) -> router_pb2.ExplainResponse:
     others = [option for option in options if option != decision.chosen]
     return router_pb2.ExplainResponse(
         request=decision.request,
-        response=response_of(decision.response.placement_id, [decision.chosen, *others], len(options)),
+        response=response_of(decision.response.placement_id, decision.chosen, [decision.chosen, *others]),
         outcome=decision.outcome,
         evidence=evidence_of(grounds.standings, grounds.refused, decision.placed),
         expected_output_tokens=grounds.asked.demand.num_output_tokens,

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.router.index_lines import Fingerprints, LineNumbers, Lines, doubled, zeros
+from baton.router.index_lines import Codes, Fingerprints, LineNumbers, Lines, doubled, zeros
 
 Places: TypeAlias = NDArray[np.int64]  # [n], -1: not there
 
@@ -26,12 +26,13 @@ _MAX_FILL = int(0.78 * SEGMENT_PLACES)  # beyond, both buckets of a block are to
 _BUCKET_MASK = np.uint64(_SEGMENT_BUCKETS - 1)
 _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
-_ONE_BY_ONE = 6  # blocks: so many are found in Python before numpy has begun
+_MIN_PIECES, _LONG_PIECE = 3, 64  # so many, and one more for each that has so many blocks
 _FEW_BLOCKS = 384  # of a prompt: to look for them all is as quick as to guess
 _GUESSED_BITS = 4
 _GUESSED = 1 << _GUESSED_BITS  # blocks of a prompt for each one that is looked for
 _FOLLOWING = np.arange(_GUESSED)
 _FEW = 1024
+_NO_CODES = np.zeros(0, np.uint32)
 _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 # 29 million blocks fit before anything is copied: a copy of all would hold up lookups.
 _RESERVED_SEGMENTS = 1 << 15
@@ -73,12 +74,34 @@ class BlockTable:
         """The lines of blocks that are there."""
         return self._line_at.take(places, mode="clip").astype(np.int64)
 
-    def find_prefix(self, fingerprints: Fingerprints) -> LineNumbers:
-        """The lines of the first blocks, up to the first that is not there."""
+    def find_prefix(self, fingerprints: Fingerprints) -> Codes:
+        """The codes of the first blocks, up to the first that is not there."""
+        keys, codes = self.lines.fingerprints, self.lines.codes
+        pieces: list[Codes] = []
+        at, end = 0, fingerprints.size
+        # As long as what follows a block in the prompt follows it in memory, the prompt is read piece by piece.
+        tries = _MIN_PIECES
+        while at < end and tries:
+            line = self._line_of(fingerprints.item(at))
+            if line < 0:
+                end = at
+                break
+            piece = keys[line : line + end - at]
+            same = piece == fingerprints[at : at + piece.size]
+            length = int(same.argmin())
+            if same[length]:
+                length = same.size
+            pieces.append(codes[line : line + length])
+            at += length
+            tries += length // _LONG_PIECE - 1
+        if at < end:
+            pieces.append(codes.take(self._guess(fingerprints[at:]), mode="clip"))
+        return pieces[0] if len(pieces) == 1 else np.concatenate((_NO_CODES, *pieces))
+
+    def _guess(self, fingerprints: Fingerprints) -> LineNumbers:
+        """The lines of the first blocks: some are looked for, and the others guessed to be next to them."""
         if fingerprints.size <= _FEW_BLOCKS:
-            places = self._find_first(fingerprints)
-            return self.lines_at(places)
-        # Of a prompt that nobody holds, the first block tells; of others, some: the rest is next to them.
+            return self.lines_at(self._find_first(fingerprints))
         marks = self._find_few(fingerprints[::_GUESSED])
         if marks.size and marks.min() < 0:
             marks = marks[: (marks < 0).argmax()]
@@ -96,13 +119,14 @@ class BlockTable:
                     return lines[: some[(places < 0).argmax()]]
         return lines
 
-    def _find_one(self, fingerprint: int) -> int:
+    def _line_of(self, fingerprint: int) -> int:
+        """One block's line. -1: it is not there."""
         base = self._directory.item(fingerprint >> (64 - self._bits))
         for bucket in (fingerprint, fingerprint >> _BUCKETS_BITS):
             bucket = base + bucket % _SEGMENT_BUCKETS
             keys = self._keys[bucket].tolist()
             if fingerprint in keys:
-                return int(bucket * _BUCKET_PLACES + keys.index(fingerprint))
+                return self._line_at.item(bucket * _BUCKET_PLACES + keys.index(fingerprint))
         return -1
 
     def _find_first(self, fingerprints: Fingerprints) -> Places:
@@ -153,8 +177,6 @@ class BlockTable:
 
     def _find_few(self, fingerprints: Fingerprints) -> Places:
         """As `find`, both buckets at once: quicker where the number of steps is what counts."""
-        if fingerprints.size <= _ONE_BY_ONE:
-            return np.array([self._find_one(one) for one in fingerprints.tolist()], np.int64)
         bases, count = self._bases(fingerprints), fingerprints.size
         both = np.empty((count, 2), np.int64)
         both[:, 0] = bases + (fingerprints & _BUCKET_MASK).view(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,8 @@ from baton.router.policy import Option
 from baton.router.prefix_index import PrefixIndex
 from baton.router.prompt_sketch import sketch_of
 from baton.router.sessions import Sessions
-from baton.router.standing import Demand, Objectives, Standing
-from baton.router.standings import Standings
+from baton.router.standing import Demand, Objectives
+from baton.router.standings import Standings, Usable
 from baton.router.worker_view import WorkerView
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
@@ -85,15 +85,15 @@ class Placer:
         self.in_flight.expire(now)
         model = self._model(request.model)
         _check(request, model)
-        standings, refused = self._standings.of(request, model, now)
-        num_decodes = sum([one.view.can_decode for one in standings])
-        asked = self._asked(request, model, standings, now)
+        usable = self._standings.usable(request, model)
+        standings = self._standings.of(request, model, usable.views, now)
+        asked = self._asked(request, model, usable, now)
         placement_id = next(self._placement_ids)
-        traffic = self._learnt.traffic(model.digest, num_decodes, now)
+        traffic = self._learnt.traffic(model.digest, usable.num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
-        response = response_of(placement_id, options)
+        response = response_of(placement_id, options[0])
         self._begin(placement_id, request, asked, options[0], now)
-        grounds = Grounds(asked, standings, refused, placement_id, traffic)
+        grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
         self.decisions.add(Decision(request, response, now, grounds, options[0]))
         return response
 
@@ -141,16 +141,14 @@ class Placer:
         """How long an answer is taken to be. max_tokens 0: no limit."""
         return self._learnt.lengths.expected(model, max_tokens)
 
-    def _asked(
-        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, standings: Sequence[Standing], now: float
-    ) -> Asked:
+    def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, usable: Usable, now: float) -> Asked:
         num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)
         part, itl_seconds = 1.0, 0.0
-        if not any(one.view.can_prefill_for_others and not one.view.mixes_phases for one in standings):
+        if not usable.has_prefills:
             # Streams and prompts cannot be kept apart: delays are dealt out by what is felt of them. Where workers
             # for prompts alone stand by, a second is a second.
             part = self._objectives.stream_part(num_output_tokens)
-            itl_seconds = self._objectives.itl_seconds * (1.0 - self._learnt.stalled_part(len(standings), now))
+            itl_seconds = self._objectives.itl_seconds * (1.0 - self._learnt.stalled_part(len(usable.views), now))
         return Asked(
             model,
             Demand(request.num_prompt_tokens, num_output_tokens, request.adapter, part, itl_seconds),

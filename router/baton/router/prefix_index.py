@@ -245,11 +245,10 @@ class PrefixIndex:
     def _prefixes(self, block_hashes: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """The slots that have each of the first blocks on the device, and those that hold it and all before in any
         tier. [n, words]"""
-        lines = self._table.find_prefix(fingerprints_of(block_hashes))
-        codes = self._table.lines.codes.take(lines, mode="clip")
+        codes = self._table.find_prefix(fingerprints_of(block_hashes))
         on_device = self._holders.words_of(codes, DEVICE)
         anywhere = on_device | self._holders.words_of(codes, HOST) if self._uses_host else on_device
-        if not lines.size:
+        if not codes.size:
             return on_device, anywhere
         if anywhere.shape[1] == 1:  # numpy is several times quicker on one dimension
             return on_device, np.bitwise_and.accumulate(anywhere.ravel()).reshape(-1, 1)

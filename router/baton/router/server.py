@@ -14,6 +14,7 @@ import prometheus_client
 
 from baton.router.config import RouterConfig
 from baton.router.fleet import Fleet
+from baton.router.garbage import rare_collections
 from baton.router.index_client import IndexClient
 from baton.router.kubernetes_api import KubernetesApi
 from baton.router.metrics import RouterCollector, RouterMetrics
@@ -40,6 +41,11 @@ _GRACE_SECONDS = 0.5
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set."""
     config.validate()
+    with rare_collections():
+        await _serve(config, stop)
+
+
+async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
     registry = prometheus_client.CollectorRegistry()
     fleet, index = Fleet(), PrefixIndex()
     objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000)

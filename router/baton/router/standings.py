@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from baton.router import filter as filters
 from baton.router.explain import Decisions
@@ -20,6 +21,15 @@ from baton.v1 import router_pb2, types_pb2
 
 _NO_WORKER_RETRY_MS = 1000
 _NOTHING_HELD = HeldPrefix(0, 0)
+
+
+class Usable(NamedTuple):
+    """Which workers may take a request, whatever else it asks for."""
+
+    views: list[WorkerView]
+    refused: Mapping[str, str]  # worker id -> why
+    num_decodes: int  # that requests can be submitted to
+    has_prefills: bool  # workers for prompts alone
 
 
 class Standings:
@@ -43,7 +53,7 @@ class Standings:
         self._adapters = adapters
         self._decisions = decisions
         self._plain: dict[str, tuple[WorkerView, Rates, int, Standing]] = {}
-        self._views: dict[str, tuple[int, types_pb2.ModelInfo, list[WorkerView], Mapping[str, str]]] = {}
+        self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
 
     def lose(self, worker_id: str) -> None:
         """A worker died."""
@@ -51,25 +61,33 @@ class Standings:
 
     def forget_models(self) -> None:
         """The models are others now."""
-        self._views.clear()
+        self._usable.clear()
 
-    def of(
-        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, now: float
-    ) -> tuple[list[Standing], Mapping[str, str]]:
-        """The usable workers, and why the others are not. Unavailable: none can decode."""
-        views, refused = self._usable(model, self._still_excluded(request))
-        if not any(view.can_decode for view in views):
-            reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(refused.items()))
+    def usable(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Usable:
+        """The usable workers, made once for each state of the fleet. Unavailable: none can decode."""
+        excluded = self._still_excluded(request)
+        known = self._usable.get(model.name)
+        if not excluded and known is not None and known[0] == self._fleet.version and known[1] is model:
+            usable = known[2]
+        else:
+            views, refused = filters.usable(self._fleet.alive(), model, excluded)
+            has_prefills = any(view.can_prefill_for_others and not view.mixes_phases for view in views)
+            usable = Usable(views, refused, sum([view.can_decode for view in views]), has_prefills)
+            if not excluded:
+                self._usable[model.name] = (self._fleet.version, model, usable)
+        if not usable.num_decodes:
+            reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(usable.refused.items()))
             raise Unavailable(
                 f"no worker can decode for model {model.name!r} now: {reasons}",
                 phase=types_pb2.PHASE_PLACEMENT,
                 retry_after_ms=_NO_WORKER_RETRY_MS,
             )
-        return self._views_in(request, model, views, now), refused
+        return usable
 
-    def _views_in(
+    def of(
         self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, views: Sequence[WorkerView], now: float
     ) -> list[Standing]:
+        """How each of the workers stands."""
         hashes = request.block_hashes
         held = self._index.find(hashes) if hashes else {}
         coming = self._in_flight.expected_prefixes(hashes)
@@ -80,26 +98,16 @@ class Standings:
         if session is not None:
             special.add(session.worker_id)
         if request.adapter or self._in_flight.has_less_urgent(request.priority):
-            special.update([view.worker_id for view in views])
-        return [
-            self._standing(view, request, held, coming, session, most, fallback, now)
-            if view.worker_id in special
-            else self._plain_standing(view, fallback)
-            for view in views
-        ]
-
-    def _usable(
-        self, model: types_pb2.ModelInfo, excluded: Collection[str]
-    ) -> tuple[list[WorkerView], Mapping[str, str]]:
-        """filter.usable, made once for each state of the fleet."""
-        if excluded:
-            return filters.usable(self._fleet.alive(), model, excluded)
-        known = self._views.get(model.name)
-        if known is not None and known[0] == self._fleet.version and known[1] is model:
-            return known[2], known[3]
-        views, refused = filters.usable(self._fleet.alive(), model, ())
-        self._views[model.name] = (self._fleet.version, model, views, refused)
-        return views, refused
+            return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views]
+        standings = [self._plain_standing(view, fallback) for view in views]
+        for place, view in enumerate(views):
+            if view.worker_id in special:
+                num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
+                is_preferred = session is not None and session.worker_id == view.worker_id
+                standings[place] = standings[place]._replace(
+                    num_cached_tokens=num_tokens, num_host_tokens=num_host_tokens, is_preferred=is_preferred
+                )
+        return standings
 
     def _standing(
         self,
@@ -115,13 +123,10 @@ class Standings:
         worker_id = view.worker_id
         is_preferred = session is not None and session.worker_id == worker_id
         has_adapter = bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now)
-        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, request.block_hashes)
+        num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, request.block_hashes)
         ahead = self._in_flight.part_ahead(worker_id, request.priority)
         rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
-        num_blocks = min(most, num_blocks)
-        num_host_tokens = min(num_host_blocks, num_blocks) * view.block_size
-        num_cached_tokens = num_blocks * view.block_size
-        return standing_of(view, load, rates, num_cached_tokens, num_host_tokens, ahead, is_preferred, has_adapter)
+        return standing_of(view, load, rates, num_tokens, num_host_tokens, ahead, is_preferred, has_adapter)
 
     def _plain_standing(self, view: WorkerView, fallback: Rates) -> Standing:
         """Of a worker that knows nothing of the request; made once for each state, load and fallback."""
@@ -132,6 +137,20 @@ class Standings:
         standing = standing_of(view, load, self._learnt.rates(view, fallback), 0)
         self._plain[view.worker_id] = (view, fallback, load.version, standing)
         return standing
+
+    def _cached_tokens(
+        self,
+        view: WorkerView,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        most: int,
+        block_hashes: bytes,
+    ) -> tuple[int, int]:
+        """How many of the prompt's tokens a worker holds or is about to, and how many in host memory only."""
+        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, block_hashes)
+        num_blocks = min(most, num_blocks)
+        return num_blocks * view.block_size, min(num_host_blocks, num_blocks) * view.block_size
 
     def _held_blocks(
         self,
