@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from baton.rpc.block_hash import cache_namespace
 from baton.rpc.errors import ServiceError
-from baton.worker.core import BlockId, Request, SamplingParams, StopConditions
+from baton.worker.core import BlockId, FinishReason, Request, SamplingParams, StopConditions
 from baton.worker.engine import Engine, EngineSettings, Finish, StepOutputs
 from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
 from baton.worker.executor.sim_kv import SimKv
@@ -19,6 +20,7 @@ from baton.worker.executor.sim_kv import SimKv
 BLOCK_SIZE = 4
 NAMESPACE = cache_namespace(bytes(16), BLOCK_SIZE)
 GREEDY = SamplingParams(temperature=0.0)
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 _NUMBERS = itertools.count()
 
 
@@ -142,7 +144,9 @@ def make_rig(executor: SimExecutor | None = None, clock: Clock | None = None, **
 
 @functools.cache
 def _alone(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: int) -> list[int]:
-    rig = make_rig(make_executor(num_blocks=128), prefix_caching=False, max_num_batched_tokens=512)
+    most = max(512, len(prompt) + num_tokens)
+    executor = make_executor(num_blocks=-(-most // BLOCK_SIZE), max_model_len=most)
+    rig = make_rig(executor, prefix_caching=False, max_num_batched_tokens=most)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     return rig.run(make_request(prompt, num_tokens, sampling=sampling))[0]
 
@@ -157,6 +161,14 @@ def expected_for(request: Request) -> list[int]:
     return expected_tokens(prompt, request.stop.max_tokens, request.sampling.temperature, request.sampling.seed)
 
 
+def check_all(rig: Rig, requests: Sequence[Request]) -> None:
+    """Every request got exactly the tokens that it gets alone, and nothing is left behind."""
+    for request in requests:
+        assert rig.seen.tokens[request.request_id] == expected_for(request)
+        assert rig.seen.finishes[request.request_id].reason is FinishReason.LENGTH
+    rig.assert_nothing_held()
+
+
 def write_remote_kv(executor: SimExecutor, token_ids: Sequence[int], first_block: int, leased: list[BlockId]) -> None:
     """Does what a prefill worker's push does: the prompt's KV from first_block on goes into the leased blocks."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
@@ -165,3 +177,19 @@ def write_remote_kv(executor: SimExecutor, token_ids: Sequence[int], first_block
     for layer in range(executor.layout.num_layers):
         words = kv.words[layer].reshape(num_blocks, BLOCK_SIZE)[first_block:]
         executor.write_blocks(layer, leased, memoryview(words.tobytes()))
+
+
+def submit_remote(rig: Rig, prompt: list[int], max_tokens: int = 8, **values: object) -> Request:
+    request = make_request(prompt, max_tokens, remote_prefill=True, **values)
+    rig.submit(request)
+    rig.step()
+    assert request.request_id in rig.seen.num_wanted
+    return request
+
+
+def receive(rig: Rig, request: Request) -> None:
+    """The lease and the push, up to but without finish_transfer."""
+    first_block = rig.seen.num_wanted[request.request_id] // BLOCK_SIZE
+    leased = rig.engine.reserve_blocks(request.request_id)
+    assert leased is not None
+    write_remote_kv(rig.executor, request.token_ids, first_block, leased)
