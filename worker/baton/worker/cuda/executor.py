@@ -200,7 +200,7 @@ class CudaExecutor:
         started.record()
         self._batch.apply(plan)
         self._sampler.admit(plan.admitted)
-        self._prompt_logprobs.admit(plan.admitted)
+        self._prompt_logprobs.apply(plan)
         if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
             self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
         try:

@@ -6,7 +6,7 @@ position, without the host waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.reference.logprobs import RowLogprobs, row_logprobs
-from baton.worker.core import RowInit, StepPlan, TokenLogprobs
+from baton.worker.core import StepPlan, TokenLogprobs
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.columns import StepColumns
 
@@ -62,9 +62,11 @@ class DevicePromptLogprobs:
         self._invariant = batch_invariant
         self._num_top: dict[int, int] = {}  # by row
 
-    def admit(self, inits: Sequence[RowInit]) -> None:
-        """Takes rows' wishes, in place of those that the rows had."""
-        for init in inits:
+    def apply(self, plan: StepPlan) -> None:
+        """Forgets freed rows, and takes the wishes of admitted ones in place of those that the rows had."""
+        for row in plan.freed:
+            self._num_top.pop(row, None)
+        for init in plan.admitted:
             self._num_top.pop(init.row, None)
             if init.sampling.prompt_logprobs is not None:
                 self._num_top[init.row] = init.sampling.prompt_logprobs
