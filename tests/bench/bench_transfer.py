@@ -54,31 +54,36 @@ class Sender:
     def __init__(self, kind: Kind, num_blocks: int, told: Any) -> None:
         self._kind = kind
         self._transport = make_transports(kind, num_blocks, lambda: None)
+        self._pieces: dict[int, list[Piece]] = {}
         self._raw = kind.raw_sender(told, num_blocks * _BLOCK_BYTES)
 
-    def connect(self, number: int, addresses: list[bytes], checksum: bool) -> None:
+    def connect(self, number: int, addresses: list[bytes], checksum: bool, first_block: int, num_blocks: int) -> None:
         """As when a prefill starts: long before the first piece."""
+        self._pieces[number] = self._make_pieces(number, first_block, num_blocks)
         from baton.v1 import kv_pb2
 
         known = [kv_pb2.TransportAddress.FromString(address) for address in addresses]
         self._transport.connect(Outbound(number, known, number, 1, number, checksum))
 
-    def push(self, first_number: int, count: int, num_blocks: int) -> None:
+    def push(self, first_number: int, count: int) -> None:
         """Several transfers, one behind the other."""
-        for index in range(count):
-            self._push(first_number + index, index * num_blocks, num_blocks)
+        for number in range(first_number, first_number + count):
+            for piece in self._pieces.pop(number):
+                self._transport.push(number, piece)
+            self._transport.finish(number)
 
-    def _push(self, number: int, first_block: int, num_blocks: int) -> None:
+    def _make_pieces(self, number: int, first_block: int, num_blocks: int) -> list[Piece]:
         """All blocks, layer by layer; of a short prompt several layers at once, as far as a piece goes."""
         per_piece = self._kind.piece_bytes // BYTES_PER_BLOCK_LAYER
         num_layers = min(NUM_LAYERS, max(1, per_piece // num_blocks))
         block_ids = block_ids_of(number + 1, first_block, num_blocks)
+        pieces = []
         for layer in range(0, NUM_LAYERS, num_layers):
             for first in range(0, num_blocks, per_piece):
                 ids = block_ids[first : first + per_piece]
                 layers = min(num_layers, NUM_LAYERS - layer)
-                self._transport.push(number, Piece(layer, first, len(ids), ids, num_layers=layers))
-        self._transport.finish(number)
+                pieces.append(Piece(layer, first, len(ids), ids, num_layers=layers))
+        return pieces
 
     def forget(self, number: int) -> None:
         """Raises what the push failed of."""
@@ -140,12 +145,12 @@ class Pair:
         self._number += count
         addresses = [address.SerializeToString() for address in self._transport.addresses]
         for index, number in enumerate(numbers):
-            block_ids = tuple(block_ids_of(number, index * num_blocks, num_blocks))
-            self._transport.open(Inbound(number, 1, number, block_ids, checksum))
-            self._call("connect", number, addresses, checksum)
+            first = index * num_blocks
+            self._transport.open(Inbound(number, 1, number, tuple(block_ids_of(number, first, num_blocks)), checksum))
+            self._call("connect", number, addresses, checksum, first, num_blocks)
         time.sleep(0.02)
         began = time.perf_counter()
-        self._pipe.send(("push", numbers[0], count, num_blocks))
+        self._pipe.send(("push", numbers[0], count))
         num_landed = 0
         while num_landed < count:
             if not self._landed.wait(_ANSWER_SECONDS):

@@ -1,8 +1,8 @@
 """CUDA IPC: a sender of the same host copies straight into its slots of the receiver's device memory.
 
 The sender gathers a piece's blocks into staging of its own, and a copy engine moves them: 93 % of what one large copy
-reaches, and the multiprocessors stay with the model. Behind each copy it raises the slot's flag, which a stream of the
-receiver's awaits.
+reaches, and the multiprocessors stay with the model. Behind each copy it counts the slot's pieces up, which a stream of
+the receiver's waits for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.cuda_flags import Flags, flag_bytes
+from baton.worker.transfer.cuda_counters import Counters, counter_bytes
 from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory
 from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.cuda_staging import Regions
@@ -31,7 +31,7 @@ class IpcPath:
         self._kv = kv
         self._slot_bytes = slot_bytes
         self._host = host
-        self._regions = Regions(NUM_SLOTS * slot_bytes + flag_bytes(NUM_SLOTS), _MAX_SENDERS)
+        self._regions = Regions(NUM_SLOTS * slot_bytes + counter_bytes(NUM_SLOTS), _MAX_SENDERS)
         kv.warm_up()
 
     def offer(self) -> bytes:
@@ -56,16 +56,16 @@ class IpcPath:
 
 
 class IpcReceiver(DeviceSlots):
-    """A BulkReceiver. Behind the slots are their flags."""
+    """A BulkReceiver. Behind the slots are their counters."""
 
     def __init__(self, kv: KvCopies, regions: Regions, slot_bytes: int) -> None:
         self._regions = regions
         region = regions.take()
         super().__init__(kv, region.tensor[: NUM_SLOTS * slot_bytes], slot_bytes)
         self._region: DeviceMemory | None = region
-        self._flags = Flags(region.address + NUM_SLOTS * slot_bytes, NUM_SLOTS)
+        self._counters = Counters(region.address + NUM_SLOTS * slot_bytes, NUM_SLOTS)
         try:
-            self._flags.lower_all(self._raw_stream)
+            self._counters.clear(self._raw_stream)
         except ServiceError:
             regions.give_back(region)
             raise
@@ -75,21 +75,22 @@ class IpcReceiver(DeviceSlots):
         self.slots = Slots(NUM_SLOTS, slot_bytes, region.handle())
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Its flag is awaited."""
-        self._flags.await_one(slot, self._raw_stream)
+        """Its counter is waited for."""
+        self._counters.wait(slot, self._raw_stream)
 
     def abort(self) -> None:
-        """Flags that nobody will raise any more are raised here."""
+        """What waits for a counter goes on."""
         with self._lock:
             if self._region is not None and not self.aborted:
                 super().abort()
                 with torch.cuda.device(self._stream.device):
-                    self._flags.raise_all(int(self._releasing.cuda_stream))
+                    self._counters.release(int(self._releasing.cuda_stream))
 
     def close(self, sender_gone: bool) -> None:
         """Without the sender's end the region stays with it."""
         self.abort()
         self._stream.synchronize()
+        self._releasing.synchronize()
         with self._lock:
             region, self._region = self._region, None
         if sender_gone and region is not None:
@@ -107,13 +108,13 @@ class IpcSender:
         self._raw_stream = int(self._copying.cuda_stream)
         self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._copying)
         self._peer = PeerMemory(slots.blob)
-        self._flags = Flags(self._peer.address + slots.num_slots * slots.slot_bytes, slots.num_slots)
+        self._counters = Counters(self._peer.address + slots.num_slots * slots.slot_bytes, slots.num_slots)
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
         """Gathers on one stream while the piece before is copied on the other."""
         address, num_bytes = self._staged.gather(piece, slot, conversion)
         self._peer.copy_in(slot * self._slot_bytes, address, num_bytes, self._raw_stream)
-        self._flags.raise_one(slot, self._raw_stream)
+        self._counters.count(slot, self._raw_stream)
         return CudaTicket(self._copying, ends=True)
 
     def abort(self) -> None:

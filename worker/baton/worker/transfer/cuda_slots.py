@@ -72,7 +72,7 @@ class StagedPieces:
 
 
 class _Written:
-    """A Ticket of a write that came after bytes of a peer's."""
+    """A Ticket of a write that comes after bytes of a peer's. It ends when they are there, or by `abort`."""
 
     def __init__(self, slots: DeviceSlots, ticket: CudaTicket) -> None:
         self._slots = slots

@@ -201,11 +201,10 @@ class Receiving:
             elif announced:
                 self._begin_write(bulk, *announced.popleft())
             else:
-                self._wait_for_write(ended)
+                self._nap(_GONE_SECONDS if ended else _WRITE_SECONDS)
 
-    def _wait_for_write(self, sender_closed: bool) -> None:
-        """A moment, or until something is announced. Raises ConnectionError where a piece does not come."""
-        limit = _GONE_SECONDS if sender_closed else _WRITE_SECONDS
+    def _nap(self, limit: float) -> None:
+        """Not in the device's own wait: the sender's end must be seen. Raises ConnectionError where nothing moves."""
         if time.monotonic() - self._moved_at >= limit:
             raise ConnectionError(f"a piece that was announced did not come in {limit:g} s")
         time.sleep(_NAP_SECONDS)
