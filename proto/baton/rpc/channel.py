@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import grpc
+
+from baton.rpc.tls import Tls
 
 # Streams carry long prompts; a step's frame stays far below.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -33,11 +37,34 @@ SERVER_OPTIONS = (
 )
 
 
-def open_channel(address: str, window_bytes: int = 0) -> grpc.aio.Channel:
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Opens channels to one kind of service: over TLS, taking no peer that is another, or in plain text."""
+
+    tls: Tls | None = None
+    service: str = ""  # of baton.rpc.identity; unused in plain text
+
+    def __call__(self, address: str, window_bytes: int = 0) -> grpc.aio.Channel:
+        """A channel to `host:port`, with the TLS files as they are now: it keeps them when it connects again."""
+        return open_channel(address, window_bytes, self.tls, self.service)
+
+    @property
+    def version(self) -> int:
+        """Grows when the TLS files have changed: a channel that was opened before that shows the old ones."""
+        if self.tls is None:
+            return 0
+        _ = self.tls.live.material
+        return self.tls.live.num_reloads
+
+
+def open_channel(address: str, window_bytes: int = 0, tls: Tls | None = None, service: str = "") -> grpc.aio.Channel:
     """A channel to `host:port`. It connects when first used, and again whenever it must.
 
     Peers send about `window_bytes` ahead of what is read of a stream, and larger messages whole. 0: gRPC's own window,
-    which grows to megabytes.
+    which grows to megabytes. With `tls` the peer's certificate must be that of a `service` of the same fleet.
     """
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)) if window_bytes else ()
-    return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *window))
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *window))
+    name = ("grpc.ssl_target_name_override", tls.host_name_of(service))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=(*_OPTIONS, *window, name))

@@ -131,6 +131,12 @@ class DataLoss(ServiceError):
     code = grpc.StatusCode.DATA_LOSS
 
 
+class PermissionDenied(ServiceError):
+    """Who asks is known, and may not."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class InternalError(ServiceError):
     """A defect of ours. The message never has a stack trace."""
 
@@ -147,8 +153,24 @@ _BY_CODE: Mapping[grpc.StatusCode, type[ServiceError]] = {
         Cancelled,
         Unsupported,
         DataLoss,
+        PermissionDenied,
         InternalError,
     )
+}
+
+
+# How gRPC's details begin where no connection came about, and what they mean where TLS is the reason.
+_NOT_CONNECTED = "failed to connect to all addresses"
+_CLOSED = (
+    "it closed the connection at the first bytes: it wants TLS and got plain text, or does not accept the certificate "
+    "shown; its log says which"
+)
+_HANDSHAKE_PROBLEMS: Mapping[str, str] = {
+    "Hostname Verification Check failed": "its certificate is of another service or another fleet than expected",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not accepted here, for that reason",
+    "WRONG_VERSION_NUMBER": "it speaks plain text, and TLS is wanted here",
+    "Socket closed": _CLOSED,
+    "Connection reset": _CLOSED,
 }
 
 
@@ -167,14 +189,21 @@ def error_from_detail(code: int, message: str, detail: types_pb2.ErrorDetail) ->
 def error_from_rpc(rpc_error: grpc.aio.AioRpcError, what: str) -> ServiceError:
     """Translates a failed call. `what` names the peer and its address, for the message."""
     code = rpc_error.code()
-    details = rpc_error.details() or ""
     detail = types_pb2.ErrorDetail()
     status = rpc_status.from_call(cast(grpc.Call, rpc_error))
     for packed in status.details if status is not None else ():
         packed.Unpack(detail)
     if status is not None and status.message:
         return error_from_detail(code.value[0], status.message, detail)
-    return error_from_detail(code.value[0], f"{what}: {code.name} {details}".rstrip(), detail)
+    return error_from_detail(code.value[0], f"{what}: {problem_of(rpc_error)}", detail)
+
+
+def problem_of(rpc_error: grpc.aio.AioRpcError) -> str:
+    """Why a call failed, in words: the code, gRPC's own details, and what a failed TLS handshake means."""
+    details = rpc_error.details() or ""
+    if details.startswith(_NOT_CONNECTED):
+        details += next((f" ({meaning})" for sign, meaning in _HANDSHAKE_PROBLEMS.items() if sign in details), "")
+    return f"{rpc_error.code().name} {details}".rstrip()
 
 
 def status_of(error: ServiceError) -> status_pb2.Status:

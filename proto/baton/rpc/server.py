@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
@@ -15,6 +16,8 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.rpc.channel import SERVER_OPTIONS
 from baton.rpc.errors import InternalError, InvalidRequest, ServiceError, Unavailable, abort_with
+from baton.rpc.identity_check import Check, IdentityCheck
+from baton.rpc.tls import EdgeTls, Tls
 
 _log = logging.getLogger(__name__)
 
@@ -34,28 +37,39 @@ class RpcServer:
     """A server for the lifetime of an `async with`; `port` is known inside it.
 
     Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address
-    and `field`, the setting that it comes from.
+    and `field`, the setting that it comes from. With Tls, clients show certificates, and the table of identities says
+    who may call what; with EdgeTls they show none.
     """
 
     def __init__(
-        self, address: str, services: Sequence[Service], grace_seconds: float = 2.0, field: str = "listen"
+        self,
+        address: str,
+        services: Sequence[Service],
+        grace_seconds: float = 2.0,
+        field: str = "listen",
+        tls: Tls | EdgeTls | None = None,
     ) -> None:
         self._address = address
         self._field = field
         self._services = services
         self._grace_seconds = grace_seconds
+        self._tls = tls
         self._health = health.aio.HealthServicer()
         self.port = 0
 
     async def __aenter__(self) -> Self:
-        self._server = grpc.aio.server(interceptors=(_ErrorInterceptor(),), options=SERVER_OPTIONS)
+        check = IdentityCheck(self._tls.identity.fleet, self._tls.refusals) if isinstance(self._tls, Tls) else None
+        self._server = grpc.aio.server(interceptors=(_Interceptor(check),), options=SERVER_OPTIONS)
         for service in self._services:
             service.register(service.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in self._services]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, self._tls.server_credentials())
         except RuntimeError as error:
             raise Unavailable(
                 f"cannot listen on {self._field}={self._address}: is the port in use?", field=self._field
@@ -77,8 +91,14 @@ class RpcServer:
             await self._health.set(name, status)
 
 
-class _ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a ServiceError that a handler raises into its status; anything else into INTERNAL, logged."""
+class _Interceptor(grpc.aio.ServerInterceptor):
+    """Asks who calls, where a check is given; turns a ServiceError that a handler raises into its status.
+
+    Anything else that is raised becomes INTERNAL, and is logged.
+    """
+
+    def __init__(self, check: IdentityCheck | None) -> None:
+        self._check = check
 
     async def intercept_service(
         self,
@@ -89,6 +109,7 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        check = self._check.of(method) if self._check is not None else None
         if handler.request_deserializer and not handler.request_streaming:
             handler = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
         codec = {
@@ -96,12 +117,12 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codec)
+            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method, check), **codec)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method), **codec)
+            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method, check), **codec)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method), **codec)
-        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **codec)
+            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method, check), **codec)
+        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method, check), **codec)
 
 
 class _Undecodable(NamedTuple):
@@ -120,15 +141,17 @@ def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _check_decoded(request: Any, method: str) -> None:
+def _check_call(request: Any, context: Context, method: str, check: Check | None) -> None:
+    if check is not None:
+        check(context)
     if isinstance(request, _Undecodable):
         raise InvalidRequest(f"the request of {method} cannot be decoded: {request.reason}")
 
 
-def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable[Any]]:
+def _unary(behavior: Callable[..., Any], method: str, check: Check | None) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
-            _check_decoded(request, method)
+            _check_call(request, context, method, check)
             return await behavior(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
@@ -138,10 +161,13 @@ def _unary(behavior: Callable[..., Any], method: str) -> Callable[..., Awaitable
     return call
 
 
-def _stream(behavior: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+def _stream(behavior: Callable[..., Any], method: str, check: Check | None) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(behavior):  # one that writes to its context, as health's Watch
+        return _unary(behavior, method, check)
+
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            _check_decoded(request, method)
+            _check_call(request, context, method, check)
             async for response in behavior(request, context):
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):

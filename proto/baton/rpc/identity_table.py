@@ -1,0 +1,51 @@
+"""Who may call what between services: every method of every .proto, and the services that it accepts. The one table.
+
+It holds wherever clients show certificates (--tls-ca). What is not in it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
+
+# Clients of the fleet, who have no certificates: their keys and tenants decide, not this table.
+ANYBODY = frozenset({"anybody"})
+ANY_SERVICE = frozenset(SERVICES)
+
+ACCEPTED: Mapping[str, frozenset[str]] = {
+    "baton.v1.InferenceService/Generate": ANYBODY,
+    "baton.v1.InferenceService/ListModels": ANYBODY,
+    "baton.v1.InferenceService/Tokenize": ANYBODY,
+    "baton.v1.InferenceService/Detokenize": ANYBODY,
+    "baton.v1.RouterService/Place": frozenset({GATEWAY}),
+    "baton.v1.RouterService/PlaceStream": frozenset({GATEWAY}),
+    "baton.v1.RouterService/Report": frozenset({GATEWAY}),
+    "baton.v1.RouterService/WatchModels": frozenset({GATEWAY}),
+    # Routers ask each other for what the asked one does not know.
+    "baton.v1.RouterService/Explain": frozenset({OPERATOR, ROUTER}),
+    "baton.v1.RouterService/ListWorkers": frozenset({OPERATOR}),
+    "baton.v1.RouterService/Cordon": frozenset({OPERATOR}),
+    "baton.v1.RouterService/Uncordon": frozenset({OPERATOR}),
+    "baton.v1.RouterPeerService/Share": frozenset({ROUTER}),
+    "baton.v1.WorkerService/GenerateStream": frozenset({GATEWAY}),
+    "baton.v1.WorkerService/PrefillStream": frozenset({WORKER}),
+    "baton.v1.WorkerService/WatchState": frozenset({ROUTER}),
+    "baton.v1.ControlService/Drain": frozenset({OPERATOR}),
+    "baton.v1.ControlService/GetStats": frozenset({OPERATOR}),
+    "baton.v1.ControlService/ResetPrefixCache": frozenset({OPERATOR}),
+    "baton.v1.ControlService/StartProfile": frozenset({OPERATOR}),
+    "baton.v1.ControlService/StopProfile": frozenset({OPERATOR}),
+    "baton.v1.IndexService/Publish": frozenset({WORKER}),
+    "baton.v1.IndexService/Watch": frozenset({KVSTORE, ROUTER}),
+    # Says no more than whether the process serves: probes show any certificate of the fleet.
+    "grpc.health.v1.Health/Check": ANY_SERVICE,
+    "grpc.health.v1.Health/List": ANY_SERVICE,
+    "grpc.health.v1.Health/Watch": ANY_SERVICE,
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({OPERATOR}),
+}
+
+
+def accepted_by(method: str) -> frozenset[str]:
+    """The services that `method`, as gRPC names it (/package.Service/Method), accepts. Empty: nobody."""
+    return ACCEPTED.get(method.removeprefix("/"), frozenset())

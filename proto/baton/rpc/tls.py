@@ -1,0 +1,162 @@
+"""TLS as services use it: credentials for servers and channels that follow their files.
+
+A connection that stands keeps what it was made with. A new one, in either direction, is made with what the files hold
+by then; files that are wrong or torn are passed over, and the last good ones serve on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc
+
+from baton.rpc.errors import InvalidRequest
+from baton.rpc.identity import Identity, service_host_name
+from baton.rpc.tls_files import Signature, TlsFiles, TlsMaterial, read_material, signature_of
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 5.0  # files that were wrong may be right without a change: a clock was set, a certificate's time came
+
+
+class LiveFiles:
+    """The last good content of some files. Thread-safe. Raises InvalidRequest where they are wrong from the start."""
+
+    def __init__(self, files: TlsFiles, service: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self.files = files
+        self.num_reloads = 0
+        self.num_failed_reloads = 0
+        self._service = service
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._signature: Signature = signature_of(files)
+        self._material = read_material(files, service)
+        self._retry_at = float("inf")
+        self._problem = ""
+
+    @property
+    def material(self) -> TlsMaterial:
+        """What to use for a new connection: three calls of stat where nothing has changed."""
+        with self._lock:
+            signature = signature_of(self.files)
+            if signature != self._signature or self._clock() >= self._retry_at:
+                self._signature = signature
+                self._reload()
+            return self._material
+
+    def _reload(self) -> None:
+        try:
+            material = read_material(self.files, self._service)
+            self._check_fleet(material)
+        except InvalidRequest as error:
+            self._retry_at = self._clock() + _RETRY_SECONDS
+            self.num_failed_reloads += 1
+            if error.message != self._problem:
+                _log.error("new TLS files are not used, the old ones stay: %s", error.message)
+            self._problem = error.message
+            return
+        self._retry_at, self._problem = float("inf"), ""
+        if material != self._material:
+            self._material = material
+            self.num_reloads += 1
+            _log.info("TLS files reloaded: %s", self.files.certificate)
+
+    def _check_fleet(self, material: TlsMaterial) -> None:
+        ours, theirs = self._material.identity, material.identity
+        if ours and theirs and ours.fleet != theirs.fleet:
+            raise InvalidRequest(f"{self.files.certificate} is of the fleet {theirs.fleet}, this one is {ours.fleet}")
+
+
+class Tls:
+    """What one service shows the others, and accepts of them. Raises InvalidRequest for files that cannot be used."""
+
+    def __init__(self, files: TlsFiles, service: str) -> None:
+        self.live = LiveFiles(files, service)
+        self.refusals: Counter[str] = Counter()  # calls of peers that may not, by method
+        self._made: tuple[TlsMaterial, grpc.ChannelCredentials] | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Whose certificate it is."""
+        identity = self.live.material.identity
+        assert identity is not None, "the files were checked for it"
+        return identity
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a server whose clients must show a certificate of the CA."""
+        return _server_credentials(self.live, mutual=True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """As of now: a channel keeps them through its reconnections, so a channel that lost its peer is opened anew."""
+        material = self.live.material
+        made = self._made
+        if made is None or made[0] is not material:
+            credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+            made = self._made = (material, credentials)
+        return made[1]
+
+    def host_name_of(self, service: str) -> str:
+        """The DNS name that the certificate of a peer of this fleet must have."""
+        return service_host_name(self.identity.fleet, service)
+
+
+class EdgeTls:
+    """What an edge shows clients, who show no certificate. Raises InvalidRequest for files that cannot be used."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self.live = LiveFiles(files)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server."""
+        return _server_credentials(self.live, mutual=False)
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For a server of asyncio's."""
+        given = self.live.material
+        context = _edge_context(self.live.files)
+
+        def renew(connection: ssl.SSLObject, name: str | None, used: ssl.SSLContext) -> None:
+            """Called at every handshake, whether or not the client names a host."""
+            nonlocal given, context
+            material = self.live.material
+            if material is not given:
+                with contextlib.suppress(ssl.SSLError, OSError):  # replaced again meanwhile: the next one sees it
+                    context, given = _edge_context(self.live.files), material
+            connection.context = context
+
+        context.sni_callback = renew
+        return context
+
+
+def _edge_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+def _server_credentials(live: LiveFiles, mutual: bool) -> grpc.ServerCredentials:
+    given = live.material
+
+    def configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+        pairs = [(material.key, material.certificate)]
+        return grpc.ssl_server_certificate_configuration(pairs, material.ca or None)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Asked by gRPC at every handshake."""
+        nonlocal given
+        material = live.material
+        if material is given:
+            return None
+        given = material
+        return configuration(material)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(given), cast(Any, changed), mutual)

@@ -1,0 +1,187 @@
+"""Certificate, key and CA as files: read as one, and checked before anything uses them. Knows no gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.rpc.errors import InvalidRequest
+from baton.rpc.identity import Identity, identity_of
+
+Signature = tuple[tuple[int, int, int], ...]
+_MAX_HANDSHAKE_TURNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. Of a set that one service shows another, or (without `ca`) of an edge that asks for no certificate."""
+
+    certificate: str  # and what leads from it to the CA, in that order
+    key: str
+    ca: str = ""  # whose certificates are accepted; several one after another
+    prefix: str = "tls"  # of the settings that name them, for messages
+
+    @property
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Setting and path of each."""
+        rows = (("certificate", self.certificate), ("key", self.key), ("ca", self.ca))
+        return tuple((f"{self.prefix}_{name}", path) for name, path in rows if path)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What the files held when they were read."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes  # empty at an edge
+    identity: Identity | None  # None: an edge's
+    expires_at: float  # Unix seconds
+
+
+def tls_files(certificate: str, key: str, ca: str) -> TlsFiles | None:
+    """The set that services show each other. None: plain text. InvalidRequest names what is missing of half a set."""
+    return _complete({"tls_certificate": certificate, "tls_key": key, "tls_ca": ca}, TlsFiles(certificate, key, ca))
+
+
+def edge_files(certificate: str, key: str, prefix: str) -> TlsFiles | None:
+    """What an edge shows clients. None: plain text. InvalidRequest names what is missing of half a set."""
+    settings = {f"{prefix}_certificate": certificate, f"{prefix}_key": key}
+    return _complete(settings, TlsFiles(certificate, key, prefix=prefix))
+
+
+def _complete(settings: dict[str, str], files: TlsFiles) -> TlsFiles | None:
+    missing = [name for name, path in settings.items() if not path]
+    if len(missing) == len(settings):
+        return None
+    if missing:
+        given = ", ".join(name for name in settings if name not in missing)
+        raise InvalidRequest(
+            f"{given} given without {' and '.join(missing)}; TLS needs {', '.join(settings)}, plain text none of them",
+            field=missing[0],
+        )
+    return files
+
+
+def signature_of(files: TlsFiles) -> Signature:
+    """Differs when a file was replaced or written to."""
+    rows = []
+    for _, path in files.named:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            rows.append((-1, error.errno or 0, 0))
+        else:
+            rows.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(rows)
+
+
+def read_material(files: TlsFiles, service: str = "") -> TlsMaterial:
+    """The files' content, which fits together, is valid now and, where `service` is given, is that service's.
+
+    Raises InvalidRequest that names the setting, the file, and what is wrong.
+    """
+    contents = [_read(name, path) for name, path in files.named]
+    shown = _own_certificate(files)
+    if [_read(name, path) for name, path in files.named] != contents:
+        raise InvalidRequest(f"{_both(files)} changed while they were read", field=files.named[0][0])
+    identity = identity_of(_names(shown, "URI")) if files.ca else None
+    if service:
+        _check_service(files, shown, identity, service)
+    return TlsMaterial(
+        certificate=contents[0],
+        key=contents[1],
+        ca=contents[2] if files.ca else b"",
+        identity=identity,
+        expires_at=float(ssl.cert_time_to_seconds(shown["notAfter"])),
+    )
+
+
+def _check_service(files: TlsFiles, shown: dict[str, Any], identity: Identity | None, service: str) -> None:
+    if identity is None:
+        uris = ", ".join(_names(shown, "URI")) or "none"
+        raise _wrong(files, f"it needs one URI spiffe://baton/FLEET/{service}/NAME; its URIs are {uris}")
+    if identity.service != service:
+        raise _wrong(files, f"it is {identity.uri}; here it must be that of a {service}")
+    if identity.host_name not in _names(shown, "DNS"):
+        raise _wrong(files, f"it lacks the DNS name {identity.host_name}, by which clients know a {service}")
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{name}={path} cannot be read: {error.strerror}", field=name) from error
+
+
+def _own_certificate(files: TlsFiles) -> dict[str, Any]:
+    """The certificate as a peer would see it, by a handshake of the files with themselves."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    _load_chain(server, files)
+    if files.ca:
+        server.verify_mode = ssl.CERT_REQUIRED
+        _load_chain(client, files)
+        _load_ca(server, files, files.ca)
+    else:
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    _load_ca(client, files, files.ca or files.certificate)
+    return _shake_hands(files, server, client)
+
+
+def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
+    def no_passphrase() -> str:
+        raise ValueError("the key is encrypted; give one without a passphrase")
+
+    try:
+        context.load_cert_chain(files.certificate, files.key, no_passphrase)
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise InvalidRequest(f"{_both(files)} cannot be used: {_reason(error)}", field=files.named[0][0]) from error
+
+
+def _load_ca(context: ssl.SSLContext, files: TlsFiles, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (ssl.SSLError, OSError) as error:
+        field = f"{files.prefix}_ca"
+        raise InvalidRequest(f"{field}={path} cannot be used: {_reason(error)}", field=field) from error
+
+
+def _shake_hands(files: TlsFiles, server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    try:
+        for _ in range(_MAX_HANDSHAKE_TURNS):
+            for end in ends:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        against = f"against {files.prefix}_ca={files.ca}" if files.ca else "by its dates"
+        raise _wrong(files, f"checked {against} at {clock}: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise _wrong(files, _reason(error)) from error
+    return ends[0].getpeercert() or {}
+
+
+def _names(certificate: dict[str, Any], kind: str) -> list[str]:
+    return [value for what, value in certificate.get("subjectAltName", ()) if what == kind]
+
+
+def _wrong(files: TlsFiles, problem: str) -> InvalidRequest:
+    name, path = files.named[0]
+    return InvalidRequest(f"{name}={path}: {problem}", field=name)
+
+
+def _both(files: TlsFiles) -> str:
+    return " and ".join(f"{name}={path}" for name, path in files.named[:2])
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(reason).lower().replace("_", " ") if isinstance(error, ssl.SSLError) else str(reason)
