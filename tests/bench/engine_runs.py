@@ -15,9 +15,10 @@ from bench.engine_workloads import Workload
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine, EngineSettings
+from baton.worker.engine import Engine
 from baton.worker.executor.factory import make_executor
 from baton.worker.outputs import StepOutputs
+from baton.worker.settings import EngineSettings
 from baton.worker.step_trace import StepTrace, TracedExecutor
 
 _NAMESPACE = b"baton bench     "

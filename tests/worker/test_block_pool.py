@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.rpc.errors import DataLoss
-from baton.worker.block_pool import BlockPool, RemovedEvent, StoredEvent
+from baton.worker.block_pool import BlockPool
+from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, BlockId
 
 

@@ -11,7 +11,7 @@ from engine_harness import (
     prompt_of,
 )
 
-from baton.worker.block_pool import RemovedEvent, StoredEvent
+from baton.worker.cache_events import RemovedEvent, StoredEvent
 
 # Prefixes that are being computed.
 

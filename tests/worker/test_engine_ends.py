@@ -73,7 +73,7 @@ def test_requests_that_ended_are_not_kept_for_their_deadlines():
     rig = make_rig(make_executor(clock), clock)
     for i in range(300):
         rig.run(make_request(prompt_of(3, salt=i), 1, deadline=clock.now + 1e6))
-    assert len(rig.engine._deadlines._heap) <= 65
+    assert len(rig.engine._requests._deadlines._heap) <= 65
 
 
 # A device that fails.

@@ -23,7 +23,7 @@ from baton.v1 import control_pb2, worker_pb2
 from baton.worker.cache_events import StoredEvent
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HostSlot, Request, StepPlan, Tier
-from baton.worker.engine import Engine, EngineSettings
+from baton.worker.engine import Engine
 from baton.worker.executor.base import RestoreCopy
 from baton.worker.executor.cpu import CpuExecutor
 from baton.worker.executor.factory import sim_settings
@@ -31,6 +31,7 @@ from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.sim import SimExecutor, SimSpeed
 from baton.worker.metrics import metrics_of
 from baton.worker.request_state import Phase
+from baton.worker.settings import EngineSettings
 from baton.worker.state import host_cache_message, load_message
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -10,9 +10,10 @@ from engine_harness import Clock, make_executor, make_request, prompt_of
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import StepPlan
-from baton.worker.engine import Engine, EngineSettings
+from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
 from baton.worker.executor.sim import SimSpeed
+from baton.worker.settings import EngineSettings
 from baton.worker.step_trace import COLUMNS, StepTrace, TracedExecutor, summary
 
 

@@ -15,18 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, ServiceError, Unsupported
+from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, ServiceError, Unsupported
 from baton.worker.block_pool import PoolAudit
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockId, FinishReason, Request, StepResult, Tier, TokenLogprobs
-from baton.worker.deadlines import Deadlines
 from baton.worker.executor.base import DeviceLost, Executor
 from baton.worker.host_tier_copies import HostCopier
+from baton.worker.live_requests import LiveRequests
+from baton.worker.load import load_snapshot
 from baton.worker.mask_patience import MaskWait, mask_patience
 from baton.worker.outputs import (
     EngineCounters,
-    Failure,
-    Finish,
     FirstToken,
     LoadSnapshot,
     PrefillStarted,
@@ -91,11 +90,10 @@ class Engine:
             self._rates,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
-        self._states: dict[str, RequestState] = {}  # live, or ended with an open lease
-        self._deadlines = Deadlines()
         self._grammars = grammars
+        self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
+        self._states = self._requests.states
         self._in_flight: deque[_InFlight] = deque()
-        self._outputs = StepOutputs()
         self._num_submitted = 0
         self._last_collect = 0.0
 
@@ -115,9 +113,7 @@ class Engine:
             raise Unsupported("this worker takes no constraints", field="constraint")
         self._check_queue()
         state = self._new_state(request)
-        self._states[request.request_id] = state
-        self._deadlines.add(state)
-        if self._resumed_at_its_end(state):
+        if not self._requests.add(state):
             return
         if self._settings.prefix_caching:
             if request.block_hashes:
@@ -131,16 +127,16 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its Finish is in the next outputs, leased blocks stay until free_lease. Idempotent."""
-        state = self._live(request_id)
+        state = self._requests.live(request_id)
         if state is not None:
-            self._finish(state, FinishReason.ABORT)
+            self._requests.finish(state, FinishReason.ABORT)
 
     def step(self, wait: bool = True) -> StepOutputs:
         """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run.
 
         Without `wait` a step that has not ended is not collected: `waits` says so, and executor.watch when it has.
         """
-        self._expire_deadlines()
+        self._requests.expire()
         self._copier.land()
         if self._grammars is not None and self._grammars.pending:
             self._settle_grammars(self._grammars)
@@ -156,41 +152,22 @@ class Engine:
                 self._collect(self._in_flight.popleft())
             else:
                 self.waits = True
-        return self._take_outputs()
+        return self._requests.take_outputs()
 
     def has_work(self) -> bool:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
         scheduler = self._scheduler
-        working = self._in_flight or self._outputs or scheduler.prefill_wanted or self._copier.busy
+        working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
         pending = self._grammars is not None and self._grammars.pending
         return bool(working or pending or scheduler.runnable())
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
-        return self._deadlines.next()
+        return self._requests.next_deadline()
 
     def load(self) -> LoadSnapshot:
         """How busy and how fast the engine is now."""
-        scheduler = self._scheduler
-        batch = scheduler.batch
-        pending = sum(
-            len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE)
-        )
-        pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
-        return LoadSnapshot(
-            num_running=len(batch),
-            queue_depth=scheduler.num_queued,
-            num_pending_prefill_tokens=pending,
-            num_context_tokens=sum(int(batch.num_computed[state.row]) for state in batch.running()),
-            num_blocks=scheduler.pool.num_blocks,
-            num_free_blocks=scheduler.pool.num_free,
-            max_num_requests=self._settings.max_num_requests,
-            prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
-            decode_step_seconds=self._rates.decode_step_seconds,
-            num_host_blocks=scheduler.offloads.tier.num_slots,
-            num_cached_host_blocks=scheduler.offloads.tier.num_kept,
-            restore_bytes_per_second=self._copier.restore_bytes_per_second,
-        )
+        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second)
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""
@@ -238,13 +215,13 @@ class Engine:
 
         Ignored for a request that has ended or has gone on without it.
         """
-        state = self._live(request_id)
+        state = self._requests.live(request_id)
         if state is None or state.phase not in (Phase.REMOTE, Phase.READY):
             return
         if len(state.token_ids) > state.num_remote_tokens:
             return
         state.first_token = self._clock()
-        self._append_token(state, token_id, logprobs)
+        self._requests.append_token(state, token_id, logprobs)
 
     def finish_transfer(self, request_id: str) -> None:
         """Ends the lease: the blocks are valid and cached, the request runs.
@@ -256,7 +233,7 @@ class Engine:
         if state is None or not state.leased:
             return
         self._scheduler.finish_transfer(state)
-        self._forget_if_done(state)
+        self._requests.forget_if_done(state)
 
     def prefill_locally(self, request_id: str) -> None:
         """Gives up on the remote prefill, after the fence: leased blocks are freed, the request queues here."""
@@ -274,7 +251,7 @@ class Engine:
         state = self._states.get(request_id)
         if state is not None and state.phase is Phase.DONE:
             self._scheduler.free_lease(state)
-            self._forget_if_done(state)
+            self._requests.forget_if_done(state)
 
     # The prefill side of a hand-over.
 
@@ -283,7 +260,7 @@ class Engine:
         state = self._states.get(request_id)
         if state is not None and state.phase is Phase.HOLDING:
             self._counters.num_finished += 1
-            self._retire(state)
+            self._requests.retire(state)
 
     def block_ids(self, request_id: str) -> list[BlockId]:
         """A copy of the request's block table, leased blocks included. Empty for an unknown request."""
@@ -324,12 +301,6 @@ class Engine:
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )
 
-    def _resumed_at_its_end(self, state: RequestState) -> bool:
-        """Finishes a resumed request whose tokens were all given before, and only their Finish was lost."""
-        if state.num_output_tokens == 0 or state.request.prefill_only:
-            return False
-        return self._finish_if_stopped(state, state.token_ids[-1])
-
     # Constraints.
 
     def _settle_grammars(self, grammars: Grammars) -> None:
@@ -346,15 +317,17 @@ class Engine:
             if state.phase is Phase.DONE:
                 continue
             if match.error is not None:
-                self._fail(state, match.error)
+                self._requests.fail(state, match.error)
             elif match.ended and state.request.prefill_only:
-                self._fail(state, InvalidRequest("the output is complete: nothing may follow it", field="constraint"))
+                self._requests.fail(
+                    state, InvalidRequest("the output is complete: nothing may follow it", field="constraint")
+                )
             elif match.ended:
-                self._finish(state, FinishReason.STOP)
+                self._requests.finish(state, FinishReason.STOP)
             elif state.phase is Phase.COMPILING:
                 self._scheduler.place(state)
             elif len(state.token_ids) >= state.limit:
-                self._finish(state, FinishReason.LENGTH)
+                self._requests.finish(state, FinishReason.LENGTH)
             else:
                 self._scheduler.release(state)
 
@@ -363,22 +336,13 @@ class Engine:
         grammars = self._grammars
         if grammars is None or not grammars.num_compiling or grammars.num_advancing or grammars.wake is None:
             return False
-        working = self._in_flight or self._outputs or self._scheduler.prefill_wanted or self._copier.busy
+        working = self._in_flight or self._requests.outputs or self._scheduler.prefill_wanted or self._copier.busy
         return not (working or self._scheduler.runnable())
 
     # Stepping.
 
-    def _expire_deadlines(self) -> None:
-        if self._deadlines.next() is None:
-            return
-        now = self._clock()
-        while (state := self._deadlines.pop_expired(now)) is not None:
-            waited = now - state.submitted
-            phase = state.phase.value
-            self._fail(state, DeadlineExceeded(f"not finished {waited:.3f} s after its submission; it was {phase}"))
-
     def _launch(self, scheduled: ScheduledStep) -> None:
-        self._outputs.prefill_started += scheduled.started
+        self._requests.outputs.prefill_started += scheduled.started
         if self.on_prefill_started is not None:
             for started in scheduled.started:
                 self.on_prefill_started(started)
@@ -407,10 +371,10 @@ class Engine:
         now = self._clock()
         seconds = result.seconds or now - max(in_flight.launched, self._last_collect)
         self._last_collect = now
-        self._outputs.step = plan.step
-        self._outputs.seconds = seconds
-        self._outputs.num_prefill_tokens = scheduled.num_prefill_tokens
-        self._outputs.num_decodes = plan.num_decodes
+        self._requests.outputs.step = plan.step
+        self._requests.outputs.seconds = seconds
+        self._requests.outputs.num_prefill_tokens = scheduled.num_prefill_tokens
+        self._requests.outputs.num_decodes = plan.num_decodes
         self._counters.num_steps += 1
         self._counters.step_seconds += seconds
         self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
@@ -424,7 +388,7 @@ class Engine:
         token_ids = result.token_ids.tolist()
         for index, (first, entries) in result.prompt_logprobs.items():
             if scheduled.states[index].phase is not Phase.DONE:
-                self._outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
+                self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
         for index in range(plan.num_decodes):
             self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
         sampled = plan.num_decodes
@@ -435,7 +399,7 @@ class Engine:
                 continue
             if state.request.prefill_only:
                 computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
-                self._outputs.prefill_progress.append((state.request, computed))
+                self._requests.outputs.prefill_progress.append((state.request, computed))
             if plan.samples[index]:
                 if state.first_token is None:
                     state.first_token = now
@@ -448,65 +412,12 @@ class Engine:
         if state.phase is Phase.DONE:
             self._counters.num_discarded_tokens += 1
         elif state.request.prefill_only:
-            self._outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
+            self._requests.outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
             self._scheduler.hold(state)
         else:
             if state.first_token is None:
                 state.first_token = self._clock()
-            self._append_token(state, token_id, logprobs)
-
-    def _append_token(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        outputs = self._outputs
-        if logprobs is not None:
-            outputs.logprobs[len(outputs.token_ids)] = logprobs
-        outputs.requests.append(state.request)
-        outputs.token_ids.append(token_id)
-        generated = state.request.token_ids.generated
-        generated.append(token_id)
-        self._counters.num_output_tokens += 1
-        if token_id in state.stop_token_ids or (state.grammar is None and len(generated) >= state.max_generated):
-            self._finish_if_stopped(state, token_id)
-        if state.grammar is not None and self._grammars is not None and state.phase is not Phase.DONE:
-            self._grammars.advance(state.grammar, token_id)
-
-    def _finish_if_stopped(self, state: RequestState, token_id: int) -> bool:
-        stop = state.request.stop
-        if token_id in state.stop_token_ids and state.num_output_tokens >= stop.min_tokens:
-            is_eos = token_id in stop.eos_token_ids
-            self._finish(state, FinishReason.STOP, None if is_eos else token_id)
-        elif len(state.token_ids) >= state.limit:
-            self._finish(state, FinishReason.LENGTH)
-        return state.phase is Phase.DONE
-
-    # Ending.
-
-    def _finish(self, state: RequestState, reason: FinishReason, stop_token_id: int | None = None) -> None:
-        if reason is FinishReason.ABORT:
-            self._counters.num_aborted += 1
-        else:
-            self._counters.num_finished += 1
-        started = state.started if state.started is not None else state.submitted
-        first_token = state.first_token if state.first_token is not None else started
-        # A remote prefill may fail after its first token: the local one that replaces it starts later.
-        started = min(started, first_token)
-        finish = Finish(
-            request=state.request,
-            reason=reason,
-            stop_token_id=stop_token_id,
-            num_cached_tokens=state.num_cached_tokens,
-            num_transferred_tokens=state.num_transferred_tokens,
-            num_preemptions=state.num_preemptions,
-            queue_seconds=started - state.submitted,
-            prefill_seconds=first_token - started,
-        )
-        self._retire(state)
-        self._outputs.finishes.append(finish)
-
-    def _fail(self, state: RequestState, error: ServiceError) -> None:
-        self._counters.num_failed += 1
-        self._retire(state)
-        self._outputs.failures.append(Failure(state.request, error))
-        _LOG.warning("request failed: %s", error.message, extra={"request_id": state.request.request_id})
+            self._requests.append_token(state, token_id, logprobs)
 
     def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
         """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
@@ -517,24 +428,7 @@ class Engine:
         failure = _as_service_error(plan.step, error)
         for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
             if state.row == row:
-                self._fail(state, failure)
-
-    def _retire(self, state: RequestState) -> None:
-        self._scheduler.retire(state)
-        self._forget_if_done(state)
-
-    def _forget_if_done(self, state: RequestState) -> None:
-        if state.phase is Phase.DONE and not state.leased:
-            self._states.pop(state.request.request_id, None)
-
-    def _live(self, request_id: str) -> RequestState | None:
-        state = self._states.get(request_id)
-        return None if state is None or state.phase is Phase.DONE else state
-
-    def _take_outputs(self) -> StepOutputs:
-        outputs, self._outputs = self._outputs, StepOutputs(step=self._outputs.step)
-        outputs.prefill_wanted, self._scheduler.prefill_wanted = self._scheduler.prefill_wanted, []
-        return outputs
+                self._requests.fail(state, failure)
 
 
 def _as_service_error(step: int, error: Exception) -> ServiceError:
@@ -544,20 +438,3 @@ def _as_service_error(step: int, error: Exception) -> ServiceError:
     if isinstance(error, MemoryError) or "OutOfMemory" in kind:
         return NoCapacity(f"step {step} ran out of memory on the device ({kind})", retry_after_ms=1000)
     return InternalError(f"step {step} failed on the device ({kind})")
-
-
-__all__ = [
-    "BlockId",
-    "Engine",
-    "EngineCounters",
-    "EngineSettings",
-    "Failure",
-    "Finish",
-    "FirstToken",
-    "LoadSnapshot",
-    "PoolAudit",
-    "PrefillStarted",
-    "RemovedEvent",
-    "StepOutputs",
-    "StoredEvent",
-]

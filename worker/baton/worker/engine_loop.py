@@ -9,12 +9,13 @@ from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
-from baton.worker.engine import Engine, StepOutputs
+from baton.worker.engine import Engine
 from baton.worker.engine_control import EngineControl
 from baton.worker.events import EventLog
 from baton.worker.executor.base import Executor
 from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
+from baton.worker.outputs import StepOutputs
 from baton.worker.profiler import StepProfiler
 from baton.worker.prompt_hashes import split_message
 from baton.worker.sessions import Sessions

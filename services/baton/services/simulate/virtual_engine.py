@@ -111,7 +111,7 @@ class VirtualEngine(Engine):
         """The steps from now on that need no decision, unless something reaches the engine. None: not even the next."""
         scheduler = self._scheduler
         batch, pool = scheduler.batch, scheduler.pool
-        if batch.prefilling or not len(batch) or self._in_flight or self._outputs or scheduler.prefill_wanted:
+        if batch.prefilling or not len(batch) or self._in_flight or self._requests.outputs or scheduler.prefill_wanted:
             return None
         if scheduler.storing or (scheduler.places.num_queued and not self._is_settled):
             return None

@@ -19,14 +19,14 @@ from google.protobuf.message import DecodeError
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request
-from baton.worker.engine import Engine, StepOutputs
+from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
 from baton.worker.handover.backoff import PeerBackoff
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.records import TransferRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.outputs import PrefillWanted
+from baton.worker.outputs import PrefillWanted, StepOutputs
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
 from baton.worker.transfer.conversion import worker_conversion
 from baton.worker.transfer.layout import layout_of

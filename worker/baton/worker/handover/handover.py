@@ -14,7 +14,7 @@ from typing import Protocol
 from baton.rpc.errors import ServiceError, status_of
 from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
-from baton.worker.engine import Engine, StepOutputs
+from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
@@ -23,6 +23,7 @@ from baton.worker.handover.heartbeat import Beat, Heartbeat
 from baton.worker.handover.prefill_side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
 from baton.worker.link import Kind
+from baton.worker.outputs import StepOutputs
 from baton.worker.prompt_hashes import split_message
 from baton.worker.transfer.base import (
     InboundFailed,

@@ -19,14 +19,14 @@ from google.protobuf.message import DecodeError
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request, StepPlan
-from baton.worker.engine import Engine, StepOutputs
+from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.push_progress import PushProgress, PushTarget
 from baton.worker.handover.records import PushRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.outputs import FirstToken, PrefillStarted
+from baton.worker.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.submit import prefill_of
 from baton.worker.transfer.base import KvConversion, Outbound, Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion import worker_conversion

@@ -1,0 +1,34 @@
+"""How busy an engine is, from the books of its scheduler."""
+
+from __future__ import annotations
+
+from baton.worker.outputs import LoadSnapshot
+from baton.worker.rates import Rates
+from baton.worker.request_state import Phase
+from baton.worker.scheduler import Scheduler
+from baton.worker.settings import EngineSettings
+
+
+def load_snapshot(
+    scheduler: Scheduler, settings: EngineSettings, rates: Rates, restore_bytes_per_second: float
+) -> LoadSnapshot:
+    """As of now."""
+    batch = scheduler.batch
+    pending = sum(
+        len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE)
+    )
+    pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
+    return LoadSnapshot(
+        num_running=len(batch),
+        queue_depth=scheduler.num_queued,
+        num_pending_prefill_tokens=pending,
+        num_context_tokens=sum(int(batch.num_computed[state.row]) for state in batch.running()),
+        num_blocks=scheduler.pool.num_blocks,
+        num_free_blocks=scheduler.pool.num_free,
+        max_num_requests=settings.max_num_requests,
+        prefill_tokens_per_second=rates.prefill_tokens_per_second,
+        decode_step_seconds=rates.decode_step_seconds,
+        num_host_blocks=scheduler.offloads.tier.num_slots,
+        num_cached_host_blocks=scheduler.offloads.tier.num_kept,
+        restore_bytes_per_second=restore_bytes_per_second,
+    )
