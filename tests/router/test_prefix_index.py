@@ -2,11 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvstore_node import blocks, removed, stored
 
+from baton.router.index_changes import sorted_set
 from baton.router.index_holders import MAX_SLOTS, Holders
 from baton.router.prefix_index import HeldPrefix, PrefixIndex
 from baton.rpc.errors import NoCapacity
@@ -366,3 +368,11 @@ def test_lines_that_a_snapshot_did_not_need_are_used_again():
     index.receive(part("w9", *range(20_000, 25_000)))
     assert lines.end == 10_000
     assert index.lookup(blocks(*range(20_000, 25_000))) == {"w9": 5000}
+
+
+@given(st.lists(st.integers(1, 2**64 - 1) | st.integers(1, 9).map(lambda low: (7 << 32) + low), max_size=60))
+def test_a_set_is_sorted_whatever_it_shares(numbers):
+    values = np.array(numbers, np.uint64)
+    merged, order = sorted_set([values[:20], values[20:]])
+    assert merged.tolist() == sorted(set(numbers))
+    assert values[order].tolist() == merged.tolist()

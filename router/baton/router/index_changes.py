@@ -65,8 +65,23 @@ def fingerprints_of(block_hashes: bytes) -> Fingerprints:
 def sorted_set(pieces: list[Fingerprints]) -> tuple[Fingerprints, NDArray[np.int64]]:
     """All of them in order, each once, and where each was in the pieces together."""
     merged = np.concatenate(pieces)
-    order = np.argsort(merged)
+    order = _order_of(merged)
     merged = merged[order]
     is_first = np.ones(merged.size, np.bool_)
     np.not_equal(merged[1:], merged[:-1], out=is_first[1:])
     return (merged, order) if is_first.all() else (merged[is_first], order[is_first])
+
+
+def _order_of(values: Fingerprints) -> NDArray[np.int64]:
+    """As argsort; numpy sorts 16 bits by counting, several times as fast as 64 by comparing."""
+    order = np.argsort((values >> np.uint64(32)).astype(np.uint16), kind="stable")
+    order = order[np.argsort((values >> np.uint64(48)).astype(np.uint16)[order], kind="stable")]
+    tops = values[order] >> np.uint64(32)
+    is_tied = np.zeros(values.size, np.bool_)
+    is_tied[1:] = tops[1:] == tops[:-1]
+    is_tied[:-1] |= is_tied[1:]
+    tied = is_tied.nonzero()[0]
+    if tied.size:
+        some = order[tied]
+        order[tied] = some[np.argsort(values[some], kind="stable")]
+    return order

@@ -32,6 +32,12 @@ _GUESSED_BITS = 4
 _GUESSED = 1 << _GUESSED_BITS  # blocks of a prompt for each one that is looked for
 _FOLLOWING = np.arange(_GUESSED)
 _FEW = 1024
+_SPLIT_AT_ONCE = 32  # segments: half a megabyte
+# [n, bits]: where the n-th set bit of eight is. -1: there are not so many.
+_NTH_SET = np.full((_BUCKET_PLACES + 1, 256), -1, np.int64)
+for _bits in range(256):
+    for _nth, _place in enumerate(place for place in range(_BUCKET_PLACES) if _bits >> place & 1):
+        _NTH_SET[_nth, _bits] = _place
 _NO_CODES = np.zeros(0, np.uint32)
 _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 # 29 million blocks fit before anything is copied: a copy of all would hold up lookups.
@@ -152,8 +158,7 @@ class BlockTable:
             # Both buckets are full: rare, and cured by a split.
             moved = True
             fingerprints, lines = fingerprints[left], lines[left]
-            for base in np.unique(self._bases(fingerprints)).tolist():
-                self._split(base >> _BUCKETS_BITS)
+            self._split(np.unique(self._bases(fingerprints) >> _BUCKETS_BITS))
             left = self._put(fingerprints, lines)
         return moved
 
@@ -202,38 +207,38 @@ class BlockTable:
 
     def _look(self, fingerprints: Fingerprints, buckets: Places) -> Places:
         # mode="clip" spares numpy a second pass over the indices; none is out of range.
-        hits: Places = (self._keys.take(buckets, axis=0, mode="clip") == fingerprints[:, None]).ravel().nonzero()[0]
-        rows = hits >> 3
-        if rows.size == buckets.size:
-            in_order: Places = (buckets << 3) + (hits & 7)
-            return in_order
-        is_there = np.zeros(buckets.size, np.bool_)
-        is_there[rows] = True
-        places = buckets << 3
-        places[is_there] += hits & 7
-        places[~is_there] = -1
+        hits = np.packbits(self._keys.take(buckets, axis=0, mode="clip") == fingerprints[:, None], bitorder="little")
+        places: Places = np.where(hits, (buckets << 3) + _NTH_SET[0].take(hits), -1)
         return places
 
     def _put(self, fingerprints: Fingerprints, lines: LineNumbers) -> NDArray[np.int64]:
         """Puts each block into one of its buckets; returns the numbers of those that found no room."""
-        bases = self._bases(fingerprints)
-        left = self._take_places(fingerprints, lines, bases + (fingerprints & _BUCKET_MASK).view(np.int64))
+        left = self._take_places(fingerprints, lines, fingerprints)
         if left.size:
             rest = fingerprints[left]
-            left = left[self._take_places(rest, lines[left], _second_buckets(rest, bases[left]))]
+            left = left[self._take_places(rest, lines[left], rest >> _SECOND_SHIFT)]
         return left
 
-    def _take_places(self, fingerprints: Fingerprints, lines: LineNumbers, buckets: Places) -> NDArray[np.int64]:
-        """Puts each block into its bucket, where there is room; returns the numbers of the others."""
-        order = np.argsort(buckets)
+    def _take_places(
+        self, fingerprints: Fingerprints, lines: LineNumbers, bucket_bits: Fingerprints
+    ) -> NDArray[np.int64]:
+        """Puts each block into the bucket that the lowest bits name, where there is room; returns the numbers of the
+        others. Sorted."""
+        bases = self._bases(fingerprints)
+        in_segment = (bucket_bits & _BUCKET_MASK).view(np.int64)
+        buckets = bases + in_segment
+        segments = np.zeros(bases.size, np.int64)  # numbered in order
+        np.not_equal(bases[1:], bases[:-1], out=segments[1:], casting="unsafe")
+        np.cumsum(segments, out=segments)
+        if segments[-1] < _SEGMENT_BUCKETS:  # numpy sorts 16 bits by counting
+            order = np.argsort(((segments << _BUCKETS_BITS) + in_segment).astype(np.uint16), kind="stable")
+        else:
+            order = np.argsort(buckets)
         chosen = buckets[order]
-        free = self._keys.take(chosen, axis=0, mode="clip") == 0
-        nth_free = np.cumsum(free, axis=1, dtype=np.uint8)
-        wanted = np.minimum(rank_in_runs(chosen), _BUCKET_PLACES).astype(np.uint8) + np.uint8(1)
-        taken = ((nth_free == wanted[:, None]) & free).ravel().nonzero()[0]
-        rows = taken >> 3
-        places = (chosen[rows] << 3) + (taken & 7)
-        blocks = order[rows]
+        free = np.packbits(self._keys.take(chosen, axis=0, mode="clip") == 0, bitorder="little")
+        nth = _NTH_SET[np.minimum(rank_in_runs(chosen), _BUCKET_PLACES), free]
+        rows = (nth >= 0).nonzero()[0]
+        places, blocks = (chosen[rows] << 3) + nth[rows], order[rows]
         self._keys.reshape(-1)[places] = fingerprints[blocks]
         self._line_at[places] = lines[blocks]
         add_at(self._fill, places >> _SEGMENT_PLACES_BITS, 1)
@@ -252,25 +257,32 @@ class BlockTable:
             if not full.size:
                 return moved
             moved = True
-            for segment in full.tolist():
-                self._split(segment)
+            self._split(full)
 
-    def _split(self, segment: int) -> None:
-        """Moves the blocks of a segment whose next bit is set to the same places of a new one."""
+    def _split(self, segments: NDArray[np.int64]) -> None:
+        """Moves the blocks of segments, each once, whose next bit is set to the same places of new ones."""
+        for at in range(0, segments.size, _SPLIT_AT_ONCE):
+            some = segments[at : at + _SPLIT_AT_ONCE]
+            others = self._new_segments(some.size)
+            bits = np.array([self._local_bits[segment] for segment in some.tolist()], np.uint64)
+            all_keys, all_lines = self._keys.reshape(-1, SEGMENT_PLACES), self._line_at.reshape(-1, SEGMENT_PLACES)
+            keys = all_keys[some]
+            moving = (keys >> (np.uint64(63) - bits)[:, None]) & np.uint64(1)
+            np.multiply(keys, moving, out=all_keys[others])
+            all_keys[some] = keys - all_keys[others]
+            all_lines[others] = all_lines[some]
+            num_moved = moving.sum(axis=1).astype(np.int64)
+            self._fill[some] -= num_moved
+            self._fill[others] = num_moved
+            for segment, other in zip(some.tolist(), range(others.start, others.stop), strict=True):
+                self._enter(segment, other)
+
+    def _enter(self, segment: int, other: int) -> None:
+        """Makes the directory know what a segment was split into."""
         bits = self._local_bits[segment]
         if bits == self._bits:
             self._directory = np.repeat(self._directory, 2)
             self._bits += 1
-        other = self._new_segment()
-        keys, lines = self._segment(segment)
-        other_keys, other_lines = self._segment(other)
-        moving = (keys >> np.uint64(63 - bits)) & np.uint64(1)
-        np.multiply(keys, moving, out=other_keys)
-        other_lines[:] = lines
-        keys -= other_keys
-        num_moved = int(moving.sum())
-        self._fill[segment] -= num_moved
-        self._fill[other] = num_moved
         prefix = self._prefixes[segment] << 1
         self._prefixes[segment] = prefix
         self._prefixes.append(prefix + 1)
@@ -279,18 +291,13 @@ class BlockTable:
         reach = self._bits - bits - 1
         self._directory[(prefix + 1) << reach : (prefix + 2) << reach] = other << _BUCKETS_BITS
 
-    def _new_segment(self) -> int:
-        segment = self._num_segments
-        if segment == self._fill.size:
+    def _new_segments(self, count: int) -> slice:
+        first = self._num_segments
+        self._num_segments += count
+        while self._num_segments > self._fill.size:
             self._keys, self._line_at = doubled(self._keys), doubled(self._line_at)
             self._fill = doubled(self._fill)
-        self._num_segments += 1
-        return segment
-
-    def _segment(self, segment: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        first = segment * _SEGMENT_BUCKETS
-        keys = self._keys[first : first + _SEGMENT_BUCKETS].reshape(-1)
-        return keys, self._line_at[segment * SEGMENT_PLACES : (segment + 1) * SEGMENT_PLACES]
+        return slice(first, self._num_segments)
 
 
 def rank_in_runs(values: NDArray[np.generic]) -> NDArray[np.int64]:
