@@ -84,6 +84,13 @@ async def test_tools_go_with_a_form(service):
     assert "get_time" in submit.constraint.json_schema
 
 
+async def test_a_prompt_keeps_its_end(service):
+    submit, _ = await generate(service, token_ids=pb.TokenIds(token_ids=[5, 6, 7, 8]), max_prompt_tokens=2)
+    assert list(submit.prompt_token_ids) == [7, 8]
+    submit, _ = await generate(service, token_ids=pb.TokenIds(token_ids=[5, 6]), max_prompt_tokens=4)
+    assert list(submit.prompt_token_ids) == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -94,6 +101,11 @@ async def test_tools_go_with_a_form(service):
             {"stop": types_pb2.StopConditions(repetition_detection={"max_pattern_size": 3, "min_count": 1})},
             "stop.repetition_detection.min_count",
         ),
+        ({"beam_search": pb.BeamSearch(), "sampling": sampling(logprobs=1)}, "sampling.logprobs"),
+        ({"beam_search": pb.BeamSearch(), "constraint": types_pb2.Constraint(regex="a")}, "constraint"),
+        ({"beam_search": pb.BeamSearch(), "stop": types_pb2.StopConditions(min_tokens=1)}, "stop.min_tokens"),
+        ({"beam_search": pb.BeamSearch(length_penalty=11)}, "beam_search.length_penalty"),
+        ({"beam_search": pb.BeamSearch(), "n": 11}, "n is 11"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(service, fields, field):
@@ -102,3 +114,46 @@ async def test_what_cannot_be_is_refused_by_name(service, fields, field):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     status = rpc_status.from_call(caught.value)
     assert field in str(status)
+
+
+def test_beams_are_the_same_over_both_apis(tandem_stack):
+    prompt = "Once upon a time there was a"
+    status, answer = tandem_stack.post(
+        "/v1/completions", {"prompt": prompt, "n": 3, "max_tokens": 5, "use_beam_search": True, "length_penalty": 0.5}
+    )
+    assert status == 200, answer
+    with grpc.insecure_channel(tandem_stack["gateway"].plan.address) as channel:
+        request = pb.GenerateRequest(
+            text=prompt,
+            n=3,
+            stop=types_pb2.StopConditions(max_tokens=5),
+            beam_search=pb.BeamSearch(length_penalty=0.5),
+        )
+        texts = [""] * 3
+        for response in InferenceServiceStub(channel).Generate(request, timeout=60):
+            texts[response.index] += response.text
+    assert texts == [choice["text"] for choice in answer["choices"]]
+    assert len(set(texts)) == 3
+
+
+def test_the_prompts_log_probabilities_come_first(tandem_stack):
+    status, answer = tandem_stack.post(
+        "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 3, "prompt_logprobs": 2, "temperature": 0}
+    )
+    assert status == 200, answer
+    expected = answer["choices"][0]["prompt_logprobs"]
+    with grpc.insecure_channel(tandem_stack["gateway"].plan.address) as channel:
+        request = pb.GenerateRequest(
+            text="Once upon a time",
+            n=2,
+            sampling=sampling(prompt_logprobs=2, temperature=0),
+            stop=types_pb2.StopConditions(max_tokens=3),
+            return_prompt_token_ids=True,
+        )
+        responses = list(InferenceServiceStub(channel).Generate(request, timeout=60))
+    (told,) = (response for response in responses if response.prompt_logprobs)
+    assert told.index == 0
+    assert len(told.prompt_logprobs) == len(told.prompt_token_ids) - 1 == len(expected) - 1
+    for token_id, entry, one in zip(told.prompt_token_ids[1:], told.prompt_logprobs, expected[1:], strict=True):
+        assert entry.logprob == pytest.approx(one[str(token_id)]["logprob"], abs=1e-4)
+        assert len(entry.top_token_ids) == 2

@@ -188,6 +188,49 @@ async def test_token_generation_takes_them_too():
     assert [one["token"] for one in content[0]["top_logprobs"]] == ["token_id:5", "token_id:9"]
 
 
+async def test_responses_take_them_too():
+    fields = {
+        "bad_words": ["dog"],
+        "allowed_token_ids": [5, 6],
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 2},
+    }
+    async with rest_side(say("ok")) as rest:
+        assert (await rest.post("/v1/responses", {"input": "Hi", **fields})).status == 200
+        request = rest.generator.started[0].request
+    assert (list(request.sampling.bad_words), list(request.sampling.allowed_token_ids)) == (["dog"], [5, 6])
+    assert request.stop.repetition_detection.max_pattern_size == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/responses", {"thinking_token_budget": 5}, "thinking_token_budget"),
+        ("/v1/responses", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ("/v1/responses", {"previous_input_messages": [{}]}, "previous_input_messages"),
+        ("/inference/v1/generate", {"features": {"a": 1}}, "features"),
+        ("/inference/v1/generate", {"sampling_params": {"vllm_xargs": {"a": 1}}}, "sampling_params.vllm_xargs"),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {"logprob_token_ids": [5]}},
+            "sampling_params.logprob_token_ids",
+        ),
+    ],
+)
+async def test_other_routes_refuse_by_name(path, fields, field):
+    async with rest_side() as rest:
+        answer = await rest.post(path, {"input": "Hi", "token_ids": [5], **fields})
+        assert not rest.generator.started
+    assert (answer.status, answer.error["param"]) == (400, field)
+
+
+async def test_messages_refuse_transfers():
+    body = {"model": "storyteller-7m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    async with rest_side() as rest:
+        answer = await rest.post("/v1/messages", body | {"kv_transfer_params": {"a": 1}})
+    assert answer.status == 400
+    assert "kv_transfer_params" in answer.error["message"]
+
+
 TEMPLATE = "{{ word or 'none' }}:{% for message in messages %}{{ message.content }}{% endfor %}"
 
 

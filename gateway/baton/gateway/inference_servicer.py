@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Usage
+from baton.gateway.inference_beams import generator_for
 from baton.gateway.inference_chat import chat_of, encode_chat
 from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
+from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.structured_output import check_constraint
 from baton.rpc.errors import InvalidRequest, ServiceError
@@ -61,9 +63,10 @@ class _Prompt:
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text, chats or token ids in; a stream of deltas out."""
 
-    def __init__(self, generator: Generator, catalog: ModelCatalog) -> None:
+    def __init__(self, generator: Generator, catalog: ModelCatalog, limits: Limits | None = None) -> None:
         self._generator = generator
         self._catalog = catalog
+        self._limits = limits or Limits()
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -120,7 +123,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         constraint = request.constraint if request.HasField("constraint") else None
         if constraint is not None:
             check_constraint(constraint)
+        generator = generator_for(request, self._generator, self._catalog, self._limits)
         prompt = await _encode(model, request)
+        if request.max_prompt_tokens:
+            prompt = replace(prompt, token_ids=prompt.token_ids[-request.max_prompt_tokens :])
         reading = prompt.reading
         if constraint is not None and reading is not None and reading.constraint is not None:
             required = prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
@@ -135,7 +141,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
         if request.return_prompt_token_ids:
             sink.prompt_token_ids = prompt.token_ids
-        return await self._generator.start(
+        return await generator.start(
             GenerationRequest(
                 request_id=sink.request_id,
                 model=model.name,

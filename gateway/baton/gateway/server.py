@@ -42,6 +42,7 @@ class _Core:
     counters: GenerationCounters
     generator: WorkerGenerator
     admission: Admission
+    limits: Limits
 
 
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
@@ -52,7 +53,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
-        core = _Core(catalog, counters, generator, Admission(config.max_streams))
+        core = _Core(catalog, counters, generator, Admission(config.max_streams), limits)
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
@@ -109,7 +110,7 @@ def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf) -> Ht
 
 def _rpc_server(config: GatewayConfig, core: _Core) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
-    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog), register)
+    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog, core.limits), register)
     return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout, field="grpc_listen")
 
 

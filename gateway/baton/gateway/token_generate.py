@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -16,6 +16,7 @@ from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, form_of, prompt_logprobs
 from baton.gateway.openai_types import (
+    REFUSED,
     ChatLogprobs,
     Count,
     CountOrZero,
@@ -33,7 +34,15 @@ from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.sse import DONE, Envelope
 from baton.gateway.structured_output import constraint_of
 from baton.gateway.turn import fields_named
-from baton.gateway.validation import check_context, check_fields, check_for_model, sampling_of, stop_of
+from baton.gateway.validation import (
+    check_context,
+    check_fields,
+    check_for_model,
+    check_logprob_token_ids,
+    refuse_unserved,
+    sampling_of,
+    stop_of,
+)
 from baton.rpc.errors import InvalidRequest
 
 _NESTED = "sampling_params"
@@ -57,6 +66,8 @@ class TokenGenerateRequest(Struct, kw_only=True):
     cache_salt: Name | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: PrintableId | None = None
+    features: Annotated[dict[str, Any] | None, REFUSED] = None
+    kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class TokenChoice(Struct, kw_only=True):
@@ -89,6 +100,7 @@ class TokenGenerate:
         desk = self._desk
         with desk.refusals_counted():
             request = self._decoder.decode(exchange.body, exchange.headers)
+            refuse_unserved(request, ("features", "kv_transfer_params"))
             fields = _fields_of(request)
             model = desk.catalog.get(request.model or "")
             info = model.require_info()
@@ -219,6 +231,7 @@ def _check(fields: TokenSampling, desk: FrontDesk) -> None:
         raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
     try:
         check_fields(fields, desk.config.max_choices)
+        check_logprob_token_ids(fields, fields.logprobs, "logprobs")
     except InvalidRequest as error:
         if not error.field.startswith("stream"):
             error.field = f"{_NESTED}.{error.field}"

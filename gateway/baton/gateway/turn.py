@@ -39,7 +39,8 @@ class Turn:
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
     going_on: bool = False  # the answer continues the last message
     include_reasoning: bool = True
-    reasoning_budget: int | None = None  # tokens, for models whose reasoning can be ended; None: no limit
+    reasoning_budget: int | None = None  # tokens; None: no limit
+    must_limit_reasoning: bool = False  # False: the budget is left out where the model's reasoning cannot be ended
 
 
 def events_of(delta: Delta) -> list[Event]:
@@ -93,7 +94,7 @@ def generation_of(
 ) -> GenerationRequest:
     """The turn's request to the generation side."""
     sampling = sampling_of(turn.fields, turn.logprobs)
-    if can_limit(model):
+    if turn.must_limit_reasoning or can_limit(model):
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)

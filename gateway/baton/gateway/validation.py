@@ -55,7 +55,7 @@ Prompt = str | list[int]
 def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: int) -> None:
     """Raises InvalidRequest for a chat that cannot be served as asked."""
     check_fields(request, max_choices)
-    _refuse_unserved(request, _UNSERVED_IN_CHAT)
+    refuse_unserved(request, _UNSERVED_IN_CHAT)
     for kind in request.modalities or ():
         if kind != "text":
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
@@ -65,7 +65,7 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
         if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
         _check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
-    _check_logprob_token_ids(request, request.top_logprobs if request.logprobs else None, "top_logprobs")
+    check_logprob_token_ids(request, request.top_logprobs if request.logprobs else None, "top_logprobs")
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
@@ -120,10 +120,10 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
     """Raises InvalidRequest for a completion that cannot be served as asked."""
     check_fields(request, max_choices)
-    _refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
+    refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
     if request.logprobs is not None:
         _check_logprobs("logprobs", request.logprobs, max_logprobs)
-    _check_logprob_token_ids(request, request.logprobs, "logprobs")
+    check_logprob_token_ids(request, request.logprobs, "logprobs")
     _check_best_of(request, max_choices)
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("max_tokens is 0; it must be at least 1 unless echo is true.", field="max_tokens")
@@ -266,7 +266,7 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
         if not -_MAX_BIAS <= value <= _MAX_BIAS:
             message = f"logit_bias of token {token_id} is {value:g}; it must be from -100 to 100."
             raise InvalidRequest(message, field="logit_bias")
-    _refuse_unserved(request, _UNSERVED)
+    refuse_unserved(request, _UNSERVED)
 
 
 def _check_beams(request: GenerationFields) -> None:
@@ -280,15 +280,16 @@ def _check_beams(request: GenerationFields) -> None:
             raise InvalidRequest(f"{name} is not allowed with use_beam_search.", field=name)
 
 
-def _refuse_unserved(request: GenerationFields, names: Sequence[str]) -> None:
+def refuse_unserved(request: msgspec.Struct, names: Sequence[str]) -> None:
+    """Raises InvalidRequest for known fields that ask for what is not served."""
     for name in names:
         value = getattr(request, name)
         if value is not None and value is not False and value not in ("", [], {}):
             raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
 
 
-def _check_logprob_token_ids(request: GenerationFields, num_top: int | None, name: str) -> None:
-    """num_top: what `name` says; None: no log-probabilities are asked for."""
+def check_logprob_token_ids(request: GenerationFields, num_top: int | None, name: str) -> None:
+    """Raises InvalidRequest for named alternatives that cannot be told. num_top: what `name` says; None: nothing."""
     token_ids = request.logprob_token_ids
     if not token_ids:
         return

@@ -342,6 +342,8 @@ class GenerateRequest(google.protobuf.message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -363,6 +365,8 @@ class GenerateRequest(google.protobuf.message.Message):
     """A LoRA adapter's name. Empty: the model itself."""
     return_prompt_token_ids: builtins.bool
     """Sends the prompt's token ids, in choice 0's first response."""
+    max_prompt_tokens: builtins.int
+    """Keeps so many tokens of the prompt's end, where it has more. 0: all."""
     @property
     def chat(self) -> global___ChatPrompt: ...
     @property
@@ -374,6 +378,12 @@ class GenerateRequest(google.protobuf.message.Message):
     @property
     def constraint(self) -> baton.v1.types_pb2.Constraint:
         """What the text must be. Unset: anything. With tools the answer is such a text, or calls."""
+
+    @property
+    def beam_search(self) -> global___BeamSearch:
+        """The n choices are the n best of as many beams, the best first, instead of drawn ones; all is sent at the end.
+        INVALID_ARGUMENT with what changes a draw, with constraint and with tools. Unset: choices are drawn.
+        """
 
     def __init__(
         self,
@@ -394,12 +404,34 @@ class GenerateRequest(google.protobuf.message.Message):
         adapter: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
         return_prompt_token_ids: builtins.bool = ...,
+        beam_search: global___BeamSearch | None = ...,
+        max_prompt_tokens: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
+
+@typing.final
+class BeamSearch(google.protobuf.message.Message):
+    """How beams are compared: by the sum of their log-probabilities, divided by the length to the power of the penalty."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LENGTH_PENALTY_FIELD_NUMBER: builtins.int
+    length_penalty: builtins.float
+    """[-10, 10]. Unset: 1."""
+    def __init__(
+        self,
+        *,
+        length_penalty: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_length_penalty", b"_length_penalty"]) -> typing.Literal["length_penalty"] | None: ...
+
+global___BeamSearch = BeamSearch
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):

@@ -90,6 +90,8 @@ def _generation_fields(request: MessagesRequest) -> GenerationFields:
         stream=request.stream,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        kv_transfer_params=request.kv_transfer_params,
+        ec_transfer_params=request.ec_transfer_params,
         response_format=_response_format(request),
     )
 

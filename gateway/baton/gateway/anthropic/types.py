@@ -171,6 +171,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
     cache_salt: Name | None = None  # requests with different salts share no cached block
+    kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class ThinkingTokens(Struct):

@@ -35,7 +35,7 @@ _SHARED = tuple(name for name in GenerationFields.__struct_fields__ if name in R
 
 def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
     """Raises InvalidRequest for a request that cannot be served as asked."""
-    for name in ("prompt", "conversation"):
+    for name in ("prompt", "conversation", "previous_input_messages", "enable_response_messages"):
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
     if request.background and request.store is False:
@@ -72,6 +72,8 @@ def turn_of(request: ResponsesRequest, context: Sequence[Item], items: Sequence[
         tools=_tool_use(request),
         variables=variables,
         include_reasoning=request.include_reasoning is not False,
+        reasoning_budget=request.thinking_token_budget,
+        must_limit_reasoning=True,
     )
 
 

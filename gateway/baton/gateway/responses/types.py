@@ -16,6 +16,7 @@ from baton.gateway.openai_types import (
     Name,
     Penalty,
     PrintableId,
+    RepetitionDetection,
     StructuredOutputs,
     TokenId,
 )
@@ -97,6 +98,15 @@ class ResponsesRequest(Struct, kw_only=True):
     request_id: PrintableId | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that do not come
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
+    kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    vllm_xargs: Annotated[dict[str, Any] | None, REFUSED] = None
+    previous_input_messages: Annotated[list[dict[str, Any]] | None, REFUSED] = None
+    enable_response_messages: Annotated[bool | None, REFUSED] = None
 
 
 class InputTokensDetails(Struct):
