@@ -119,13 +119,12 @@ def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, netwo
         while layer == prefill.executor.layout.num_layers - 1 and time.monotonic() < until:
             prefill.handover.tick()
 
-    inner = prefill.handover.prefill_side.on_layer
     warm = make_request(prompt_of(20, 1), 2)
     decode.submit(warm, prefill)
     turn_until(pair, finished(decode, warm))
     turn_until(pair, idle(*pair))
     network.tap = tap
-    prefill.executor.layer_hook = on_layer
+    inner, prefill.executor.layer_hook = prefill.executor.layer_hook, on_layer
     request = make_request(prompt_of(300), 6)
     decode.submit(request, prefill)
     turn_until(pair, finished(decode, request))

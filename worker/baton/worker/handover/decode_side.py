@@ -6,13 +6,11 @@ finish_transfer, prefill_locally and free_lease; with an open lease, by the latt
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -21,15 +19,14 @@ from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request
 from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
-from baton.worker.handover.backoff import PeerBackoff
 from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
+from baton.worker.handover.prefill_peers import PrefillPeers
 from baton.worker.handover.records import TransferRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import PrefillWanted, StepOutputs
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
-from baton.worker.transfer.conversion import worker_conversion
-from baton.worker.transfer.layout import layout_of
 from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
 
 _log = logging.getLogger(__name__)
@@ -38,52 +35,6 @@ Message = worker_pb2.PrefillStreamRequest
 
 _MAX_RETRIES = 1  # of one request, where its transfer broke midway
 _RETRY_SECONDS = 1.0  # that a request must have left for that
-
-
-class _Stage(enum.Enum):
-    """How far a prefill is that has no lease yet."""
-
-    ASKED = "asked"  # waits in the peer's queue
-    STARTED = "started"  # is being computed there; waits for room here
-    LEASED = "leased"
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """A stream to a prefill worker."""
-
-    channel: int
-    endpoint: types_pb2.Endpoint
-    heard_at: float
-    patience: float  # seconds of silence that are too many
-    idle_since: float
-    epoch: int = 0  # of the peer's transfers, once it said hello
-    greeted: bool = False
-    open: bool = True
-    exchanges: dict[int, _Exchange] = field(default_factory=dict)  # by prefill id
-
-
-@dataclass(slots=True, eq=False)
-class _Exchange:
-    """One prompt's hand-over, until the engine has its request back."""
-
-    peer: _Peer
-    prefill_id: int
-    request: Request
-    num_cached_tokens: int
-    num_tokens: int  # that the peer computes, cached ones included
-    deadline: float  # of the stage
-    num_retries: int = 0
-    stage: _Stage = _Stage.ASKED
-    lease: ReceiverLease | None = None
-    transfer_id: int = 0
-    block_ids: tuple[BlockId, ...] = ()
-    leased_at: float = 0.0
-    num_landed_bytes: int = 0
-    broken: bool = False  # what arrived was wrong or ended early, and may be sent again
-    first_token_at: float | None = None
-    wanted: bool = True  # False: its request was aborted
-    ended: bool = False  # its first token was its last
 
 
 class DecodeSide:
@@ -108,22 +59,17 @@ class DecodeSide:
         self._hello = hello
         self._settings = settings
         self._counters = counters
-        self._open_peer = open_peer
-        self._send = send
-        self._close_peer = close_peer
         self._clock = clock
         self.on_record: Callable[[TransferRecord], None] = log_record
-        self._backoff = PeerBackoff()
-        self._channels = itertools.count(1)
+        self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
+        self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
         self._transfer_ids = itertools.count(1)
         self._expected: dict[Request, types_pb2.Endpoint] = {}
-        self._peers: dict[int, _Peer] = {}
-        self._peer_at: dict[str, _Peer] = {}
-        self._exchanges: dict[Request, _Exchange] = {}
-        self._transfers: dict[int, _Exchange] = {}
-        self._reserving: list[_Exchange] = []  # in stage STARTED, in order
-        self._handlers: dict[str, Callable[[_Peer, worker_pb2.PrefillStreamResponse], None]] = {
+        self._exchanges: dict[Request, Exchange] = {}
+        self._transfers: dict[int, Exchange] = {}
+        self._reserving: list[Exchange] = []  # in stage STARTED, in order
+        self._handlers: dict[str, Callable[[PrefillPeer, worker_pb2.PrefillStreamResponse], None]] = {
             "started": self._on_started,
             "first_token": self._on_first_token,
             "failed": self._on_failed,
@@ -131,7 +77,7 @@ class DecodeSide:
             "abort": self._on_abort,
             "aborted": self._on_aborted,
         }
-        self._effects: dict[Action, Callable[[_Exchange], None]] = {
+        self._effects: dict[Action, Callable[[Exchange], None]] = {
             Action.SEND_COMPLETE: self._send_complete,
             Action.SEND_ABORT: self._send_abort,
             Action.SEND_ABORTED: self._send_aborted,
@@ -154,7 +100,7 @@ class DecodeSide:
     @property
     def busy_channels(self) -> list[int]:
         """Streams whose peers wait for signs of life."""
-        return [peer.channel for peer in self._peers.values() if peer.exchanges]
+        return [peer.channel for peer in self._peers if peer.exchanges]
 
     def num_stranded_blocks(self, now: float, seconds: float) -> int:
         """Blocks of leases that were broken longer ago than that, and are not free yet."""
@@ -182,22 +128,22 @@ class DecodeSide:
     def _begin(self, wanted: PrefillWanted) -> None:
         request = wanted.request
         endpoint = self._expected.pop(request, None)
-        peer = self._peer_for(endpoint) if endpoint is not None else None
+        peer = self._peers.find(endpoint) if endpoint is not None else None
         if peer is None:
             self._engine.prefill_locally(request.request_id)
             return
         self._ask(peer, request, wanted.num_cached_tokens, len(request.token_ids))
 
-    def _ask(self, peer: _Peer, request: Request, num_cached_tokens: int, num_tokens: int) -> _Exchange:
+    def _ask(self, peer: PrefillPeer, request: Request, num_cached_tokens: int, num_tokens: int) -> Exchange:
         now = self._clock()
         if not peer.exchanges:
             peer.heard_at = max(peer.heard_at, now)
-        exchange = _Exchange(
+        exchange = Exchange(
             peer, next(self._prefill_ids), request, num_cached_tokens, num_tokens, now + self._settings.start_seconds
         )
         peer.exchanges[exchange.prefill_id] = self._exchanges[request] = exchange
         submit = prefill_submit(request, exchange.prefill_id, num_cached_tokens, num_tokens, now)
-        self._send_to(peer, Message(submit=submit))
+        self._peers.send(peer, Message(submit=submit))
         return exchange
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
@@ -212,24 +158,9 @@ class DecodeSide:
 
     # Peers.
 
-    def _peer_for(self, endpoint: types_pb2.Endpoint) -> _Peer | None:
-        """A stream to this worker. None: it is this one, or not worth asking now."""
-        now = self._clock()
-        if endpoint.worker_id == self._hello.worker_id or not endpoint.address:
-            return None
-        if not self._backoff.allows(endpoint.address, endpoint.epoch, now):
-            return None
-        peer = self._peer_at.get(endpoint.address)
-        if peer is None:
-            peer = _Peer(next(self._channels), endpoint, now, self._settings.connect_seconds, now)
-            self._peers[peer.channel] = self._peer_at[endpoint.address] = peer
-            self._open_peer(peer.channel, endpoint.address)
-            self._send_to(peer, Message(hello=self._hello))
-        return peer
-
     def on_peer_message(self, channel: int, payload: bytes) -> None:
         """A PrefillStreamResponse came."""
-        peer = self._peers.get(channel)
+        peer = self._peers.at(channel)
         if peer is None:
             return  # closed a moment ago
         peer.heard_at = self._clock()
@@ -251,54 +182,43 @@ class DecodeSide:
 
     def on_peer_closed(self, channel: int, reason: str) -> None:
         """A stream ended, or never came to be. Idempotent."""
-        peer = self._peers.pop(channel, None)
+        peer = self._peers.closed(channel)
         if peer is None:
             return
         now = self._clock()
-        peer.open = False
-        del self._peer_at[peer.endpoint.address]
-        self._backoff.failed(peer.endpoint.address, peer.endpoint.epoch, now)
         for exchange in list(peer.exchanges.values()):
             if exchange.lease is None:
                 self._give_up(exchange, reason)
             else:
                 self._apply(exchange, exchange.lease.peer_lost(now))
 
-    def _drop_peer(self, peer: _Peer, reason: str) -> None:
+    def _drop_peer(self, peer: PrefillPeer, reason: str) -> None:
         _log.warning("prefill worker at %s is dropped: %s", peer.endpoint.address, reason)
-        self._close_peer(peer.channel)
+        self._peers.close(peer)
         self.on_peer_closed(peer.channel, reason)
-
-    def _close_idle(self, peer: _Peer) -> None:
-        del self._peers[peer.channel], self._peer_at[peer.endpoint.address]
-        self._close_peer(peer.channel)
 
     # Messages.
 
-    def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
+    def _on_hello(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
         try:
-            worker_conversion(layout_of(hello.layout), self._executor.layout)  # the peer converts
+            self._peers.greeted(peer, hello)
         except Mismatch as error:
             self._counters.num_mismatches += 1
             self._drop_peer(peer, error.message)
-            self._backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
-            return
-        peer.greeted = True
-        peer.epoch = hello.epoch
-        peer.patience = self._settings.silence_seconds
+            self._peers.mismatched(peer)
 
-    def _on_started(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_started(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = peer.exchanges.get(message.started.prefill_id)
-        if exchange is None or exchange.stage is not _Stage.ASKED:
+        if exchange is None or exchange.stage is not Stage.ASKED:
             return
         cached_there = message.started.num_cached_tokens - exchange.num_cached_tokens
         exchange.request.num_prefill_cached_tokens = max(0, cached_there)
-        exchange.stage = _Stage.STARTED
+        exchange.stage = Stage.STARTED
         exchange.deadline = self._clock() + self._settings.reserve_seconds
         self._reserving.append(exchange)
         self._reserve_all()
 
-    def _on_first_token(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_first_token(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         first = message.first_token
         exchange = peer.exchanges.get(first.prefill_id)
         if exchange is None or exchange.first_token_at is not None:
@@ -310,34 +230,34 @@ class DecodeSide:
             exchange.lease.progressed(exchange.first_token_at)
         self._engine.accept_first_token(exchange.request.request_id, first.token_id, logprobs_of(first))
 
-    def _on_failed(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_failed(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = peer.exchanges.get(message.failed.prefill_id)
         if exchange is not None:
             self._counters.num_refused_prefills += 1
             exchange.num_retries = _MAX_RETRIES
             self._give_up(exchange, f"the prefill worker refused: {message.failed.message}", tell=False)
 
-    def _on_sent(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_sent(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = self._transfer(peer, message.sent.transfer_id)
         if exchange is not None and exchange.lease is not None:
             sent = message.sent
             self._apply(exchange, exchange.lease.sent(self._clock(), sent.num_pieces, sent.num_bytes))
 
-    def _on_abort(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_abort(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = self._transfer(peer, message.abort.transfer_id)
         if exchange is None or exchange.lease is None:
             aborted = kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)
-            self._send_to(peer, Message(aborted=aborted))
+            self._peers.send(peer, Message(aborted=aborted))
         else:
             exchange.broken |= self._transport.num_landed_bytes(exchange.transfer_id) > 0
             self._apply(exchange, exchange.lease.peer_aborts(self._clock(), message.abort.reason))
 
-    def _on_aborted(self, peer: _Peer, message: worker_pb2.PrefillStreamResponse) -> None:
+    def _on_aborted(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = self._transfer(peer, message.aborted.transfer_id)
         if exchange is not None and exchange.lease is not None:
             self._apply(exchange, exchange.lease.aborted(self._clock()))
 
-    def _transfer(self, peer: _Peer, transfer_id: int) -> _Exchange | None:
+    def _transfer(self, peer: PrefillPeer, transfer_id: int) -> Exchange | None:
         exchange = self._transfers.get(transfer_id)
         return exchange if exchange is not None and exchange.peer is peer else None
 
@@ -353,9 +273,9 @@ class DecodeSide:
             del self._reserving[0]
             self._accept(exchange, block_ids)
 
-    def _accept(self, exchange: _Exchange, block_ids: list[BlockId]) -> None:
+    def _accept(self, exchange: Exchange, block_ids: list[BlockId]) -> None:
         settings, block_size = self._settings, self._executor.layout.block_size
-        exchange.stage = _Stage.LEASED
+        exchange.stage = Stage.LEASED
         exchange.leased_at = self._clock()
         exchange.block_ids = tuple(block_ids)
         exchange.transfer_id = next(self._transfer_ids)
@@ -378,7 +298,7 @@ class DecodeSide:
             checksum=settings.verify,
         )
         accept = worker_pb2.PrefillAccept(prefill_id=exchange.prefill_id, transfer=descriptor)
-        self._send_to(exchange.peer, Message(accept=accept))
+        self._peers.send(exchange.peer, Message(accept=accept))
 
     def on_landed(self, event: Landed) -> None:
         """The transport has every block."""
@@ -410,17 +330,12 @@ class DecodeSide:
             if exchange.lease is not None:
                 self._tick_lease(exchange, exchange.lease, now, deaf_seconds)
             elif now >= exchange.deadline:
-                waited = "its start" if exchange.stage is _Stage.ASKED else "room here"
+                waited = "its start" if exchange.stage is Stage.ASKED else "room here"
                 self._give_up(exchange, f"it waited too long for {waited}")
-        for peer in list(self._peers.values()):
-            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
-            if not peer.exchanges:
-                if now >= peer.idle_since + self._settings.idle_seconds:
-                    self._close_idle(peer)
-            elif now >= peer.heard_at + peer.patience:
-                self._drop_peer(peer, f"it said nothing for {peer.patience:g} s")
+        for peer in self._peers.tick(now, deaf_seconds):
+            self._drop_peer(peer, f"it said nothing for {peer.patience:g} s")
 
-    def _tick_lease(self, exchange: _Exchange, lease: ReceiverLease, now: float, deaf_seconds: float) -> None:
+    def _tick_lease(self, exchange: Exchange, lease: ReceiverLease, now: float, deaf_seconds: float) -> None:
         lease.excuse(now, deaf_seconds)
         lease.heard(exchange.peer.heard_at)
         num_bytes = self._transport.num_landed_bytes(exchange.transfer_id)
@@ -431,38 +346,34 @@ class DecodeSide:
 
     # Ends and effects.
 
-    def _give_up(self, exchange: _Exchange, reason: str, tell: bool = True) -> None:
+    def _give_up(self, exchange: Exchange, reason: str, tell: bool = True) -> None:
         """The prefill is not wanted any more, or not to be had."""
         if exchange.lease is not None:
             self._apply(exchange, exchange.lease.cancel(self._clock(), reason))
             return
         if tell:
             cancel = worker_pb2.PrefillCancel(prefill_id=exchange.prefill_id)
-            self._send_to(exchange.peer, Message(cancel=cancel))
+            self._peers.send(exchange.peer, Message(cancel=cancel))
         self._fall_back(exchange, reason)
 
-    def _apply(self, exchange: _Exchange, actions: Actions) -> None:
+    def _apply(self, exchange: Exchange, actions: Actions) -> None:
         for action in actions:
             self._effects[action](exchange)
 
-    def _send_complete(self, exchange: _Exchange) -> None:
+    def _send_complete(self, exchange: Exchange) -> None:
         complete = kv_pb2.TransferComplete(transfer_id=exchange.transfer_id)
-        self._send_to(exchange.peer, Message(complete=complete))
+        self._peers.send(exchange.peer, Message(complete=complete))
 
-    def _send_abort(self, exchange: _Exchange) -> None:
+    def _send_abort(self, exchange: Exchange) -> None:
         assert exchange.lease is not None
         abort = kv_pb2.TransferAbort(transfer_id=exchange.transfer_id, reason=exchange.lease.reason)
-        self._send_to(exchange.peer, Message(abort=abort))
+        self._peers.send(exchange.peer, Message(abort=abort))
 
-    def _send_aborted(self, exchange: _Exchange) -> None:
+    def _send_aborted(self, exchange: Exchange) -> None:
         aborted = kv_pb2.TransferAborted(transfer_id=exchange.transfer_id)
-        self._send_to(exchange.peer, Message(aborted=aborted))
+        self._peers.send(exchange.peer, Message(aborted=aborted))
 
-    def _send_to(self, peer: _Peer, message: Message) -> None:
-        if peer.open:
-            self._send(peer.channel, message)
-
-    def _commit(self, exchange: _Exchange) -> None:
+    def _commit(self, exchange: Exchange) -> None:
         counters = self._counters
         counters.num_transfers += 1
         counters.num_transfer_bytes += exchange.num_landed_bytes
@@ -474,7 +385,7 @@ class DecodeSide:
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)
 
-    def _free(self, exchange: _Exchange) -> None:
+    def _free(self, exchange: Exchange) -> None:
         lease = exchange.lease
         assert lease is not None
         assert lease.state is State.FREED
@@ -488,7 +399,7 @@ class DecodeSide:
         else:
             self._fall_back(exchange, lease.reason)
 
-    def _worth_a_retry(self, exchange: _Exchange) -> bool:
+    def _worth_a_retry(self, exchange: Exchange) -> bool:
         request, endpoint, now = exchange.request, exchange.peer.endpoint, self._clock()
         return (
             exchange.broken
@@ -500,7 +411,7 @@ class DecodeSide:
             and (request.deadline is None or now + _RETRY_SECONDS < request.deadline)
         )
 
-    def _retry(self, exchange: _Exchange, reason: str) -> None:
+    def _retry(self, exchange: Exchange, reason: str) -> None:
         """Asks the same peer again, which has the prompt cached. The blocks stay leased; nobody writes them now."""
         request = exchange.request
         _log.warning("KV transfer is tried again: %s", reason, extra={"request_id": public_id(request)})
@@ -510,7 +421,7 @@ class DecodeSide:
         again.num_retries = exchange.num_retries + 1
         again.first_token_at = exchange.first_token_at
 
-    def _record_of(self, exchange: _Exchange) -> TransferRecord:
+    def _record_of(self, exchange: Exchange) -> TransferRecord:
         kinds = self._transport.totals_by_kind().items()
         return TransferRecord(
             request_id=public_id(exchange.request),
@@ -523,7 +434,7 @@ class DecodeSide:
             landed_at=self._clock(),
         )
 
-    def _forget(self, exchange: _Exchange) -> None:
+    def _forget(self, exchange: Exchange) -> None:
         del self._exchanges[exchange.request]
         del exchange.peer.exchanges[exchange.prefill_id]
         exchange.peer.idle_since = self._clock()
@@ -531,7 +442,7 @@ class DecodeSide:
         if exchange in self._reserving:
             self._reserving.remove(exchange)
 
-    def _fall_back(self, exchange: _Exchange, reason: str) -> None:
+    def _fall_back(self, exchange: Exchange, reason: str) -> None:
         """The engine has its request back, or the blocks of one that ended."""
         request = exchange.request
         _log.info("remote prefill ended: %s", reason, extra={"request_id": public_id(request)})

@@ -1,34 +1,34 @@
 """Prefills for other workers: computes their prompts, pushes the KV as layers finish, holds it until they have it.
 
-Everything but `on_layer` runs on the engine thread. A job's blocks are freed when its lease ended, or, where there is
-none yet, when nobody wants them.
+Runs on the engine thread. A job's blocks are freed when its lease ended, or, where there is none yet, when nobody
+wants them.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, worker_pb2
-from baton.worker.core import Request, StepPlan
+from baton.worker.core import Request
 from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor, KvLayout
+from baton.worker.executor.base import Executor
+from baton.worker.handover.computing_rows import ComputingRows
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
-from baton.worker.handover.push_progress import PushProgress, PushTarget
+from baton.worker.handover.prefill_job import DecodePeer, PrefillJob
+from baton.worker.handover.push_progress import PushProgress
+from baton.worker.handover.push_targets import PushTargets
 from baton.worker.handover.records import PushRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.submit import prefill_of
-from baton.worker.transfer.base import KvConversion, Outbound, Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion import worker_conversion
 from baton.worker.transfer.layout import layout_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
@@ -36,42 +36,6 @@ from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 _log = logging.getLogger(__name__)
 
 Message = worker_pb2.PrefillStreamResponse
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """A decode worker's stream."""
-
-    channel: int
-    heard_at: float
-    worker_id: str = ""
-    greeted: bool = False
-    layout: KvLayout | None = None  # since it greeted
-    conversion: KvConversion | None = None  # into its layout; None: equal to ours
-    open: bool = True
-    jobs: dict[int, _Job] = field(default_factory=dict)  # by prefill id
-    transfers: dict[int, _Job] = field(default_factory=dict)  # by transfer id
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One prefill, from its submit until its blocks are free."""
-
-    peer: _Peer
-    prefill_id: int
-    request: Request
-    push_id: int
-    progress: PushProgress | None = None  # once it is being computed
-    lease: SenderLease | None = None  # once the peer said where to
-    transfer_id: int = 0
-    started_at: float = 0.0
-    num_cached_tokens: int = 0
-    computed_at: float = 0.0
-    computed: bool = False
-    hold_until: float = math.inf  # a computed prompt without a lease
-    pushed: bool = False
-    num_pieces: int = 0
-    num_bytes: int = 0
 
 
 class PrefillSide:
@@ -103,19 +67,20 @@ class PrefillSide:
         self._close_peer = close_peer
         self._clock = clock
         self._serial = itertools.count(1)
-        self._peers: dict[int, _Peer] = {}
-        self._jobs: dict[Request, _Job] = {}
-        self._pushes: dict[int, _Job] = {}
-        self._computing: dict[int, tuple[int, PushProgress]] = {}  # by row: first step; read by the executor's thread
+        self._peers: dict[int, DecodePeer] = {}
+        self._jobs: dict[Request, PrefillJob] = {}
+        self._pushes: dict[int, PrefillJob] = {}
+        self._computing = ComputingRows()
+        self._targets = PushTargets(transport, hello.epoch, executor.layout, settings.piece_bytes)
         self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
-        self._handlers: dict[str, Callable[[_Peer, worker_pb2.PrefillStreamRequest], None]] = {
+        self._handlers: dict[str, Callable[[DecodePeer, worker_pb2.PrefillStreamRequest], None]] = {
             "accept": self._on_accept,
             "cancel": self._on_cancel,
             "abort": self._on_abort,
             "aborted": lambda peer, message: None,  # our fence does not wait for the receiver
             "complete": self._on_complete,
         }
-        self._effects: dict[Action, Callable[[_Job], None]] = {
+        self._effects: dict[Action, Callable[[PrefillJob], None]] = {
             Action.SEND_SENT: self._send_sent,
             Action.SEND_ABORT: self._send_abort,
             Action.SEND_ABORTED: self._send_aborted,
@@ -149,8 +114,8 @@ class PrefillSide:
 
     def on_peer_open(self, channel: int) -> None:
         """A decode worker opened a stream."""
-        self._executor.layer_hook = self.on_layer
-        self._peers[channel] = _Peer(channel, self._clock())
+        self._executor.layer_hook = self._computing.on_layer
+        self._peers[channel] = DecodePeer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
     def on_peer_message(self, channel: int, payload: bytes, block_hashes: bytes = b"") -> None:
@@ -192,14 +157,14 @@ class PrefillSide:
             else:
                 self._apply(job, job.lease.peer_lost(self._clock()))
 
-    def _drop_peer(self, peer: _Peer, error: ServiceError) -> None:
+    def _drop_peer(self, peer: DecodePeer, error: ServiceError) -> None:
         _log.warning("prefill stream of %s ended: %s", peer.worker_id or "a worker", error.message)
         self._close_peer(peer.channel, error)
         self.on_peer_closed(peer.channel)
 
     # Messages.
 
-    def _on_hello(self, peer: _Peer, hello: kv_pb2.PeerHello) -> None:
+    def _on_hello(self, peer: DecodePeer, hello: kv_pb2.PeerHello) -> None:
         peer.worker_id = hello.worker_id
         try:
             peer.layout = layout_of(hello.layout)
@@ -209,7 +174,7 @@ class PrefillSide:
             raise
         peer.greeted = True
 
-    def _on_submit(self, peer: _Peer, submit: worker_pb2.PrefillSubmit, block_hashes: bytes) -> None:
+    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, block_hashes: bytes) -> None:
         if submit.prefill_id in peer.jobs:
             raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
         try:
@@ -221,10 +186,10 @@ class PrefillSide:
         except ServiceError as error:
             self._refuse(peer, submit.prefill_id, error)
             return
-        job = _Job(peer, submit.prefill_id, request, next(self._serial))
+        job = PrefillJob(peer, submit.prefill_id, request, next(self._serial))
         peer.jobs[job.prefill_id] = self._jobs[request] = job
 
-    def _on_accept(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+    def _on_accept(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
         transfer = message.accept.transfer
         job = peer.jobs.get(message.accept.prefill_id)
         if job is None or job.lease is not None:
@@ -232,7 +197,7 @@ class PrefillSide:
             self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
             return
         try:
-            target = self._target(job, transfer)
+            target = self._targets.open(job, transfer)
         except ServiceError as error:
             self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
             self._fail(job, error)
@@ -245,49 +210,7 @@ class PrefillSide:
         assert job.progress is not None, "a target needs a prompt that is being computed"
         job.progress.start(target)
 
-    def _target(self, job: _Job, transfer: kv_pb2.TransferDescriptor) -> PushTarget:
-        """Where the descriptor says. Raises a ServiceError where nothing can be pushed there."""
-        if job.progress is None:
-            raise InvalidRequest("the accept came before the prefill had started", field="transfer")
-        receiver = job.peer.layout
-        assert receiver is not None, "a prefill is taken after the hello"
-        num_blocks = job.progress.num_blocks_of(receiver.block_size)
-        expected = num_blocks - transfer.first_block
-        if expected < 1 or len(transfer.block_ids) != expected or not transfer.lease_ms:
-            raise InvalidRequest(
-                f"the transfer has {len(transfer.block_ids)} blocks from block {transfer.first_block} on and a lease "
-                f"of {transfer.lease_ms} ms; the prompt has {num_blocks} blocks of {receiver.block_size} tokens",
-                field="transfer.block_ids",
-            )
-        if transfer.sender_epoch != self._hello.epoch:
-            raise Mismatch(
-                f"the transfer is for epoch {transfer.sender_epoch} of this worker, which is {self._hello.epoch}",
-                field="transfer.sender_epoch",
-            )
-        outbound = Outbound(
-            push_id=job.push_id,
-            addresses=tuple(transfer.transports),
-            transfer_id=transfer.transfer_id,
-            receiver_epoch=transfer.receiver_epoch,
-            generation=transfer.generation,
-            checksum=transfer.checksum,
-            conversion=job.peer.conversion,
-        )
-        self._transport.connect(outbound)
-        return PushTarget(
-            block_size=receiver.block_size,
-            first_block=transfer.first_block,
-            max_block_layers=max(1, self._settings.piece_bytes // self._bytes_to_handle(receiver)),
-            push=functools.partial(self._transport.push, job.push_id),
-            finish=functools.partial(self._transport.finish, job.push_id),
-        )
-
-    def _bytes_to_handle(self, receiver: KvLayout) -> int:
-        """For one layer of one of the receiver's blocks, read here or written there."""
-        ours = self._executor.layout
-        return max(receiver.bytes_per_block_layer, ours.bytes_per_block_layer * receiver.block_size // ours.block_size)
-
-    def _on_cancel(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+    def _on_cancel(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.jobs.get(message.cancel.prefill_id)
         if job is None:
             return
@@ -296,14 +219,14 @@ class PrefillSide:
         else:
             self._apply(job, job.lease.cancel(self._clock(), "the decode worker cancelled the prefill"))
 
-    def _on_abort(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+    def _on_abort(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.transfers.get(message.abort.transfer_id)
         if job is None or job.lease is None:
             self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)))
         else:
             self._apply(job, job.lease.peer_aborts(self._clock(), message.abort.reason))
 
-    def _on_complete(self, peer: _Peer, message: worker_pb2.PrefillStreamRequest) -> None:
+    def _on_complete(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.transfers.get(message.complete.transfer_id)
         if job is not None and job.lease is not None:
             self._apply(job, job.lease.completed())
@@ -324,19 +247,10 @@ class PrefillSide:
             started.num_cached_tokens,
             started.block_ids,
         )
-        self._computing[started.row] = started.step, job.progress
+        self._computing.begin(started.row, started.step, job.progress)
         message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
         self._send_to(job.peer, Message(started=message))
         self._flush()
-
-    def on_layer(self, plan: StepPlan, layer: int) -> None:
-        """The executor's layer hook; on its thread."""
-        if not self._computing:
-            return
-        for index in range(plan.num_decodes, len(plan.rows)):
-            first_step, progress = self._computing.get(int(plan.rows[index]), (math.inf, None))
-            if progress is not None and first_step <= plan.step:
-                progress.layer_computed(layer, int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index]))
 
     def on_step(self, outputs: StepOutputs) -> None:
         """Call right after each step, before anything else here."""
@@ -364,7 +278,7 @@ class PrefillSide:
             return
         job.computed, job.computed_at = True, now
         job.hold_until = now + self._settings.accept_seconds
-        self._forget_rows(job)
+        self._computing.end(job.progress)
         message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
         self._send_to(job.peer, Message(first_token=message))
         if job.lease is not None:
@@ -380,7 +294,7 @@ class PrefillSide:
             job.pushed = True
             self._tell_if_sent(job, job.lease)
 
-    def _tell_if_sent(self, job: _Job, lease: SenderLease) -> None:
+    def _tell_if_sent(self, job: PrefillJob, lease: SenderLease) -> None:
         """Not before the first token: a decode worker with all KV and no token would compute one itself."""
         if job.pushed and job.computed:
             self._apply(job, lease.pushed(self._clock()))
@@ -418,11 +332,11 @@ class PrefillSide:
 
     # Ends and effects.
 
-    def _refuse(self, peer: _Peer, prefill_id: int, error: ServiceError) -> None:
+    def _refuse(self, peer: DecodePeer, prefill_id: int, error: ServiceError) -> None:
         self._counters.num_failed_prefills += 1
         self._send_to(peer, Message(failed=failed_message(prefill_id, error)))
 
-    def _fail(self, job: _Job, error: ServiceError) -> None:
+    def _fail(self, job: PrefillJob, error: ServiceError) -> None:
         _log.info("prefill failed: %s", error.message, extra={"request_id": public_id(job.request)})
         if job.lease is None:
             self._refuse(job.peer, job.prefill_id, error)
@@ -431,27 +345,27 @@ class PrefillSide:
             self._refuse(job.peer, job.prefill_id, error)
             self._apply(job, job.lease.cancel(self._clock(), error.message))
 
-    def _apply(self, job: _Job, actions: Actions) -> None:
+    def _apply(self, job: PrefillJob, actions: Actions) -> None:
         for action in actions:
             self._effects[action](job)
 
-    def _send_sent(self, job: _Job) -> None:
+    def _send_sent(self, job: PrefillJob) -> None:
         sent = kv_pb2.TransferSent(transfer_id=job.transfer_id, num_pieces=job.num_pieces, num_bytes=job.num_bytes)
         self._send_to(job.peer, Message(sent=sent))
 
-    def _send_abort(self, job: _Job) -> None:
+    def _send_abort(self, job: PrefillJob) -> None:
         assert job.lease is not None
         abort = kv_pb2.TransferAbort(transfer_id=job.transfer_id, reason=job.lease.reason)
         self._send_to(job.peer, Message(abort=abort))
 
-    def _send_aborted(self, job: _Job) -> None:
+    def _send_aborted(self, job: PrefillJob) -> None:
         self._send_to(job.peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=job.transfer_id)))
 
-    def _send_to(self, peer: _Peer, message: Message) -> None:
+    def _send_to(self, peer: DecodePeer, message: Message) -> None:
         if peer.open:
             self._send(peer.channel, message)
 
-    def _free(self, job: _Job) -> None:
+    def _free(self, job: PrefillJob) -> None:
         lease = job.lease
         assert lease is not None
         if lease.state is State.COMPLETE:
@@ -464,7 +378,7 @@ class PrefillSide:
             _log.info("KV push ended: %s", lease.reason, extra={"request_id": public_id(job.request)})
         self._end(job)
 
-    def _record(self, job: _Job) -> None:
+    def _record(self, job: PrefillJob) -> None:
         now = self._clock()
         computed_at = job.computed_at if job.computed else now
         self._counters.tail_seconds.observe(now - computed_at)
@@ -480,9 +394,9 @@ class PrefillSide:
         )
         self.on_record(record)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: PrefillJob) -> None:
         """Frees the job's blocks, wherever it stands."""
-        self._forget_rows(job)
+        self._computing.end(job.progress)
         self._transport.forget(job.push_id)
         self._pushes.pop(job.push_id, None)
         del self._jobs[job.request]
@@ -492,8 +406,3 @@ class PrefillSide:
             self._engine.free_prefill(job.request.request_id)
         else:
             self._engine.abort(job.request.request_id)
-
-    def _forget_rows(self, job: _Job) -> None:
-        for row, (_, progress) in list(self._computing.items()):
-            if progress is job.progress:
-                del self._computing[row]
