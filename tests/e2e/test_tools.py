@@ -86,3 +86,35 @@ def test_a_schema_that_no_grammar_follows_is_refused_by_name(client):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, tools=broken, tool_choice=named)
     assert refused.value.param == "tools"
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["happy", "sad"]}},
+    "required": ["mood"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": ANSWER}}
+
+
+def test_with_a_form_for_the_text_the_answer_is_that_or_a_call(start_stack):
+    stack = start_stack(executor="cpu", prefill_workers=0, threads=1, tool_call_parser="hermes")
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+
+    def answers(tools, begin, **fields):
+        status, begins = stack.post("/tokenize", {"prompt": begin, "add_special_tokens": False})
+        assert status == 200, begins
+        bias = {str(begins["tokens"][0]): 100}
+        body = {"messages": MESSAGES, "tools": tools, "response_format": FORMAT, "max_tokens": 120, "n": 3, "seed": 1}
+        status, answer = stack.post("/v1/chat/completions", body | fields | {"logit_bias": bias})
+        assert status == 200, answer
+        return answer["choices"]
+
+    for choice in answers(TOOLS, "{"):
+        assert json.loads(choice["message"]["content"])["mood"] in ("happy", "sad")
+        assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("stop", False)
+    for choice in answers(strict, "<", parallel_tool_calls=False):
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = (call["function"] for call in choice["message"]["tool_calls"])
+        assert fits(call["name"], json.loads(call["arguments"]))
+        assert choice["message"]["content"] is None

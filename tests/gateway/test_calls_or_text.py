@@ -1,6 +1,7 @@
 """Tools that may be called together with a form for the text: workers allow calls or such a text, and nothing else."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -136,6 +137,9 @@ def test_strict_tools_hold_calls_to_their_schemas(folder, allows):
     assert not allows(constraint, call.replace('"Paris"', "5"))
     assert allows(constraint, '{"answer": 4}')
     assert not constraint.lenient
+    single = combined(folder, SCHEMA, use=replace(STRICT, parallel=False))
+    assert allows(single, call)
+    assert not allows(single, call + "\n" + call)
 
 
 def test_options_of_the_text_stay(folder):

@@ -60,7 +60,8 @@ def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
             }
             for pair in pairs
         ]
-        return [{"type": "tags_with_separator", "tags": several, "separator": "\n", "at_least_one": True}]
+        more = {"separator": "\n", "at_least_one": True, "stop_after_first": not use.parallel}
+        return [{"type": "tags_with_separator", "tags": several, **more}]
     inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.special_id(text)) is not None]
     rest: Form = {"type": "any_text", "token_ids": inside}
     starts = [_mark(text, tokenizer) for text in tools.starts]
