@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.rpc import tls_settings
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,17 @@ class GatewayConfig:
     grpc_listen: str = field(
         default="127.0.0.1:8001", metadata={"help": "Address of the public gRPC API.", "metavar": "HOST:PORT"}
     )
+    rest_tls_certificate: str = field(default="", metadata=tls_settings.EDGE_CERTIFICATE)
+    rest_tls_key: str = field(default="", metadata=tls_settings.EDGE_KEY)
+    grpc_tls_certificate: str = field(default="", metadata=tls_settings.EDGE_CERTIFICATE)
+    grpc_tls_key: str = field(default="", metadata=tls_settings.EDGE_KEY)
     router: tuple[str, ...] = field(
         default=("127.0.0.1:8100",),
         metadata={"help": "Routers, the preferred one first.", "metavar": "HOST:PORT,.."},
     )
+    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
+    tls_key: str = field(default="", metadata=tls_settings.KEY)
+    tls_ca: str = field(default="", metadata=tls_settings.CA)
     model: str = field(
         default="",
         metadata={
@@ -141,8 +150,24 @@ class GatewayConfig:
             raise InvalidRequest(f"{field} is {text}; it must be a JSON object, such as {{}}", field=field)
         return value
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
+
+    @property
+    def rest_tls(self) -> TlsFiles | None:
+        """What REST clients are shown; None: plain text. Raises InvalidRequest for half a set."""
+        return edge_files(self.rest_tls_certificate, self.rest_tls_key, "rest_tls")
+
+    @property
+    def grpc_tls(self) -> TlsFiles | None:
+        """What clients of the gRPC API are shown; None: plain text. Raises InvalidRequest for half a set."""
+        return edge_files(self.grpc_tls_certificate, self.grpc_tls_key, "grpc_tls")
+
     def validate(self) -> None:
         """Raises InvalidRequest for what only shows in several fields, or needs parsing."""
+        _ = self.tls, self.rest_tls, self.grpc_tls
         for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
             _check_address(name, address)
         for address in self.router:

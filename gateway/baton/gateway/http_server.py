@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +24,12 @@ class HttpServer:
     """
 
     def __init__(
-        self, address: str, app: App, limits: HttpLimits | None = None, connections: Connections | None = None
+        self,
+        address: str,
+        app: App,
+        limits: HttpLimits | None = None,
+        connections: Connections | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, _, port = address.rpartition(":")
         self._host = self._host.strip("[]")
@@ -31,6 +37,7 @@ class HttpServer:
         self._app = app
         self._limits = limits or HttpLimits()
         self._connections = Connections() if connections is None else connections
+        self._tls = tls
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -46,6 +53,8 @@ class HttpServer:
                 self._host,
                 self.port,
                 backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.header_timeout if self._tls else None,
             )
         except OSError as error:
             reason = error.strerror or str(error)

@@ -74,6 +74,10 @@ class GatewayMetrics:
         """Everything, in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
 
+    def register(self, collector: Collector) -> None:
+        """Offers what someone else collects."""
+        self._registry.register(collector)
+
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(name, text, registry=self._registry).set_function(read)
 

@@ -16,7 +16,8 @@ import grpc
 
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.router_link import NotPlaced, RouterLink
-from baton.rpc.errors import ServiceError, Unavailable
+from baton.rpc.channel import Dial
+from baton.rpc.errors import ServiceError, Unavailable, problem_of
 from baton.v1 import router_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _TRANSIENT = frozenset(
 _RETRY_AFTER_MS = 1000
 _MAX_REPORTS = 4096  # that wait for one router
 _REPORT_BATCH = 256
+_PLAIN = Dial()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ class RouterClient:
         on_models: Callable[[Sequence[types_pb2.ModelInfo]], None],
         counters: GenerationCounters,
         times: RouterTimes | None = None,
+        dial: Dial = _PLAIN,
     ) -> None:
         self._addresses = tuple(addresses)
         self._on_models = on_models
         self._counters = counters
         self._times = times or RouterTimes()
+        self._dial = dial
         self._routers: list[_Router] = []
         self._preferred = 0
         self._reports_waiting = asyncio.Event()
@@ -86,7 +90,7 @@ class RouterClient:
 
     async def __aenter__(self) -> Self:
         for address in self._addresses:
-            self._routers.append(_Router(RouterLink(address)))
+            self._routers.append(_Router(RouterLink(address, self._dial)))
         # Gateways that start together do not all take the same replica.
         self._preferred = random.randrange(len(self._routers))
         self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
@@ -180,7 +184,7 @@ class RouterClient:
                     self._on_models(response.models)
                 problem = "it ended the stream"
             except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name} {error.details() or ''}".rstrip()
+                problem = problem_of(error)
             except Exception as error:
                 _log.exception("the models that router %s serves could not be taken", router.link.address)
                 problem = type(error).__name__

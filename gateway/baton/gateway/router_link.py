@@ -11,7 +11,7 @@ from typing import Any, cast
 import grpc
 from grpc_status import rpc_status
 
-from baton.rpc.channel import open_channel
+from baton.rpc.channel import Dial
 from baton.rpc.errors import (
     DeadlineExceeded,
     InternalError,
@@ -19,6 +19,7 @@ from baton.rpc.errors import (
     Unavailable,
     error_from_detail,
     error_from_rpc,
+    problem_of,
 )
 from baton.v1 import router_pb2, router_pb2_grpc
 
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 1 << 20  # of block hashes in one message; more goes out in several
 # A message costs a router as much as a placement: those that come so soon after one share the next.
 _GATHER_SECONDS = 0.001
+_PLAIN = Dial()
 
 
 class NotPlaced(Exception):
@@ -45,9 +47,12 @@ class _NoStreamError(Exception):
 class RouterLink:
     """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, dial: Dial = _PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._dial = dial
+        self._dial_version = dial.version
+        self._channel = dial(address)
+        self._retired: grpc.aio.Channel | None = None  # the one before, whose calls end by themselves
         self.stub: Any = router_pb2_grpc.RouterServiceStub(self._channel)
         self._call_ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[router_pb2.PlaceResponse]] = {}
@@ -62,6 +67,8 @@ class RouterLink:
             self._stream.cancel()
             await asyncio.wait((self._stream,))
         await self._channel.close()
+        if self._retired is not None:
+            await self._retired.close()
 
     async def place(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
         """Asks the router, for `timeout` seconds. Raises NotPlaced."""
@@ -108,8 +115,9 @@ class RouterLink:
 
     async def _run(self) -> None:
         """One stream, from its opening to its end."""
-        problem: Exception = self._lost("the router ended the stream")
+        problem: Exception = self._lost("UNAVAILABLE the router ended the stream")
         try:
+            await self._renew_channel()
             call = self.stub.PlaceStream()
             writer = asyncio.create_task(self._write(call))
             try:
@@ -123,15 +131,27 @@ class RouterLink:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 problem = _NoStreamError()
             else:
-                problem = self._lost(error.details() or "", error.code())
+                problem = self._lost(problem_of(error))
                 _log.info("the stream to router %s ended: %s", self.address, problem)
         except asyncio.CancelledError:
-            problem = self._lost("the stream was closed")
+            problem = self._lost("UNAVAILABLE the stream was closed")
         except Exception as error:
             _log.exception("the stream to router %s broke", self.address)
             problem = NotPlaced(InternalError(f"router {self.address}: {error}"), False, type(error).__name__)
         finally:
             self._end(problem)
+
+    async def _renew_channel(self) -> None:
+        """A channel keeps its TLS files: where there are new ones, the next stream goes over another."""
+        version = self._dial.version
+        if version == self._dial_version:
+            return
+        retired, self._retired = self._retired, self._channel
+        self._dial_version = version
+        self._channel = self._dial(self.address)
+        self.stub = router_pb2_grpc.RouterServiceStub(self._channel)
+        if retired is not None:
+            await retired.close()
 
     async def _write(self, call: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -178,12 +198,11 @@ class RouterLink:
             if not future.done():
                 future.set_exception(problem)
 
-    def _lost(self, problem: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> NotPlaced:
-        reason = f"{code.name} {problem}".rstrip()
+    def _lost(self, reason: str) -> NotPlaced:
         return NotPlaced(Unavailable(f"router {self.address}: {reason}"), False, reason)
 
 
 def _not_placed(error: grpc.aio.AioRpcError, address: str) -> NotPlaced:
     told = rpc_status.from_call(cast(grpc.Call, error)) is not None
-    reason = f"{error.code().name} {error.details() or ''}".rstrip()
+    reason = problem_of(error)
     return NotPlaced(error_from_rpc(error, f"router {address}"), told, reason)

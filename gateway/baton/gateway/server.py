@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from dataclasses import dataclass
 
@@ -25,7 +26,11 @@ from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
+from baton.rpc.channel import Dial
+from baton.rpc.identity import GATEWAY, ROUTER, WORKER
 from baton.rpc.server import RpcServer, Service
+from baton.rpc.tls import EdgeTls, Tls
+from baton.rpc.tls_metrics import TlsCollector
 from baton.v1 import inference_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -45,20 +50,34 @@ class _Core:
     limits: Limits
 
 
+@dataclass(frozen=True, slots=True)
+class _AllTls:
+    """What this process shows, and to whom. None: plain text."""
+
+    services: Tls | None
+    rest: EdgeTls | None
+    grpc: EdgeTls | None
+
+
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running answers are out."""
     config.validate()
     catalog = ModelCatalog([served_model(config)])
+    _keep_for_good()
     counters = GenerationCounters()
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
-    async with RouterClient(config.router, catalog.update, counters) as router, WorkerStreams(counters) as streams:
+    tls = _load_tls(config)
+    async with (
+        RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
+        WorkerStreams(counters, dial=Dial(tls.services, WORKER)) as streams,
+    ):
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
         core = _Core(catalog, counters, generator, Admission(config.max_streams), limits)
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
-        async with _http_server(config, core, shelf) as http:
-            async with _rpc_server(config, core) as rpc:
+        async with _http_server(config, core, shelf, tls) as http:
+            async with _rpc_server(config, core, tls.grpc) as rpc:
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
                 await _until_stopped(core, rpc, stop)
                 core.admission.drain()
@@ -72,6 +91,12 @@ def served_model(config: GatewayConfig) -> ServedModel:
     """The model, as the settings say. Raises ServiceError that names the file or flag that is missing or wrong."""
     templates = TemplateFlags(config.chat_template, config.template_variables)
     return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
+
+
+def _keep_for_good() -> None:
+    """Full garbage collections pass over what is there by now: all streams would wait 30 ms for each."""
+    gc.collect()
+    gc.freeze()
 
 
 def format_flags(config: GatewayConfig) -> FormatFlags:
@@ -91,9 +116,18 @@ def missing_parts(core: _Core) -> list[str]:
     return ["the router knows no live worker any more"]
 
 
-def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf) -> HttpServer:
+def _load_tls(config: GatewayConfig) -> _AllTls:
+    return _AllTls(
+        services=Tls(config.tls, GATEWAY) if config.tls else None,
+        rest=EdgeTls(config.rest_tls) if config.rest_tls else None,
+        grpc=EdgeTls(config.grpc_tls) if config.grpc_tls else None,
+    )
+
+
+def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: _AllTls) -> HttpServer:
     connections = Connections()
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
+    metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics)
     app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics)
     limits = HttpLimits(
@@ -105,13 +139,14 @@ def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf) -> Ht
         idle_timeout=config.idle_timeout,
         stall_timeout=config.stall_timeout,
     )
-    return HttpServer(config.rest_listen, app, limits, connections)
+    context = tls.rest.ssl_context() if tls.rest else None
+    return HttpServer(config.rest_listen, app, limits, connections, context)
 
 
-def _rpc_server(config: GatewayConfig, core: _Core) -> RpcServer:
+def _rpc_server(config: GatewayConfig, core: _Core, tls: EdgeTls | None) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog, core.limits), register)
-    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout, field="grpc_listen")
+    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout, field="grpc_listen", tls=tls)
 
 
 async def _until_stopped(core: _Core, rpc: RpcServer, stop: asyncio.Event) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import grpc
 
 from baton.gateway.counters import GenerationCounters
-from baton.rpc.channel import open_channel
-from baton.rpc.errors import InternalError, ServiceError, Unavailable, error_from_detail
+from baton.rpc.channel import Dial
+from baton.rpc.errors import InternalError, ServiceError, Unavailable, error_from_detail, problem_of
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ _MAX_MESSAGE_TOKENS = 1 << 20
 
 # Where the gateway lags, frames wait at the worker, which merges them, and a newcomer's first token is among the next.
 _WINDOW_BYTES = 8 << 10
+
+_PLAIN = Dial()
 
 Frame = worker_pb2.GenerateStreamResponse
 
@@ -51,12 +53,14 @@ class WorkerStream:
         address: str,
         on_end: Callable[[WorkerStream], None],
         counters: GenerationCounters,
+        dial: Dial = _PLAIN,
     ) -> None:
         self.worker_id = worker_id
         self.address = address
         self.last_used = time.monotonic()  # last submit or frame
         self._on_end = on_end
         self._counters = counters
+        self._dial = dial
         self._receivers: dict[int, SlotReceiver] = {}
         self._free_slots: list[int] = []
         self._num_slots = 0
@@ -210,7 +214,7 @@ class WorkerStream:
             _log.exception("a failure on worker %s could not be handled", self.worker_id)
 
     async def _run(self) -> None:
-        channel = open_channel(self.address, _WINDOW_BYTES)
+        channel = self._dial(self.address, _WINDOW_BYTES)
         reason = "the worker ended it"
         try:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
@@ -223,7 +227,7 @@ class WorkerStream:
                 writer.cancel()
                 call.cancel()
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name} {error.details() or ''}".rstrip()
+            reason = problem_of(error)
         except asyncio.CancelledError:
             reason = "it was closed"
         except Exception as error:

@@ -9,16 +9,25 @@ from typing import Self
 
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.worker_stream import WorkerStream
+from baton.rpc.channel import Dial
 from baton.v1 import types_pb2
 
 _SWEEP_SECONDS = 1.0
+_PLAIN = Dial()
 
 
 class WorkerStreams:
     """One stream a worker, for the lifetime of an `async with`."""
 
-    def __init__(self, counters: GenerationCounters, idle_seconds: float = 60.0, stall_seconds: float = 120.0) -> None:
+    def __init__(
+        self,
+        counters: GenerationCounters,
+        idle_seconds: float = 60.0,
+        stall_seconds: float = 120.0,
+        dial: Dial = _PLAIN,
+    ) -> None:
         self._counters = counters
+        self._dial = dial
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._streams: dict[tuple[str, str], WorkerStream] = {}
@@ -46,7 +55,7 @@ class WorkerStreams:
         key = (endpoint.worker_id, endpoint.address)
         stream = self._streams.get(key)
         if stream is None or stream.ended:
-            stream = WorkerStream(endpoint.worker_id, endpoint.address, self._forget, self._counters)
+            stream = WorkerStream(endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial)
             self._streams[key] = stream
         return stream
 

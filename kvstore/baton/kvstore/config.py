@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from baton.rpc import tls_settings
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.tls_files import TlsFiles, tls_files
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -19,6 +21,9 @@ class KvstoreConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
+    tls_key: str = field(default="", metadata=tls_settings.KEY)
+    tls_ca: str = field(default="", metadata=tls_settings.CA)
     advertise: str = field(
         default="",
         metadata={
@@ -78,8 +83,14 @@ class KvstoreConfig:
         metadata={"help": "Folder for the embedded server's file. Empty: nothing is kept.", "metavar": "FOLDER"},
     )
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
+        _ = self.tls
         split_address(self.listen, "listen")
         for name in ("metrics_listen", "advertise"):
             value: str = getattr(self, name)

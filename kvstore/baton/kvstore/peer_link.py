@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -26,12 +27,19 @@ class PeerLink:
     """Follows one replica for as long as `run` runs."""
 
     def __init__(
-        self, index: Index, membership: Membership, replica: str, address: str, patience_seconds: float
+        self,
+        index: Index,
+        membership: Membership,
+        replica: str,
+        address: str,
+        patience_seconds: float,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._index = index
         self._membership = membership
         self._replica = replica
         self._patience_seconds = patience_seconds
+        self._dial = dial
         self.address = address
         self.connected = False
 
@@ -56,7 +64,7 @@ class PeerLink:
             index_pb2.WorkerPosition(worker_id=worker.worker_id, epoch=worker.epoch, sequence=worker.sequence)
             for worker in self._index
         ]
-        async with open_channel(self.address) as channel:
+        async with self._dial(self.address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
             call = stub.Watch(index_pb2.WatchRequest(known=known, own_only=True))
             try:

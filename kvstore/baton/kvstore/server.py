@@ -25,8 +25,12 @@ from baton.kvstore.speakers import Speakers
 from baton.kvstore.watch import WatchHub
 from baton.kvstore.write_behind import WriteBehind
 from baton.rpc.address import split_address
+from baton.rpc.channel import Dial
+from baton.rpc.identity import KVSTORE
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
+from baton.rpc.tls import Tls
+from baton.rpc.tls_metrics import TlsCollector
 
 if TYPE_CHECKING:
     from baton.kvstore.redis_store import RedisStore
@@ -50,22 +54,26 @@ class _Parts:
     index: Index
     speakers: Speakers
     membership: Membership
+    tls: Tls | None
 
 
 async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set."""
     config.validate()
+    tls = Tls(config.tls, KVSTORE) if config.tls else None
     registry = prometheus_client.CollectorRegistry()
+    registry.register(TlsCollector(tls))
     metrics = KvstoreMetrics(registry)
     index, speakers = Index(), Speakers()
     membership = Membership(index, speakers, config.lease_seconds, config.retention_seconds, metrics)
-    parts = _Parts(config, registry, metrics, index, speakers, membership)
+    parts = _Parts(config, registry, metrics, index, speakers, membership, tls)
     hub = WatchHub(index, speakers, config.watcher_backlog)
     compactor = Compactor(index)
     servicer = IndexServicer(index, hub, membership, metrics)
     registry.register(IndexCollector(index, hub))
     async with _open_store(config) as store, _written_behind(parts, store):
-        server = RpcServer(config.listen, (Service(SERVICE_NAME, servicer, IndexServicer.register),), _GRACE_SECONDS)
+        services = (Service(SERVICE_NAME, servicer, IndexServicer.register),)
+        server = RpcServer(config.listen, services, _GRACE_SECONDS, tls=tls)
         async with server, metrics_endpoint(config.metrics_listen, registry) as metrics_port:
             async with _followed_peers(parts, store if config.redis_url else None, server.port):
                 await server.set_ready(True)
@@ -141,7 +149,7 @@ async def _followed_peers(parts: _Parts, store: RedisStore | None, port: int) ->
     patience = 0.75 * parts.config.lease_seconds
 
     def make_link(other: str, address: str) -> PeerLink:
-        return PeerLink(parts.index, parts.membership, other, address, patience)
+        return PeerLink(parts.index, parts.membership, other, address, patience, Dial(parts.tls, KVSTORE))
 
     peers = Peers(store, replica, await _reachable_address(parts.config, port), make_link)
     parts.registry.register(PeersCollector(peers))

@@ -17,6 +17,7 @@ import grpc
 from baton.router.prefix_index import PrefixIndex
 from baton.rpc.address import split_addresses
 from baton.rpc.channel import open_channel
+from baton.rpc.errors import problem_of
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 
 _log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class IndexClient:
             except TimeoutError:
                 return f"silent for {self._patience_seconds:.1f} s"
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details() or 'no details'}"
+                return problem_of(error)
             finally:
                 call.cancel()
 

@@ -20,7 +20,7 @@ from baton.router.fleet import Cordon, Fleet
 from baton.router.in_flight import InFlight
 from baton.router.peer_news import placed_of
 from baton.rpc.channel import open_channel
-from baton.rpc.errors import NotFound, ServiceError, error_from_rpc
+from baton.rpc.errors import NotFound, ServiceError, error_from_rpc, problem_of
 from baton.v1 import router_pb2, router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Peers:
         discovery: Discovery,
         on_placed: Callable[[float], None] = lambda at: None,
         clock: Callable[[], float] = time.monotonic,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._router_id = router_id
         self._in_flight = in_flight
@@ -50,6 +51,7 @@ class Peers:
         self._discovery = discovery
         self._on_placed = on_placed
         self._clock = clock
+        self._dial = dial
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}  # router id -> when
         self._stubs: dict[str, Any] = {}  # of live ones
@@ -106,7 +108,7 @@ class Peers:
 
     async def _follow(self, address: str) -> str:
         """Hears one stream to its end; returns why it ended. Empty: it is this router itself."""
-        async with open_channel(address) as channel:
+        async with self._dial(address) as channel:
             stub: Any = router_pb2_grpc.RouterPeerServiceStub(channel)
             call = stub.Share(router_pb2.ShareRequest(router_id=self._router_id))
             try:
@@ -122,7 +124,7 @@ class Peers:
             except TimeoutError:
                 return f"silent for {_PATIENCE_SECONDS:.1f} s"
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details() or 'no details'}"
+                return problem_of(error)
             finally:
                 self._stubs.pop(address, None)
                 call.cancel()

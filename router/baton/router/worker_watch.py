@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import grpc
 from baton.router.discovery import Discovery
 from baton.router.fleet import Fleet
 from baton.rpc.channel import open_channel
+from baton.rpc.errors import problem_of
 from baton.v1 import worker_pb2, worker_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -24,10 +26,17 @@ _MISSED_INTERVALS = 3
 class WorkerWatch:
     """One task for each worker that discovery names, for as long as `run` runs."""
 
-    def __init__(self, fleet: Fleet, discovery: Discovery, interval_seconds: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        discovery: Discovery,
+        interval_seconds: float,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
+    ) -> None:
         self._fleet = fleet
         self._discovery = discovery
         self._interval_seconds = interval_seconds
+        self._dial = dial
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -63,7 +72,7 @@ class WorkerWatch:
         """Hears one stream to its end; returns why it ended."""
         patience = self._interval_seconds * _MISSED_INTERVALS
         request = worker_pb2.WatchStateRequest(max_interval_ms=round(self._interval_seconds * 1000))
-        async with open_channel(address) as channel:
+        async with self._dial(address) as channel:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
             call = stub.WatchState(request)
             try:
@@ -76,7 +85,7 @@ class WorkerWatch:
             except TimeoutError:
                 return f"no state for {patience:.1f} s"
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details() or 'no details'}"
+                return problem_of(error)
             except Exception as error:
                 _log.exception("the state of the worker at %s could not be taken", address)
                 return f"its state could not be taken: {type(error).__name__}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.tls_files import TlsFiles, tls_files
 from baton.worker.transfer.kinds import parse_order
 
 
@@ -26,6 +28,9 @@ class WorkerConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
+    tls_key: str = field(default="", metadata=tls_settings.KEY)
+    tls_ca: str = field(default="", metadata=tls_settings.CA)
     transfer_listen: str = field(
         default="",
         metadata={
@@ -173,8 +178,14 @@ class WorkerConfig:
         default=True, metadata={"help": "Run the engine in a process of its own. Only the simulator can do without."}
     )
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
+        _ = self.tls
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import grpc
 
@@ -25,8 +26,9 @@ class Peers:
     A stream that ended is over: the engine opens another when it wants the peer again.
     """
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, dial: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
         self._host = host
+        self._dial = dial
         self._outboxes: dict[int, Outbox] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         host.on(Kind.PEER_OPEN, self._on_open)
@@ -62,7 +64,7 @@ class Peers:
 
     async def _relay(self, channel: int, address: str) -> str:
         """Runs one stream to its end. Returns why it ended."""
-        async with open_channel(address) as grpc_channel:
+        async with self._dial(address) as grpc_channel:
             call: grpc.aio.StreamStreamCall[bytes, bytes] = grpc_channel.stream_stream(_METHOD)()
             writing: asyncio.Task[None] | None = None
             try:

@@ -12,9 +12,13 @@ from typing import Any
 import prometheus_client
 
 from baton.rpc.address import split_address, split_addresses
+from baton.rpc.channel import Dial
 from baton.rpc.errors import Unavailable
+from baton.rpc.identity import KVSTORE, WORKER
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
+from baton.rpc.tls import Tls
+from baton.rpc.tls_metrics import TlsCollector
 from baton.v1 import control_pb2_grpc
 from baton.worker import control, front
 from baton.worker.config import WorkerConfig
@@ -33,13 +37,16 @@ _ANY_HOSTS = ("0.0.0.0", "[::]")
 async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set, then drains. Raises a ServiceError when the engine fails to start, or ends."""
     config.validate()
+    tls = Tls(config.tls, WORKER) if config.tls else None
     host = EngineHost(config)
     worker = front.WorkerFront(host)
     exporter = _span_exporter(config)
     if exporter is not None:
         host.on(Kind.SPAN, exporter.on_span)
-    peers = Peers(host)
-    publisher = Publisher(host, split_addresses(config.kvstore, "kvstore")) if config.kvstore else None
+    peers = Peers(host, Dial(tls, WORKER))
+    publisher = None
+    if config.kvstore:
+        publisher = Publisher(host, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
     server: RpcServer
     servicer = control.ControlServicer(host, lambda: server.set_ready(False))
     services = (
@@ -47,9 +54,10 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
     )
     registry = prometheus_client.CollectorRegistry()
+    registry.register(TlsCollector(tls))
     registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
     async with (
-        RpcServer(config.listen, services) as server,
+        RpcServer(config.listen, services, tls=tls) as server,
         metrics_endpoint(config.metrics_listen, registry) as metrics_port,
         _helpers(host.watch(), *([publisher.run()] if publisher else [])),
     ):

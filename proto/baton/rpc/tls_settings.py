@@ -1,0 +1,21 @@
+"""How the settings of TLS are named and told in every service's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CERTIFICATE: Mapping[str, Any] = {
+    "help": "What this service shows other services: a PEM file, read again when it changes. Empty: plain text.",
+    "metavar": "PATH",
+}
+KEY: Mapping[str, Any] = {"help": "The private key of --tls-certificate.", "metavar": "PATH"}
+CA: Mapping[str, Any] = {
+    "help": "Whose certificates other services must show. Who may call what is said by the identity in them.",
+    "metavar": "PATH",
+}
+EDGE_CERTIFICATE: Mapping[str, Any] = {
+    "help": "What this port shows clients, who show none: a PEM file, read again when it changes. Empty: plain text.",
+    "metavar": "PATH",
+}
+EDGE_KEY: Mapping[str, Any] = {"help": "The private key of the certificate before.", "metavar": "PATH"}
