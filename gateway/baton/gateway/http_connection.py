@@ -109,6 +109,7 @@ class HttpConnection(asyncio.Protocol):
         self._broken_off = False  # no more is read
         self._draining = False
         self.writable = True
+        self._body: bytes | bytearray = b""
         self._begin_message()
 
     @property
@@ -153,7 +154,9 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         self._stall_deadline = math.inf
-        if self._current is not None and self._current.on_writable is not None:
+        if self._current is None:
+            self._next()
+        elif self._current.on_writable is not None:
             self._current.on_writable()
 
     def data_received(self, data: bytes) -> None:
@@ -244,6 +247,8 @@ class HttpConnection(asyncio.Protocol):
         if self._rejection is None and self._exchange is None:  # else it is a trailer
             name = name.lower()
             earlier = self._headers.get(name)
+            if name == b"host" and earlier is not None:
+                self._rejection = HttpError(400, "There is more than one Host header.", param="host")
             self._headers[name] = value if earlier is None else earlier + b", " + value
 
     def on_headers_complete(self) -> None:
@@ -271,16 +276,21 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._body_bytes > self._limits.max_body_bytes:
             self._rejection = self._too_large()
-            self._body.clear()
+            self._body = b""
             return
         self._read_deadline += len(data) / _MIN_BODY_RATE
-        self._body.append(data)
+        if not self._body:
+            self._body = data
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += data  # one buffer: pieces of two bytes would each take twenty times their size
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
         if exchange is None or self._rejection is not None:
             return
-        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        exchange.body = bytes(self._body)
         self._state = _State.WAITING
         self._read_deadline = math.inf
         self._begin_message()
@@ -297,7 +307,7 @@ class HttpConnection(asyncio.Protocol):
         self._header_bytes = 0
         self._fed_header_bytes = 0
         self._num_headers = 0
-        self._body: list[bytes] = []
+        self._body = b""
         self._body_bytes = 0
         self._exchange = None
 
@@ -332,7 +342,12 @@ class HttpConnection(asyncio.Protocol):
         if version not in ("1.0", "1.1"):
             return HttpError(505, f"HTTP/{version} is not spoken here; use HTTP/1.1.")
         if version == "1.1" and b"host" not in self._headers:
-            return HttpError(400, "The Host header is missing.")
+            return HttpError(400, "The Host header is missing.", param="host")
+        coding = self._headers.get(b"transfer-encoding", b"chunked").lower()
+        if coding != b"chunked":
+            shown = coding.decode("latin-1")
+            message = f"The transfer encoding is {shown!r}; the only one that is read here is chunked."
+            return HttpError(400, message, param="transfer-encoding")
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:
             return self._too_large()
@@ -374,6 +389,8 @@ class HttpConnection(asyncio.Protocol):
         if not self._pending:
             self._await_request()
             return
+        if not self.writable:
+            return  # The client reads its answers first; there may be many large ones.
         exchange = self._current = self._pending.popleft()
         self._hold_reading()
         self._run(exchange)

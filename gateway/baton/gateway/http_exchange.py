@@ -72,7 +72,7 @@ class Exchange:
         self, wire: Wire, method: str, target: bytes, http_version: str, headers: Mapping[bytes, bytes]
     ) -> None:
         self._wire = wire
-        path, _, query = target.partition(b"?")
+        path, _, query = _origin_form(target).partition(b"?")
         self.method = method
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")
@@ -217,6 +217,17 @@ class Exchange:
                 "bytes": self._length,
             }
             _log.log(level, "%s %s %d", self.method, self.path, self.status, extra=extra)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The target as clients give it, without the scheme and host that proxies are told."""
+    if target.startswith(b"/"):
+        return target
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return target
+    _, slash, path = rest.partition(b"/")
+    return slash + path or b"/"
 
 
 class _DateLine:

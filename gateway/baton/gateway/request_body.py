@@ -25,6 +25,7 @@ class BodyDecoder(Generic[T]):
     def decode(self, body: bytes, headers: Mapping[bytes, bytes]) -> T:
         """The request. Raises InvalidRequest."""
         _check_content_type(headers.get(b"content-type"))
+        _check_content_encoding(headers.get(b"content-encoding", b"identity"))
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -40,6 +41,14 @@ def _check_content_type(value: bytes | None) -> None:
     if kind != b"application/json" and not kind.endswith(b"+json"):
         shown = kind.decode("latin-1")
         raise InvalidRequest(f"The content type is {shown!r}; it must be application/json.", field="content-type")
+
+
+def _check_content_encoding(value: bytes) -> None:
+    if value.lower() != b"identity":
+        shown = value.decode("latin-1")
+        raise InvalidRequest(
+            f"The content encoding is {shown!r}; bodies are taken as they are.", field="content-encoding"
+        )
 
 
 def _why(body: bytes, error: Exception) -> str:
