@@ -1,5 +1,7 @@
 """Routes, request ids, and the routes that run no generation."""
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rest_harness import rest_side, say
@@ -7,7 +9,7 @@ from rest_harness import rest_side, say
 from baton.gateway.version import VERSION
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/models/", "/v1", "//v1/models", "/docs/"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/models/", "/v1", "//v1/models", "/docs/"])
 async def test_an_unknown_path_is_a_404_in_openais_form(path):
     async with rest_side() as rest:
         answer = await rest.request("GET", path)
@@ -162,3 +164,18 @@ async def test_metrics_count_requests_times_and_tokens():
     assert samples["baton_gateway_in_flight",] == 0
     assert samples["baton_gateway_connections",] == 1
     assert samples["baton_gateway_placements_total",] == 0
+
+
+async def test_load_counts_what_runs_and_ping_is_health():
+    async with rest_side() as rest:
+        assert (await rest.request("GET", "/load")).json == {"server_load": 0}
+        running = asyncio.create_task(rest.chat(n=3))
+        generation = await rest.generator.next()
+        assert (await rest.request("GET", "/load")).json == {"server_load": 3}
+        for index in range(3):
+            generation.finish(index)
+        generation.done(0)
+        assert (await running).status == 200
+        for method in ("GET", "POST"):
+            answer = await rest.request(method, "/ping")
+            assert (answer.status, answer.body) == (200, b"")

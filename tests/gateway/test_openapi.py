@@ -25,7 +25,7 @@ async def test_the_document_lists_every_route_and_all_its_references_resolve():
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
         "/health", "/ready", "/version", "/metrics", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
         "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items",
-        "/inference/v1/generate", "/openapi.json", "/docs",
+        "/inference/v1/generate", "/openapi.json", "/docs", "/ping", "/load",
     }  # fmt: skip
     for reference in set(references(document)):
         start, section, kind, name = reference.split("/")
@@ -51,7 +51,7 @@ async def test_parameters_bodies_and_errors_are_in_the_document():
     assert [one["name"] for one in page if "in" in one] == ["response_id", "limit", "order", "after"]
     for path, methods in paths.items():
         for method, operation in methods.items():
-            assert ("requestBody" in operation) == (method == "post" and not path.endswith("/cancel"))
+            assert ("requestBody" in operation) == (method == "post" and not path.endswith(("/cancel", "/ping")))
             assert {"200", "400", "500"} <= set(operation["responses"])
             assert ("529" in operation["responses"]) == path.startswith("/v1/messages")
     assert "Retry-After" in responses["Error429"]["headers"]

@@ -241,7 +241,12 @@ async def test_trusted_requests_bring_their_own_template():
             answer = await rest.post(CHAT, body)
             assert answer.json["prompt_text"] == f"{word or 'none'}:Hi"
         broken = await rest.post(CHAT, HI | {"chat_template": "{% if %}"})
+        tokens = await rest.post("/tokenize", HI | {"chat_template": "Hi"})
     assert (broken.status, broken.error["param"]) == (400, "chat_template")
+    assert tokens.json["count"] == 1
+    async with rest_side() as rest:
+        refused = await rest.post("/tokenize", HI | {"chat_template": "Hi"})
+    assert (refused.status, refused.error["param"]) == (400, "chat_template")
 
 
 async def test_the_operators_template_and_variables_come_first(tmp_path):

@@ -22,13 +22,14 @@ from baton.gateway.validation import (
     check_chat_size,
     check_context,
     check_for_model,
+    check_template,
     sampling_of,
     stop_of,
     template_messages,
     template_variables,
     truncated,
 )
-from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.rpc.errors import ServiceError
 
 # The generation side's names for what chats call otherwise.
 _FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
@@ -46,11 +47,7 @@ class ChatCompletions:
         with desk.refusals_counted():
             request = self._decoder.decode(exchange.body, exchange.headers)
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
-            if request.chat_template is not None and not desk.config.trust_request_chat_template:
-                raise InvalidRequest(
-                    "chat_template is only taken by a gateway that runs with --trust-request-chat-template.",
-                    field="chat_template",
-                )
+            check_template(request.chat_template, desk.config.trust_request_chat_template)
             use = tool_use_of(request)
             asked = constraint_of(request, use)
             model = desk.catalog.get(request.model or "")

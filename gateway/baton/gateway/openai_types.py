@@ -210,6 +210,7 @@ class TokenizeRequest(Struct, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None  # null: true
     continue_final_message: bool | None = None
+    chat_template: str | None = None  # where the gateway trusts requests with that
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
 
@@ -459,6 +460,12 @@ class Version(Struct):
     """GET /version."""
 
     version: str
+
+
+class ServerLoad(Struct):
+    """GET /load."""
+
+    server_load: int  # generations in flight
 
 
 class Readiness(Struct):

@@ -64,8 +64,8 @@ def _api_routes(desk: FrontDesk) -> list[Route]:
 
 
 def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
-    tokens = Tokens(desk.catalog)
-    status = Status(desk.metrics, missing)
+    tokens = Tokens(desk.catalog, trust_templates=desk.config.trust_request_chat_template)
+    status = Status(desk.metrics, missing, lambda: desk.admission.taken)
     return [
         Route(
             "POST",
@@ -86,6 +86,9 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             errors=_BODY,
         ),
         Route("GET", "/health", status.health, "The process is alive."),
+        Route("GET", "/ping", status.health, "As /health."),
+        Route("POST", "/ping", status.health, "As /health."),
+        Route("GET", "/load", status.load, "How many generations run.", response=types.ServerLoad),
         Route("GET", "/ready", status.ready, "A model can be asked.", response=types.Readiness, errors=(503,)),
         Route("GET", "/version", status.version, "Baton's version.", response=types.Version),
         Route("GET", "/metrics", status.metrics, "Metrics for Prometheus.", content_type="text/plain"),

@@ -18,6 +18,7 @@ from baton.gateway.openai_types import (
     ModelCard,
     ModelList,
     Readiness,
+    ServerLoad,
     TokenizeRequest,
     TokenizeResponse,
     Version,
@@ -25,7 +26,13 @@ from baton.gateway.openai_types import (
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.tool_request import tool_of
-from baton.gateway.validation import check_chat_size, check_messages, check_variables, template_messages
+from baton.gateway.validation import (
+    check_chat_size,
+    check_messages,
+    check_template,
+    check_variables,
+    template_messages,
+)
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
 
@@ -57,14 +64,16 @@ class Models:
 class Tokens:
     """POST /tokenize and /detokenize."""
 
-    def __init__(self, catalog: ModelCatalog) -> None:
+    def __init__(self, catalog: ModelCatalog, *, trust_templates: bool = False) -> None:
         self._catalog = catalog
+        self._trust_templates = trust_templates
         self._tokenize = BodyDecoder(TokenizeRequest)
         self._detokenize = BodyDecoder(DetokenizeRequest)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Text or chat to token ids."""
         request = self._tokenize.decode(exchange.body, exchange.headers)
+        check_template(request.chat_template, self._trust_templates)
         model = self._catalog.get(request.model or "")
         token_ids = await _encode(model, request)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
@@ -89,10 +98,13 @@ class Tokens:
 
 
 class Status:
-    """GET /health, /ready, /version and /metrics."""
+    """GET /health, /ready, /load, /version and /metrics."""
 
-    def __init__(self, metrics: GatewayMetrics, missing: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, missing: Callable[[], list[str]], num_running: Callable[[], int]
+    ) -> None:
         self._metrics = metrics
+        self._num_running = num_running
         self._missing = missing
 
     def health(self, exchange: Exchange) -> None:
@@ -104,6 +116,10 @@ class Status:
         missing = self._missing()
         body = msgspec.json.encode(Readiness(ready=not missing, missing=missing))
         exchange.respond(503 if missing else 200, body, headers={"retry-after": "1"} if missing else None)
+
+    def load(self, exchange: Exchange) -> None:
+        """How much runs."""
+        exchange.respond(200, msgspec.json.encode(ServerLoad(self._num_running())))
 
     def version(self, exchange: Exchange) -> None:
         """Baton's version."""
@@ -147,5 +163,6 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
         continue_final_message=going_on,
         tools=[tool_of(definition).for_template() for definition in request.tools] if request.tools else None,
         variables=request.chat_template_kwargs,
+        template=request.chat_template,
         add_special_tokens=bool(request.add_special_tokens),
     )

@@ -108,6 +108,15 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise InvalidRequest(f"{field} is required in a message of role {message.role}.", field=field)
 
 
+def check_template(template: str | None, trusted: bool) -> None:
+    """Raises InvalidRequest for a request's own chat template where the operator does not trust them."""
+    if template is not None and not trusted:
+        raise InvalidRequest(
+            "chat_template is only taken by a gateway that runs with --trust-request-chat-template.",
+            field="chat_template",
+        )
+
+
 def check_variables(variables: Mapping[str, Any] | None) -> None:
     """Raises InvalidRequest for more variables than any template reads."""
     if variables is not None and len(variables) > _MAX_VARIABLES:
