@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,11 +24,14 @@ from pathlib import Path
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# Says so at every process that is started.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from bench.gateway_first_token import measure_first_tokens
-from bench.gateway_load import StreamReader, cancel_streams, chat, delays_after, run_chats, run_streams
-from bench.gateway_peers import PEERS, FixedServer, peer
+from bench.gateway_load import cancel_streams, chat, http_request, run_chats
+from bench.gateway_peers import PEERS, FixedServer, install, peer
 from bench.gateway_prompt import measure_prompts
+from bench.gateway_reader import watch_streams
 from bench.gateway_rig import SAMPLE, PacedWorker, Server, gateway
 from bench.report import facts_line, machine_facts, render_table, write_json
 from bench.serve_client import BenchFailed
@@ -35,7 +39,7 @@ from scripted_services import ScriptedRouter
 from tokenizers import Tokenizer
 
 STEP_SECONDS = 0.02
-_CHAT_STEP_SECONDS = 0.002
+_CANCEL_STEP_SECONDS = 0.002
 _CHAT = chat(max_tokens=8, ignore_eos=True)
 _STORY = "Once upon a time there was a little girl who had a dog and a red ball. They went to the park to play."
 _PACKAGES = ("grpcio", "uvloop", "tokenizers", "protobuf")
@@ -97,19 +101,20 @@ async def measure_tokens(
     row: Row, server: Server, num_streams: int, seconds: float, worker: PacedWorker | None = None
 ) -> None:
     """One round of streams of one token a step."""
-    bodies = [chat(stream=True, max_tokens=1900, ignore_eos=True, seed=seed) for seed in range(1, num_streams + 1)]
-
-    def late(index: int, reader: StreamReader, begin: float) -> Sequence[float]:
-        assert worker is not None
-        return delays_after(reader, begin, worker.sent_at, worker.first_steps[index + 1])
-
-    due = None if worker is None else late
-    result = await run_streams(server.port, bodies, seconds, server.cpu_seconds, due)
+    requests = [
+        http_request(chat(stream=True, max_tokens=1900, ignore_eos=True, seed=seed)) for seed in range(num_streams)
+    ]
+    result = await watch_streams(server, requests, seconds)
     row.costs.append(result.cpu_seconds / result.num_tokens * 1e6)
     row.rates.append(result.num_tokens / result.seconds)
-    if result.delays:
-        cuts = statistics.quantiles(result.delays, n=100)
-        row.delays_ms.append((1000 * cuts[49], 1000 * cuts[98]))
+    if worker is not None:
+        delays = [
+            1000 * delay
+            for seed, stream in enumerate(result.streams)
+            for delay in stream.delays(result.begin, worker.sent_at, worker.first_steps[seed])
+        ]
+        cuts = statistics.quantiles(delays, n=100)
+        row.delays_ms.append((cuts[49], cuts[98]))
 
 
 async def measure_chats(row: Row, server: Server, num_clients: int, seconds: float) -> None:
@@ -122,43 +127,42 @@ async def measure_chats(row: Row, server: Server, num_clients: int, seconds: flo
 
 async def tokens_and_chats(options: argparse.Namespace, table: Table) -> None:
     """The gateway alone, at the loads it is meant for."""
-    async with paced(STEP_SECONDS) as (slow, worker), paced(_CHAT_STEP_SECONDS) as (fast, _):
+    async with paced(STEP_SECONDS) as (server, worker):
         for _ in range(options.rounds):
             for count in options.streams if options.only in (None, "tokens") else ():
                 wanted = "<= 20, aim 12" + ("; p99 <= 5 ms" if count == 256 else "")
                 row = table.row(f"us a token, {count:,} streams", wanted, count / STEP_SECONDS)
-                await measure_tokens(row, slow, count, options.seconds, worker)
-            for clients in options.clients if options.only in (None, "chats") else ():
-                row = table.row(f"ms a small chat, {clients} clients", "<= 1.0, aim 0.5")
-                await measure_chats(row, fast, clients, options.seconds)
+                await measure_tokens(row, server, count, options.seconds, worker)
+            if options.only in (None, "chats"):
+                row = table.row(f"ms a small chat, {options.clients} clients", "<= 1.0, aim 0.5")
+                await measure_chats(row, server, options.clients, options.seconds)
 
 
 async def compared(options: argparse.Namespace, table: Table) -> None:
-    """The same small load for every gateway, one after the other."""
-    count, clients = options.compare_streams, options.compare_clients
+    """The same load for every gateway, one after the other."""
+    count = options.compare_streams
     async with AsyncExitStack() as stack:
-        slow, worker = await stack.enter_async_context(paced(STEP_SECONDS))
-        fast, _ = await stack.enter_async_context(paced(_CHAT_STEP_SECONDS))
+        own, _ = await stack.enter_async_context(paced(STEP_SECONDS))
         backend = await stack.enter_async_context(FixedServer(STEP_SECONDS))
-        others = [await stack.enter_async_context(peer(name, options.peers, backend)) for name in options.compare]
+        others = [
+            await stack.enter_async_context(peer(name, options.peers / name, backend)) for name in options.compare
+        ]
         for _ in range(options.rounds):
-            offered = count / STEP_SECONDS
-            await measure_tokens(
-                table.row(f"us a token, {count} streams, baton", "", offered), slow, count, options.seconds, worker
-            )
-            for other in others:
-                row = table.row(f"us a token, {count} streams, {other.name}", "", offered)
-                await measure_tokens(row, other, count, options.seconds)
-            for server in (fast, *others):
-                row = table.row(f"ms a small chat, {clients} clients, {server.name}")
-                await measure_chats(row, server, clients, options.seconds)
+            for server in (own, *others):
+                wanted = {"litellm": ">= 20 x baton's"}.get(server.name, "")
+                row = table.row(f"us a token, {count} streams, {server.name}", wanted, count / STEP_SECONDS)
+                await measure_tokens(row, server, count, options.seconds)
+            for server in (own, *others):
+                wanted = {"litellm": ">= 10 x baton's"}.get(server.name, "")
+                row = table.row(f"ms a small chat, {options.clients} clients, {server.name}", wanted)
+                await measure_chats(row, server, options.clients, options.seconds)
 
 
 async def measure_cancels(options: argparse.Namespace) -> str:
     """Memory after many streams that their clients gave up."""
     warm, count = min(2000, options.cancels // 10), options.cancels
     body = chat(stream=True, max_tokens=1900, ignore_eos=True)
-    async with paced(_CHAT_STEP_SECONDS) as (server, _):
+    async with paced(_CANCEL_STEP_SECONDS) as (server, _):
         await cancel_streams(server.port, body, warm, 64)
         before = server.resident_bytes()
         await cancel_streams(server.port, body, count, 64)
@@ -194,6 +198,8 @@ def main() -> int:
     table = Table()
     print(facts_line(machine_facts(_PACKAGES)))
     try:
+        for name in options.compare:
+            install(name, options.peers / name)
         uvloop.run(run(options, table, say))
         if options.only in (None, "prompt"):
             say(measure_prompts(options.prompt_tokens, options.prompts, options.markdown))
@@ -215,15 +221,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="baton bench gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=_numbers, default=[256, 1024], help="streams at once; several with commas")
-    parser.add_argument("--clients", type=_numbers, default=[8, 32], help="clients of small chats")
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved; medians count")
     parser.add_argument("--only", choices=_CASES, help="one part alone")
     parser.add_argument(
         "--compare", choices=tuple(PEERS), action="append", default=[], help="a gateway to stand beside"
     )
-    parser.add_argument("--compare-streams", type=int, default=16, help="as many as the slowest one bears")
-    parser.add_argument("--compare-clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=64, help="of small chats")
+    parser.add_argument("--compare-streams", type=int, default=32)
     parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="folder of the peers' environments")
     parser.add_argument("--cancels", type=int, default=100_000)
     parser.add_argument("--prompt-tokens", type=int, default=100_000)

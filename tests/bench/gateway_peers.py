@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -20,12 +21,13 @@ from bench.serve_client import BenchFailed
 from baton.services.ports import free_ports
 
 _INSTALL_SECONDS = 1200.0
+# LiteLLM ends a stream of chunks that are all alike.
+_WORDS = [f" word{number}" for number in range(97)]
 _DATA = (
-    b'data: {"id":"chatcmpl-8f3c0d9e5b7a4c21a6e4f0b1d2c3a4b5","object":"chat.completion.chunk","created":1763700000,'
-    b'"model":"storyteller-7m","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,'
-    b'"finish_reason":null}]}\n\n'
+    'data: {"id":"chatcmpl-8f3c0d9e5b7a4c21a6e4f0b1d2c3a4b5","object":"chat.completion.chunk","created":1763700000,'
+    '"model":"storyteller-7m","choices":[{"index":0,"delta":{"content":"%s"},"logprobs":null,'
+    '"finish_reason":null}]}\n\n'
 )
-_CHUNK = b"%x\r\n%b\r\n" % (len(_DATA), _DATA)
 _DOCUMENT = {
     "id": "chatcmpl-8f3c0d9e5b7a4c21a6e4f0b1d2c3a4b5", "object": "chat.completion", "created": 1763700000,
     "model": "storyteller-7m", "usage": {"prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28},
@@ -39,6 +41,7 @@ class FixedServer:
 
     def __init__(self, step_seconds: float) -> None:
         self._step_seconds = step_seconds
+        self._chunks = itertools.cycle([_chunk((_DATA % word).encode()) for word in _WORDS])
         self.streams: set[asyncio.Transport] = set()
         self.port = 0
 
@@ -59,8 +62,13 @@ class FixedServer:
         while True:
             due = max(due + self._step_seconds, loop.time())
             await asyncio.sleep(due - loop.time())
+            chunk = next(self._chunks)
             for transport in self.streams:
-                transport.write(_CHUNK)
+                transport.write(chunk)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class _FixedConnection(asyncio.Protocol):
@@ -111,7 +119,9 @@ def _litellm(environment: Path, port: int, backend: int) -> list[str]:
     config = environment / "config.json"  # JSON is YAML
     to_backend = {"model": "openai/storyteller-7m", "api_base": f"http://127.0.0.1:{backend}/v1", "api_key": "none"}
     models = [{"model_name": "storyteller-7m", "litellm_params": to_backend}]
-    config.write_text(json.dumps({"model_list": models}), encoding="utf-8")
+    open_to_all = {"dangerously_permit_weak_or_unset_master_key": True}  # as the others are here
+    document = {"model_list": models, "general_settings": open_to_all}
+    config.write_text(json.dumps(document), encoding="utf-8")
     listen = ["--host", "127.0.0.1", "--port", str(port)]
     return [str(environment / "bin" / "litellm"), "--config", str(config), "--num_workers", "1", *listen]
 
@@ -119,7 +129,7 @@ def _litellm(environment: Path, port: int, backend: int) -> list[str]:
 def _vllm_router(environment: Path, port: int, backend: int) -> list[str]:
     (metrics,) = free_ports(1)
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
-    workers = ["--worker-urls", f"http://127.0.0.1:{backend}", "--policy", "round_robin", "--log-level", "warn"]
+    workers = ["--worker-urls", f"http://127.0.0.1:{backend}", "--policy", "round_robin", "--log-level", "warning"]
     return [str(environment / "bin" / "vllm-router"), *listen, *workers]
 
 
@@ -129,13 +139,12 @@ PEERS = {
 }
 
 
-def install(name: str, folder: Path) -> Path:
-    """The peer's environment, made now if there is none. Raises BenchFailed."""
-    environment = folder / name
+def install(name: str, environment: Path) -> None:
+    """Makes the peer's environment, if there is none. Raises BenchFailed."""
     done = environment / "installed"
     requirement = PEERS[name].requirement
     if done.exists() and done.read_text(encoding="utf-8") == requirement:
-        return environment
+        return
     print(f"installing {requirement} into {environment}", file=sys.stderr)
     pip = str(environment / "bin" / "pip")
     for command in ([sys.executable, "-m", "venv", str(environment)], [pip, "install", "--quiet", requirement]):
@@ -143,13 +152,11 @@ def install(name: str, folder: Path) -> Path:
         if made.returncode:
             raise BenchFailed(f"{requirement} could not be installed: {made.stderr.strip()[-500:]}")
     done.write_text(requirement, encoding="utf-8")
-    return environment
 
 
 @contextlib.asynccontextmanager
-async def peer(name: str, folder: Path, backend: FixedServer) -> AsyncIterator[Server]:
-    """A peer's process over the backend."""
-    environment = install(name, folder)
+async def peer(name: str, environment: Path, backend: FixedServer) -> AsyncIterator[Server]:
+    """An installed peer's process over the backend."""
     (port,) = free_ports(1)
     environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
     command = PEERS[name].command(environment, port, backend.port)

@@ -103,6 +103,7 @@ class Server:
     def __init__(self, name: str, port: int, pid: int) -> None:
         self.name = name
         self.port = port
+        self.pid = pid
         self._process = psutil.Process(pid)
 
     def cpu_seconds(self) -> float:
@@ -165,4 +166,5 @@ async def _until_ready(name: str, child: asyncio.subprocess.Process, port: int, 
                 pool.close()
                 return
         await asyncio.sleep(0.2)
-    raise BenchFailed(f"{name} did not answer {probe} on port {port} within {_READY_SECONDS:.0f} s")
+    ended = f"it ended with {child.returncode}" if child.returncode is not None else f"not in {_READY_SECONDS:.0f} s"
+    raise BenchFailed(f"{name} did not answer {probe} on port {port}: {ended}")

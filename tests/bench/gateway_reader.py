@@ -1,0 +1,120 @@
+"""Many streams read by a process of its own, as fast as Python can: what it measures should not be its own slowness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import select
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.gateway_rig import Server
+from bench.serve_client import BenchFailed
+
+_FIRST_SECONDS = 120.0  # for every stream to have begun
+_SETTLE_SECONDS = 0.5
+_READ_BYTES = 64 << 10
+
+
+@dataclass
+class Arrivals:
+    """When events of one stream came, and how many there were by then."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    totals: array[int] = field(default_factory=lambda: array("I"))
+
+    def delays(self, begin: float, sent_at: Sequence[float], first_step: int) -> Iterable[float]:
+        """Seconds from each token's step to its arrival. The first event of a chat is its role, not a token."""
+        before = 1
+        for arrival, total in zip(self.times, self.totals, strict=True):
+            if arrival >= begin:
+                yield from (arrival - sent_at[first_step + token - 1] for token in range(before, total))
+            before = total
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What came of all streams between two moments."""
+
+    begin: float  # perf_counter
+    seconds: float
+    num_tokens: int
+    cpu_seconds: float  # of the server
+    streams: list[Arrivals]
+
+
+async def watch_streams(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
+    """Opens a stream for each request, lets all begin, and watches them for `seconds`. Raises BenchFailed."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, __file__, stdin=pipe, stdout=pipe)
+    answer = b""
+    with contextlib.suppress(OSError, RuntimeError):  # it ended before it had read all; why is on standard error
+        answer, _ = await child.communicate(pickle.dumps((server.name, server.port, server.pid, requests, seconds)))
+    if not answer or await child.wait():
+        raise BenchFailed(f"the streams of {server.name} could not be read")
+    watched = pickle.loads(answer)
+    assert isinstance(watched, Watched)
+    await asyncio.sleep(_SETTLE_SECONDS)
+    return watched
+
+
+def main() -> None:
+    """Reads what to do from standard input, and answers on standard output."""
+    name, port, pid, requests, seconds = pickle.load(sys.stdin.buffer)
+    pickle.dump(_watch(Server(name, port, pid), requests, seconds), sys.stdout.buffer)
+
+
+def _watch(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
+    streams: dict[int, Arrivals] = {}
+    poll = select.epoll()
+    sockets = []
+    for request in requests:
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(request)
+        poll.register(connection.fileno(), select.EPOLLIN)
+        streams[connection.fileno()] = Arrivals()
+        sockets.append(connection)
+    deadline = time.monotonic() + _FIRST_SECONDS
+    _read(poll, streams, lambda: all(one.totals for one in streams.values()) or time.monotonic() > deadline)
+    if not all(one.totals for one in streams.values()):
+        raise BenchFailed(f"not every stream had an event within {_FIRST_SECONDS:.0f} s")
+    begin = time.perf_counter() + _SETTLE_SECONDS
+    _read(poll, streams, lambda: time.perf_counter() >= begin)
+    before, cpu, begin = _num_events(streams), server.cpu_seconds(), time.perf_counter()
+    _read(poll, streams, lambda: time.perf_counter() >= begin + seconds)
+    num_tokens, cpu, end = _num_events(streams) - before, server.cpu_seconds() - cpu, time.perf_counter()
+    return Watched(begin, end - begin, num_tokens, cpu, list(streams.values()))
+
+
+def _read(poll: select.epoll, streams: dict[int, Arrivals], done: Callable[[], bool]) -> None:
+    while not done():
+        for number, _ in poll.poll(0.05, len(streams)):
+            data = os.read(number, _READ_BYTES)
+            if not data:
+                raise BenchFailed("a stream ended early")
+            events = data.count(b"\n\n")
+            if events:
+                one = streams[number]
+                one.totals.append(events + (one.totals[-1] if one.totals else 0))
+                one.times.append(time.perf_counter())
+
+
+def _num_events(streams: dict[int, Arrivals]) -> int:
+    return sum(one.totals[-1] for one in streams.values())
+
+
+if __name__ == "__main__":
+    # Pickled by the name that the other process imports.
+    from bench.gateway_reader import main as run
+
+    run()
