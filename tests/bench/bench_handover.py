@@ -25,13 +25,13 @@ from handover_harness import Network, Node, make_node
 
 from baton.rpc.block_hash import cache_namespace
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import RowInit, SamplingParams
+from baton.worker.core import RowInit, SamplingParams, StepPlan
 from baton.worker.events import EventLog
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link import Kind
-from baton.worker.prompt_hashes import PromptHasher, join_hashes, split_message
+from baton.worker.prompts import PromptReader, join_prompts, split_prompts
 from baton.worker.sessions import Sessions
 
 BLOCK_SIZE = 16
@@ -81,18 +81,21 @@ class Stopwatch:
 class Turner:
     """One worker's engine loop, every call of it timed."""
 
-    def __init__(self, node: Node, watch: Stopwatch, label: str, hasher: PromptHasher) -> None:
+    def __init__(self, node: Node, watch: Stopwatch, label: str, reader: PromptReader) -> None:
         self._node = node
         self._watch = watch
         self._label = label
-        self._hasher = hasher
+        self._reader = reader
         self.frames: list[tuple[int, int, bytes]] = []
         self.sessions = Sessions(node.engine, node.executor.model, node.name, self._sent, node.handover)
         self.sessions.open(1)
         self.events = EventLog(node.engine, node.name, self._sent)
         self.events.open(1)
         executor = node.executor
-        executor.launch = watch.leave_out(executor.launch)  # type: ignore[method-assign]
+        self._launch, self._finish_transfer = watch.leave_out(executor.launch), node.engine.finish_transfer
+        self._arrived: float | None = None  # when the engine was told that a prompt's last block is there
+        executor.launch = self._launched  # type: ignore[method-assign]
+        node.engine.finish_transfer = self._transferred  # type: ignore[method-assign]
         executor.collect = watch.leave_out(executor.collect)  # type: ignore[method-assign]
 
     def turn(self) -> None:
@@ -102,9 +105,9 @@ class Turner:
             kind, channel, payload = node.inbox.popleft()
             if kind == Kind.PREFILL:
                 name = str(worker_pb2.PrefillStreamRequest.FromString(payload).WhichOneof("message"))
-                hashes = asyncio.run(self._hasher.of_prefill(payload))
-                if hashes:
-                    kind, payload = Kind.PREFILL_HASHED, join_hashes(hashes, payload)
+                message, prompts = asyncio.run(self._reader.read_prefill(payload))
+                if prompts:
+                    kind, payload = Kind.PREFILL_HASHED, join_prompts(message, prompts)
             else:
                 response = kind == Kind.PEER and worker_pb2.PrefillStreamResponse.FromString(payload)
                 name = str(response.WhichOneof("message")) if response else Kind(kind).name
@@ -132,37 +135,51 @@ class Turner:
         )
         message = worker_pb2.GenerateStreamRequest(submits=[submit]).SerializeToString()
         began = time.thread_time()
-        payload = join_hashes(asyncio.run(self._hasher.of_generate(message)), message)
+        payload = join_prompts(*asyncio.run(self._reader.read_generate(message)))
         self._watch.costs["front: parse and hash, in slices"].append(time.thread_time() - began)
         with self._watch.of(f"{self._label}: submit"):
-            self.sessions.receive(1, *split_message(payload))
+            self.sessions.receive(1, *split_prompts(payload))
+
+    def _transferred(self, request_id: str) -> None:
+        self._arrived = time.thread_time()
+        self._finish_transfer(request_id)
+
+    def _launched(self, plan: StepPlan) -> None:
+        if self._arrived is not None and plan.admitted:
+            self._watch.costs[f"{self._label}: from the last block to the launch"].append(
+                time.thread_time() - self._arrived
+            )
+            self._arrived = None
+        self._launch(plan)
 
     def _sent(self, kind: int, channel: int, payload: bytes) -> None:
         self.frames.append((kind, channel, payload))
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     """Hands prompts of each length over, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     tables = [measure(num_tokens, options.rounds) for num_tokens in options.tokens]
     names = sorted(tables[-1], key=lambda name: -min(tables[-1][name]))
     print("milliseconds of CPU: of each call the dearest in a hand-over, of the round that was disturbed the least")
     print(f"{'call':<44}" + "".join(f"{num_tokens:>10}" for num_tokens in options.tokens))
     for name in names:
-        print(f"{name:<44}" + "".join(f"{1e3 * min(table[name]):>10.3f}" for table in tables))
+        cells = (f"{1e3 * min(table[name]):.3f}" if name in table else "-" for table in tables)
+        print(f"{name:<44}" + "".join(f"{cell:>10}" for cell in cells))
+    return 0
 
 
 def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
     """The largest cost of each call, of every hand-over behind the first few."""
     network = Network()
     watch = Stopwatch()
-    hasher = PromptHasher(BLOCK_SIZE, 2 * num_tokens)
+    reader = PromptReader(BLOCK_SIZE, 2 * num_tokens)
     settings = HandoverSettings(lease_seconds=5.0, connect_seconds=5.0)
     nodes = [make_node(network, name, _executor(num_tokens), settings, **_LIMITS) for name in ("prefill", "decode")]
-    prefill, decode = (Turner(node, watch, node.name, hasher) for node in nodes)
+    prefill, decode = (Turner(node, watch, node.name, reader) for node in nodes)
     largest: dict[str, list[float]] = defaultdict(list)
     generator = np.random.default_rng(7)
     for number in range(NUM_WARM + rounds):
@@ -211,4 +228,4 @@ def _executor(num_tokens: int) -> SimExecutor:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

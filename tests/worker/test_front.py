@@ -16,7 +16,7 @@ from baton.rpc.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.front import SERVICE_NAME, WorkerFront
 from baton.worker.link import Kind
-from baton.worker.prompt_hashes import split_message
+from baton.worker.prompts import Prompt, split_prompts
 
 
 class FakeHost:
@@ -65,7 +65,7 @@ def frame(step: int, *slots: int) -> bytes:
     return worker_pb2.GenerateStreamResponse(step=step, slots=slots, token_ids=slots).SerializeToString()
 
 
-async def test_prompts_reach_the_engine_behind_their_block_hashes(stub, host: FakeHost) -> None:
+async def test_messages_reach_the_engine_behind_their_prompts(stub, host: FakeHost) -> None:
     model = types_pb2.ModelInfo(block_size=4, max_model_len=100)
     state = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(model=model))
     host.handlers[Kind.STATE](0, state.SerializeToString())
@@ -76,7 +76,7 @@ async def test_prompts_reach_the_engine_behind_their_block_hashes(stub, host: Fa
     got, payload = await host.expect(Kind.GENERATE_HASHED)
     hashes = hash_blocks(request.submits[0].cache_namespace, [5, 6, 7, 8], 4)
     assert got == channel
-    assert split_message(payload) == (request.SerializeToString(), [hashes, b""])
+    assert split_prompts(payload) == (request.SerializeToString(), [Prompt(b"", hashes), Prompt()])
     aborts = worker_pb2.GenerateStreamRequest(aborts=[1])
     await call.write(aborts)
     assert await host.expect(Kind.GENERATE) == (channel, aborts.SerializeToString())

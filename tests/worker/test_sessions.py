@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from worker_harness import submit
 
@@ -13,6 +14,7 @@ from baton.worker.core import FinishReason, Request, TokenLogprobs
 from baton.worker.executor.base import ModelSpec
 from baton.worker.link import Kind
 from baton.worker.outputs import Failure, Finish, StepOutputs
+from baton.worker.prompts import Prompt
 from baton.worker.sessions import Sessions
 
 
@@ -185,6 +187,15 @@ def test_a_request_is_the_submit_resolved(bench: Bench) -> None:
     assert request.sampling.suppressed_token_ids == (2, 8)
     assert (request.arrival, request.deadline, request.priority) == (50.0, 51.5, -2)
     assert not request.remote_prefill
+
+
+def test_a_prompt_that_the_front_took_out_of_the_message_is_put_back(bench: Bench) -> None:
+    message = worker_pb2.GenerateStreamRequest(submits=[submit(0, []), submit(1, [7])])
+    known = [Prompt(np.array([5, 6], "<u4").tobytes(), b"hashes"), Prompt()]
+    bench.sessions.receive(1, message.SerializeToString(), known)
+    taken_out, left_in = bench.engine.requests
+    assert (taken_out.token_ids, taken_out.num_prompt_tokens, taken_out.block_hashes) == ([5, 6], 2, b"hashes")
+    assert (left_in.token_ids, left_in.block_hashes) == ([7], b"")
 
 
 def test_ignore_eos_leaves_no_end_token(bench: Bench) -> None:

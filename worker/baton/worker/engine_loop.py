@@ -17,7 +17,7 @@ from baton.worker.handover.handover import Handover
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.outputs import StepOutputs
 from baton.worker.profiler import StepProfiler
-from baton.worker.prompt_hashes import split_message
+from baton.worker.prompts import split_prompts
 from baton.worker.sessions import Sessions
 from baton.worker.spans import SpanSender
 from baton.worker.state import StateReporter, host_cache_message, load_message
@@ -66,7 +66,7 @@ class EngineLoop:
             Kind.STOP: self._on_stop,
             Kind.GENERATE_OPEN: lambda channel, _: self._sessions.open(channel),
             Kind.GENERATE: self._sessions.receive,
-            Kind.GENERATE_HASHED: lambda channel, payload: self._sessions.receive(channel, *split_message(payload)),
+            Kind.GENERATE_HASHED: lambda channel, payload: self._sessions.receive(channel, *split_prompts(payload)),
             Kind.GENERATE_CLOSE: lambda channel, _: self._sessions.close(channel),
             Kind.CALL: self._control.call,
             Kind.PUBLISH_OPEN: lambda channel, _: self._events.open(channel),

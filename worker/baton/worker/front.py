@@ -1,4 +1,4 @@
-"""WorkerService on the gRPC side: bytes from streams to the engine, with prompts' block hashes, and back."""
+"""WorkerService on the gRPC side: messages to the engine, their prompts read and hashed, and bytes back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.v1 import worker_pb2
 from baton.worker.engine_host import EngineHost, error_of_status
 from baton.worker.link import Kind
 from baton.worker.outbox import Outbox
-from baton.worker.prompt_hashes import PromptHasher, join_hashes
+from baton.worker.prompts import Prompt, PromptReader, join_prompts
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class WorkerFront:
         self._generates: dict[int, Outbox] = {}
         self._prefills: dict[int, Outbox] = {}
         self._state = b""
-        self._hasher: PromptHasher | None = None  # None: the engine has not said how yet
+        self._reader: PromptReader | None = None  # None: the engine has not said how yet
         self._state_changed = asyncio.Event()
         self._closed: ServiceError | None = None
         host.on(Kind.STATE, self._on_state)
@@ -120,22 +120,22 @@ class WorkerFront:
     ) -> None:
         try:
             async for request in requests:
-                hashes = await self._hashes_of(kind, request)
-                if any(hashes):
-                    self._host.send(hashed_kind, channel, join_hashes(hashes, request))
+                message, prompts = await self._read_prompts(kind, request)
+                if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
+                    self._host.send(hashed_kind, channel, join_prompts(message, prompts))
                 else:
-                    self._host.send(kind, channel, request)
+                    self._host.send(kind, channel, message)
                 await self._host.writable()
         except (grpc.aio.UsageError, grpc.aio.AioRpcError):
             pass  # the call ended under the reader; the outbox is closed below
         finally:
             outbox.close()
 
-    async def _hashes_of(self, kind: Kind, request: bytes) -> list[bytes]:
-        hasher = self._hasher
-        if hasher is None:
-            return []
-        return await (hasher.of_prefill(request) if kind is Kind.PREFILL else hasher.of_generate(request))
+    async def _read_prompts(self, kind: Kind, request: bytes) -> tuple[bytes, list[Prompt]]:
+        reader = self._reader
+        if reader is None:
+            return request, []
+        return await (reader.read_prefill(request) if kind is Kind.PREFILL else reader.read_generate(request))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -145,9 +145,9 @@ class WorkerFront:
 
     def _on_state(self, channel: int, payload: bytes) -> None:
         self._state = payload
-        if self._hasher is None:
+        if self._reader is None:
             model = worker_pb2.WatchStateResponse.FromString(payload).state.model
-            self._hasher = PromptHasher(model.block_size, model.max_model_len)
+            self._reader = PromptReader(model.block_size, model.max_model_len)
         self._notify()
 
     def _notify(self) -> None:

@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
     PUBLISH_OPEN = 7  # the index listens: say hello
     PUBLISH_CLOSE = 8
     SNAPSHOT_WANTED = 9
-    GENERATE_HASHED = 10  # GENERATE behind its prompts' block hashes, see prompt_hashes
+    GENERATE_HASHED = 10  # GENERATE behind its prompts as the front read them, see prompts
     # engine to front
     READY = 20  # WatchStateResponse: the first state
     FAILED = 21  # UTF-8: why the engine cannot start or go on
@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     PREFILL_OPEN = 40
     PREFILL = 41  # PrefillStreamRequest in, PrefillStreamResponse out
     PREFILL_CLOSE = 42  # google.rpc.Status, or empty
-    PREFILL_HASHED = 43  # PREFILL in, behind its prompt's block hashes
+    PREFILL_HASHED = 43  # PREFILL in, behind its prompt as the front read it
     # both ways: prefill streams from this worker to others
     PEER_OPEN = 50  # UTF-8: the address
     PEER = 51  # PrefillStreamRequest out, PrefillStreamResponse in

@@ -17,6 +17,7 @@ from baton.worker.core import FinishReason, Request, TokenLogprobs
 from baton.worker.executor.base import ModelSpec
 from baton.worker.link import Kind
 from baton.worker.outputs import Finish, StepOutputs
+from baton.worker.prompts import Prompt
 from baton.worker.submit import generation_of
 
 _log = logging.getLogger(__name__)
@@ -94,10 +95,10 @@ class Sessions:
         """A stream began."""
         self._sessions[channel] = _Session(channel)
 
-    def receive(self, channel: int, payload: bytes, block_hashes: Sequence[bytes] = ()) -> None:
+    def receive(self, channel: int, payload: bytes, prompts: Sequence[Prompt] = ()) -> None:
         """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream.
 
-        `block_hashes`: of each submit's first full blocks; empty: not made yet.
+        `prompts`: of each submit, as the front read them; empty: it did not.
         """
         session = self._sessions.get(channel)
         if session is None:
@@ -112,9 +113,9 @@ class Sessions:
         for slot in message.aborts:
             if request := session.requests.get(slot):
                 self._engine.abort(request.request_id)
-        for submit, hashes in zip(message.submits, block_hashes or itertools.repeat(b""), strict=False):
+        for submit, known in zip(message.submits, prompts or itertools.repeat(Prompt()), strict=False):
             try:
-                self._submit(session, submit, hashes)
+                self._submit(session, submit, known)
             except ServiceError as error:
                 _log.info("request refused: %s", error.message, extra={"request_id": submit.request_id})
                 self._fail(session, submit.slot, error)
@@ -160,7 +161,7 @@ class Sessions:
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
 
-    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, block_hashes: bytes) -> None:
+    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: Prompt) -> None:
         if self.draining:
             raise Unavailable("the worker is draining and takes no new requests", phase=types_pb2.PHASE_QUEUE)
         if running := session.requests.get(submit.slot):
@@ -171,7 +172,7 @@ class Sessions:
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
         name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
-        request = generation_of(submit, self._model, name, self._clock(), block_hashes)
+        request = generation_of(submit, self._model, name, self._clock(), known)
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
             self._remote.expect(request, submit.prefill)

@@ -16,11 +16,13 @@ from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Int32, ReasoningLimit, Request, SamplingParams, StopConditions
 from baton.worker.executor.base import ModelSpec
 from baton.worker.grammar.messages import constraint_of
+from baton.worker.prompts import Prompt
 from baton.worker.token_ids import TokenIds
 from baton.worker.validation import check_token_ids
 
 _MAX_LOGPROBS = 1024
 _TOKEN_BYTES = 4
+_UNKNOWN = Prompt()
 _MAX_SEQUENCES = 4096
 _MAX_SEQUENCE_TOKENS = 64
 
@@ -47,15 +49,17 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
 def generation_of(
-    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, block_hashes: bytes = b""
+    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
 ) -> Request:
     """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field.
 
-    `block_hashes`: of its first full blocks, as this worker's front made them.
+    `known`: what this worker's front found out.
     """
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
-    prompt, output = as_token_ids(submit.prompt_token_ids), submit.resume.output_token_ids
+    given = known.token_ids
+    prompt = unpacked_token_ids(given) if given else as_token_ids(submit.prompt_token_ids)
+    output = submit.resume.output_token_ids
     _check_tokens(output, model.vocab_size, "resume.output_token_ids")
     stop = stop_conditions_of(submit.stop, model)
     # Exactly max_tokens is fine: only the finish was lost with the other worker.
@@ -68,7 +72,7 @@ def generation_of(
         request_id=name,
         token_ids=TokenIds(np.concatenate((prompt, as_token_ids(output))) if output else prompt),
         num_prompt_tokens=len(prompt),
-        block_hashes=block_hashes,
+        block_hashes=known.block_hashes,
         sampling=_with_prompt_logprobs(sampling_of(submit.sampling, stop, model.vocab_size), submit.sampling, model),
         stop=stop,
         cache_namespace=submit.cache_namespace,
@@ -83,11 +87,11 @@ def generation_of(
 
 
 def prefill_of(
-    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, block_hashes: bytes = b""
+    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
 ) -> Request:
     """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field.
 
-    `block_hashes`: of its first full blocks, as this worker's front made them.
+    `known`: what this worker's front found out.
     """
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
@@ -102,7 +106,7 @@ def prefill_of(
         request_id=name,
         token_ids=TokenIds(token_ids),
         num_prompt_tokens=len(token_ids) - submit.num_output_tokens,
-        block_hashes=block_hashes,
+        block_hashes=known.block_hashes,
         sampling=sampling_of(submit.sampling, stop, model.vocab_size),
         stop=stop,
         cache_namespace=submit.cache_namespace,
@@ -128,6 +132,11 @@ def packed_token_ids(submit: worker_pb2.PrefillSubmit) -> Int32:
             f"prompt_token_ids has {len(packed)} bytes; it must have {_TOKEN_BYTES} for each token",
             field="prompt_token_ids",
         )
+    return unpacked_token_ids(packed)
+
+
+def unpacked_token_ids(packed: bytes) -> Int32:
+    """Tokens that are little-endian uint32; a view where that is how they lie in memory."""
     return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
 
 

@@ -24,7 +24,7 @@ from baton.worker.handover.prefill_side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
 from baton.worker.link import Kind
 from baton.worker.outputs import StepOutputs
-from baton.worker.prompt_hashes import split_message
+from baton.worker.prompts import split_prompts
 from baton.worker.transfer.base import (
     InboundFailed,
     InboundFenced,
@@ -236,8 +236,8 @@ class Handover:
             self._bandwidth_of.setdefault(name, Bandwidth()).observe(totals)
 
     def _on_hashed_prefill(self, channel: int, payload: bytes) -> None:
-        message, hashes = split_message(payload)
-        self.prefill_side.on_peer_message(channel, message, hashes[0])
+        message, prompts = split_prompts(payload)
+        self.prefill_side.on_peer_message(channel, message, prompts[0])
 
     def _close_prefill_stream(self, channel: int, error: ServiceError) -> None:
         self._wire.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())

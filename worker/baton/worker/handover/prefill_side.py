@@ -27,6 +27,7 @@ from baton.worker.handover.push_targets import PushTargets
 from baton.worker.handover.records import PushRecord, log_record
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted, StepOutputs
+from baton.worker.prompts import Prompt
 from baton.worker.submit import prefill_of
 from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion import worker_conversion
@@ -118,10 +119,10 @@ class PrefillSide:
         self._peers[channel] = DecodePeer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
-    def on_peer_message(self, channel: int, payload: bytes, block_hashes: bytes = b"") -> None:
+    def on_peer_message(self, channel: int, payload: bytes, known: Prompt | None = None) -> None:
         """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other.
 
-        `block_hashes`: of a submit's full blocks; empty: not made yet.
+        `known`: what the front found out about a submit's prompt.
         """
         peer = self._peers.get(channel)
         if peer is None:
@@ -135,7 +136,7 @@ class PrefillSide:
             elif kind == "renewal":
                 pass  # every message is a sign of life; these may overtake the hello
             elif kind == "submit" and peer.greeted:
-                self._on_submit(peer, message.submit, block_hashes)
+                self._on_submit(peer, message.submit, known or Prompt())
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
@@ -174,14 +175,14 @@ class PrefillSide:
             raise
         peer.greeted = True
 
-    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, block_hashes: bytes) -> None:
+    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, known: Prompt) -> None:
         if submit.prefill_id in peer.jobs:
             raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
         try:
             if self.draining:
                 raise Unavailable("the prefill worker is draining and takes no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
-            request = prefill_of(submit, self._executor.model, name, self._clock(), block_hashes)
+            request = prefill_of(submit, self._executor.model, name, self._clock(), known)
             self._engine.submit(request)
         except ServiceError as error:
             self._refuse(peer, submit.prefill_id, error)

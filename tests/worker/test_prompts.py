@@ -1,4 +1,4 @@
-"""Hashes that the front makes: the engine's own, slice by slice, and none where there is nothing to hash."""
+"""Prompts as the front reads them: hashed to what the engine would make of them, slice by slice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from worker_harness import submit
 
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks, hash_packed_blocks
 from baton.v1 import worker_pb2
-from baton.worker.prompt_hashes import PromptHasher, join_hashes, split_message
+from baton.worker.prompts import Prompt, PromptReader, join_prompts, split_prompts
 from baton.worker.token_ids import TokenIds
 
 LONG = 3 * 128 * BLOCK_SIZE + 5  # tokens, of several slices and a rest
 
 
 @pytest.fixture
-def hasher() -> PromptHasher:
-    return PromptHasher(BLOCK_SIZE, LONG + 1)
+def reader() -> PromptReader:
+    return PromptReader(BLOCK_SIZE, LONG + 1)
 
 
 def packed(token_ids: list[int]) -> bytes:
     return np.array(token_ids, "<u4").tobytes()
 
 
-async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(hasher: PromptHasher) -> None:
+async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(reader: PromptReader) -> None:
     prompt = prompt_of(LONG)
     message = worker_pb2.GenerateStreamRequest(submits=[submit(1, prompt, cache_namespace=NAMESPACE)])
     num_turns = 0
@@ -38,49 +38,54 @@ async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(hasher: Pr
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    (hashes,) = await hasher.of_generate(message.SerializeToString())
+    shortened, prompts = await reader.read_generate(message.SerializeToString())
     counting.cancel()
-    assert hashes == hash_blocks(NAMESPACE, prompt, BLOCK_SIZE)
+    assert prompts == [Prompt(packed(prompt), hash_blocks(NAMESPACE, prompt, BLOCK_SIZE))]
+    message.submits[0].ClearField("prompt_token_ids")
+    assert shortened == message.SerializeToString()
     assert num_turns >= 3, "others had their turns meanwhile"
 
 
-async def test_output_that_a_request_came_with_is_part_of_its_chain(hasher: PromptHasher) -> None:
+async def test_output_that_a_request_came_with_is_part_of_its_chain(reader: PromptReader) -> None:
     resume = worker_pb2.ResumeState(output_token_ids=[7, 8, 9])
     message = worker_pb2.GenerateStreamRequest(
         submits=[submit(1, prompt_of(10), cache_namespace=NAMESPACE, resume=resume)]
     )
-    (hashes,) = await hasher.of_generate(message.SerializeToString())
-    assert hashes == hash_blocks(NAMESPACE, [*prompt_of(10), 7, 8, 9], BLOCK_SIZE)
+    same, prompts = await reader.read_generate(message.SerializeToString())
+    assert same == message.SerializeToString()
+    assert prompts == [Prompt(b"", hash_blocks(NAMESPACE, [*prompt_of(10), 7, 8, 9], BLOCK_SIZE))]
 
 
-async def test_a_prefill_is_hashed_and_other_messages_are_not(hasher: PromptHasher) -> None:
+async def test_a_prefill_is_hashed_and_other_messages_are_not(reader: PromptReader) -> None:
     wanted = worker_pb2.PrefillSubmit(prompt_token_ids=packed(prompt_of(9)), cache_namespace=NAMESPACE)
     message = worker_pb2.PrefillStreamRequest(submit=wanted)
-    assert await hasher.of_prefill(message.SerializeToString()) == [hash_blocks(NAMESPACE, prompt_of(9), BLOCK_SIZE)]
+    payload = message.SerializeToString()
+    hashes = hash_blocks(NAMESPACE, prompt_of(9), BLOCK_SIZE)
+    assert await reader.read_prefill(payload) == (payload, [Prompt(b"", hashes)])
     cancel = worker_pb2.PrefillStreamRequest(cancel=worker_pb2.PrefillCancel(prefill_id=1))
-    assert await hasher.of_prefill(cancel.SerializeToString()) == []
+    assert await reader.read_prefill(cancel.SerializeToString()) == (cancel.SerializeToString(), [])
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff", b""])
-async def test_what_cannot_be_read_has_no_hashes(hasher: PromptHasher, payload: bytes) -> None:
-    assert await hasher.of_generate(payload) == []
-    assert await hasher.of_prefill(payload) == []
+async def test_what_cannot_be_read_has_no_hashes(reader: PromptReader, payload: bytes) -> None:
+    assert await reader.read_generate(payload) == (payload, [])
+    assert await reader.read_prefill(payload) == (payload, [])
 
 
-async def test_what_the_engine_will_refuse_is_not_hashed(hasher: PromptHasher) -> None:
+async def test_what_the_engine_will_refuse_is_not_hashed(reader: PromptReader) -> None:
     submits = [
         submit(1, prompt_of(LONG + 1), cache_namespace=NAMESPACE),
         submit(2, prompt_of(20), cache_namespace=b"short"),
         submit(3, prompt_of(BLOCK_SIZE), cache_namespace=NAMESPACE),
     ]
     message = worker_pb2.GenerateStreamRequest(submits=submits)
-    hashes = await hasher.of_generate(message.SerializeToString())
-    assert [len(each) for each in hashes] == [0, 0, HASH_BYTES]
+    _, prompts = await reader.read_generate(message.SerializeToString())
+    assert [len(prompt.block_hashes) for prompt in prompts] == [0, 0, HASH_BYTES]
 
 
-@pytest.mark.parametrize("hashes", [[], [b""], [bytes(16), b"", bytes(range(32))]])
-def test_a_frame_is_taken_apart_as_it_was_put_together(hashes: list[bytes]) -> None:
-    assert split_message(join_hashes(hashes, b"message")) == (b"message", hashes)
+@pytest.mark.parametrize("prompts", [[], [Prompt()], [Prompt(b"1234", bytes(16)), Prompt(), Prompt(b"", bytes(32))]])
+def test_a_frame_is_taken_apart_as_it_was_put_together(prompts: list[Prompt]) -> None:
+    assert split_prompts(join_prompts(b"message", prompts)) == (b"message", prompts)
 
 
 def test_packed_tokens_hash_like_lists() -> None:

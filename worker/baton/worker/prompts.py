@@ -1,0 +1,102 @@
+"""Prompts between the front and the engine of one worker: tokens as arrays, block hashes made beforehand.
+
+What is done token by token, or block by block, is done by the front: it would hold the engine's thread up for steps.
+A frame of kind *_HASHED is a message behind its prompts. Only the front writes it; no other process can.
+
+    uint32 number of prompts | of each: uint32 bytes of tokens, uint32 bytes of hashes | of each: both | the message
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from baton.rpc.block_hash import HASH_BYTES, hash_packed_blocks
+from baton.v1 import worker_pb2
+
+_UINT32 = struct.Struct("<I")
+_TOKEN_BYTES = 4
+_MIN_TAKEN_OUT = 512  # tokens that are worth taking out of a message, which is written anew for that
+_BLOCKS_PER_SLICE = 128  # hashed at a stretch: a tenth of a millisecond or two
+
+
+class Prompt(NamedTuple):
+    """What the front found out about one prompt of a message."""
+
+    token_ids: bytes = b""  # of the prompt, little-endian uint32; empty: they are in the message
+    block_hashes: bytes = b""  # of the full blocks of prompt and output so far, 16 bytes each; empty: not made
+
+
+class PromptReader:
+    """Reads messages on an event loop, and hashes in slices. What is malformed it leaves to the engine to say."""
+
+    def __init__(self, block_size: int, max_model_len: int) -> None:
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+
+    async def read_generate(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
+        """A GenerateStreamRequest without its long prompts, and the prompts of its submits."""
+        try:
+            message = worker_pb2.GenerateStreamRequest.FromString(payload)
+        except DecodeError:
+            return payload, []
+        prompts: list[Prompt] = []
+        for submit in message.submits:
+            prompt = np.array(submit.prompt_token_ids, "<u4").tobytes()
+            output = np.array(submit.resume.output_token_ids, "<u4").tobytes()
+            hashes = await self._hash(submit.cache_namespace, prompt + output)
+            if len(prompt) < _MIN_TAKEN_OUT * _TOKEN_BYTES:
+                prompt = b""
+            else:
+                submit.ClearField("prompt_token_ids")
+            prompts.append(Prompt(prompt, hashes))
+        shortened = any(prompt.token_ids for prompt in prompts)
+        return message.SerializeToString() if shortened else payload, prompts
+
+    async def read_prefill(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
+        """A PrefillStreamRequest, and its prompt if it has one; the tokens stay in the message, packed as they are."""
+        try:
+            message = worker_pb2.PrefillStreamRequest.FromString(payload)
+        except DecodeError:
+            return payload, []
+        if not message.HasField("submit"):
+            return payload, []
+        submit = message.submit
+        return payload, [Prompt(block_hashes=await self._hash(submit.cache_namespace, submit.prompt_token_ids))]
+
+    async def _hash(self, namespace: bytes, tokens: bytes) -> bytes:
+        if len(namespace) != HASH_BYTES or len(tokens) >= self._max_model_len * _TOKEN_BYTES:
+            return b""  # will be refused
+        parts: list[bytes] = []
+        parent, stride = namespace, self._block_size * _TOKEN_BYTES * _BLOCKS_PER_SLICE
+        for start in range(0, len(tokens), stride):
+            if start:
+                await asyncio.sleep(0)
+            part = hash_packed_blocks(parent, tokens[start : start + stride], self._block_size)
+            parts.append(part)
+            parent = part[-HASH_BYTES:]
+        return b"".join(parts)
+
+
+def join_prompts(message: bytes, prompts: Sequence[Prompt]) -> bytes:
+    """The payload of a frame."""
+    parts = [part for prompt in prompts for part in prompt]
+    sizes = struct.pack(f"<{1 + len(parts)}I", len(prompts), *map(len, parts))
+    return b"".join((sizes, *parts, message))
+
+
+def split_prompts(payload: bytes) -> tuple[bytes, list[Prompt]]:
+    """A frame's message and prompts."""
+    (count,) = _UINT32.unpack_from(payload)
+    sizes = struct.unpack_from(f"<{2 * count}I", payload, _UINT32.size)
+    start = _UINT32.size * (1 + 2 * count)
+    parts: list[bytes] = []
+    for size in sizes:
+        parts.append(payload[start : start + size])
+        start += size
+    return payload[start:], [Prompt(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
