@@ -36,8 +36,8 @@ class CertsConfig:
     services: tuple[str, ...] = field(
         default=_WHAT,
         metadata={
-            "help": "Whom to make certificates for: some of gateway, router, worker, kvstore, operator, and edge, which is "
-            "what the gateway shows clients.",
+            "help": "Whom to make certificates for: some of gateway, router, worker, kvstore, operator, and edge, "
+            "which is what the gateway shows clients.",
             "metavar": "NAMES",
         },
     )
@@ -96,7 +96,7 @@ def make(config: CertsConfig) -> None:
     except ImportError as error:
         raise CertsFailed(f"{error}; install baton-inference[certs]") from error
     folder = Path(config.dir)
-    present = [name for service in config.services for name in _file_names(service) if (folder / name).exists()]
+    present = [name for service in config.services for name in file_names(service) if (folder / name).exists()]
     if present:
         raise CertsFailed(f"{folder / present[0]} exists and is not overwritten; remove it, or give another --dir")
     now = time.time()
@@ -113,21 +113,21 @@ def make(config: CertsConfig) -> None:
             authority = new_authority(config.fleet, Validity(min(begin, now), now + 86400 * config.ca_days))
             _write(folder, CA_CERTIFICATE, CA_KEY, authority.certificate_pem, authority.key_pem)
         for service in config.services:
-            _write(folder, *_file_names(service), *_issue(config, service, authority, validity))
+            _write(folder, *file_names(service), *_issue(config, service, authority, validity))
     except (OSError, ValueError) as error:
         raise CertsFailed(f"{folder}: {error}") from error
 
 
 def tls_flags(folder: str, service: str) -> tuple[str, ...]:
     """What a service is given to use the files of a folder that this command has filled."""
-    certificate, key = _file_names(service)
+    certificate, key = file_names(service)
     paths = (f"{folder}/{certificate}", f"{folder}/{key}", f"{folder}/{CA_CERTIFICATE}")
     return ("--tls-certificate", paths[0], "--tls-key", paths[1], "--tls-ca", paths[2])
 
 
 def edge_flags(folder: str) -> tuple[str, ...]:
     """What a gateway is given to speak TLS with its clients."""
-    certificate, key = (f"{folder}/{name}" for name in _file_names(EDGE))
+    certificate, key = (f"{folder}/{name}" for name in file_names(EDGE))
     return (
         "--rest-tls-certificate", certificate, "--rest-tls-key", key,
         "--grpc-tls-certificate", certificate, "--grpc-tls-key", key,
@@ -141,7 +141,7 @@ def instructions(config: CertsConfig) -> str:
         if service == EDGE:
             rows.append(f"  baton gateway   {' '.join(edge_flags(config.dir))}")
         elif service == OPERATOR:
-            certificate, key = _file_names(service)
+            certificate, key = file_names(service)
             rows.append(
                 f"  your own tools  {config.dir}/{certificate}, {config.dir}/{key}, {config.dir}/{CA_CERTIFICATE}"
             )
@@ -150,7 +150,8 @@ def instructions(config: CertsConfig) -> str:
     return "\n".join((*rows, f"All services of one machine: baton up --tls-dir {config.dir}"))
 
 
-def _file_names(service: str) -> tuple[str, str]:
+def file_names(service: str) -> tuple[str, str]:
+    """Of the certificate and of the key, within the folder."""
     return f"{service}.crt", f"{service}.key"
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.rpc.address import split_address
+from baton.rpc.errors import InvalidRequest
+from baton.rpc.identity import OPERATOR
+from baton.rpc.tls import Tls
+from baton.rpc.tls_files import TlsFiles
 from baton.services import ports
+from baton.services.certs import CA_CERTIFICATE, edge_flags, file_names, tls_flags
 from baton.services.settings import SettingsError
 
 
@@ -75,6 +80,16 @@ class UpConfig:
         default="",
         metadata={"help": "Redis to keep the index in. Empty: kvstore's embedded default.", "metavar": "URL"},
     )
+    tls_dir: str = field(
+        default="",
+        metadata={
+            "help": "A folder of `baton certs`: the services show each other its certificates. Empty: plain text.",
+            "metavar": "FOLDER",
+        },
+    )
+    tls_edge: bool = field(
+        default=False, metadata={"help": "Clients are served over TLS too, with the edge.crt of --tls-dir."}
+    )
     log_dir: str = field(
         default="",
         metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
@@ -86,6 +101,29 @@ class UpConfig:
     ready_timeout: float = field(
         default=600.0, metadata={"help": "Give up when not ready after this many seconds.", "minimum": 1}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPlan:
+    """What a tandem's TLS is, as it starts: checked, so that what is wrong is told before a service fails over it."""
+
+    probing: Tls | None = None  # what probes show services, as an operator. None: plain text
+    edge_ca: str = ""  # whose certificate the gateway shows clients. Empty: plain text
+
+
+def plan_tls(config: UpConfig) -> TlsPlan:
+    """Reads the files that probes need. Raises SettingsError."""
+    folder = config.tls_dir
+    if not folder:
+        if config.tls_edge:
+            raise SettingsError("--tls-edge needs --tls-dir FOLDER, made by `baton certs`")
+        return TlsPlan()
+    ca = f"{folder}/{CA_CERTIFICATE}"
+    certificate, key = (f"{folder}/{name}" for name in file_names(OPERATOR))
+    try:
+        return TlsPlan(Tls(TlsFiles(certificate, key, ca), OPERATOR), ca if config.tls_edge else "")
+    except InvalidRequest as error:
+        raise SettingsError(f"--tls-dir {folder}: {error.message}; `baton certs` makes such a folder") from error
 
 
 class Probe(enum.Enum):
@@ -154,7 +192,14 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
     return ServicePlan(
         name="gateway",
         command="gateway",
-        flags=(*listen, *flags, *_format_flags(config), "--log-format", config.log_format),
+        flags=(
+            *listen,
+            *flags,
+            *_format_flags(config),
+            *_tls_flags(config, "gateway"),
+            "--log-format",
+            config.log_format,
+        ),
         address=config.grpc_listen,
         metrics=config.rest_listen,
         probe=Probe.HTTP_READY,
@@ -174,6 +219,13 @@ def _format_flags(config: UpConfig) -> list[str]:
     return [*flags, "--trust-request-chat-template"] if config.trust_request_chat_template else flags
 
 
+def _tls_flags(config: UpConfig, service: str) -> tuple[str, ...]:
+    if not config.tls_dir:
+        return ()
+    edge = edge_flags(config.tls_dir) if config.tls_edge and service == "gateway" else ()
+    return (*tls_flags(config.tls_dir, service), *edge)
+
+
 def _internal(
     config: UpConfig, command: str, name: str, stage: int, listen: tuple[str, str], flags: tuple[str, ...]
 ) -> ServicePlan:
@@ -181,7 +233,16 @@ def _internal(
     return ServicePlan(
         name=name,
         command=command,
-        flags=("--listen", address, "--metrics-listen", metrics, *flags, "--log-format", config.log_format),
+        flags=(
+            "--listen",
+            address,
+            "--metrics-listen",
+            metrics,
+            *flags,
+            *_tls_flags(config, command),
+            "--log-format",
+            config.log_format,
+        ),
         address=address,
         metrics=metrics,
         probe=Probe.GRPC_HEALTH,

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.rpc.address import split_address
+from baton.rpc.channel import Dial
 from baton.services import settings, tandem
+from baton.services.certs import CA_CERTIFICATE
 from baton.services.model_source import resolve_model
 from baton.services.ports import free_ports
 from baton.services.processes import Child
@@ -36,6 +38,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         (config,) = settings.load("up", (tandem.UpConfig,), argv, environ, "Runs a whole tandem on this machine.")
         config = tandem.check_listen_addresses(config)
+        tls = tandem.plan_tls(config)
         model = resolve_model(config.model)
         log_dir = _make_log_dir(config.log_dir)
     except settings.SettingsError as error:
@@ -45,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     lines = StatusLines(sys.stdout)
     lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
     try:
-        clean = asyncio.run(_run(config, plans, log_dir, environ, lines))
+        clean = asyncio.run(_run(config, plans, tls, log_dir, environ, lines))
     except UpFailed as error:
         lines.say(f"baton up: {error}")
         return 1
@@ -70,6 +73,7 @@ def _make_log_dir(wanted: str) -> Path:
 async def _run(
     config: tandem.UpConfig,
     plans: Sequence[tandem.ServicePlan],
+    tls: tandem.TlsPlan,
     log_dir: Path,
     environ: Mapping[str, str],
     lines: StatusLines,
@@ -82,7 +86,7 @@ async def _run(
         # All at once: every service waits for those it needs.
         for plan in reversed(plans):
             children.append(await Child.start(plan, log_dir, environ))
-        await _until(stop, children, _announce_ready(config, children, lines))
+        await _until(stop, children, _announce_ready(config, children, tls, lines))
     except BaseException:
         await _stop_all(children, config.drain_timeout + _STOP_GRACE_SECONDS)
         raise
@@ -123,7 +127,9 @@ def _obituary(child: Child) -> str:
     return f"{child.plan.name} {child.ending}; the end of {child.log_path}:\n{tail}"
 
 
-async def _announce_ready(config: tandem.UpConfig, children: Sequence[Child], lines: StatusLines) -> None:
+async def _announce_ready(
+    config: tandem.UpConfig, children: Sequence[Child], tls: tandem.TlsPlan, lines: StatusLines
+) -> None:
     began = time.monotonic()
     waiting = list(children)
     while waiting:
@@ -134,16 +140,21 @@ async def _announce_ready(config: tandem.UpConfig, children: Sequence[Child], li
                 f"the end of {waiting[0].log_path}:\n{waiting[0].log_tail()}"
             )
         lines.wait([child.plan.name for child in waiting], seconds)
-        ready = await asyncio.gather(*(is_ready(child.plan.probe, child.plan.probe_address) for child in waiting))
+        ready = await asyncio.gather(*(_is_ready(child.plan, tls) for child in waiting))
         for child in [child for child, answer in zip(waiting, ready, strict=True) if answer]:
             plan = child.plan
+            scheme = "https" if tls.edge_ca and plan.command == "gateway" else "http"
             lines.say(
                 f"  {plan.name:<17} ready after {time.monotonic() - began:4.1f} s   "
-                f"gRPC {plan.address}   http://{plan.metrics}/metrics"
+                f"gRPC {plan.address}   {scheme}://{plan.metrics}/metrics"
             )
             waiting.remove(child)
         await asyncio.sleep(_PROBE_INTERVAL_SECONDS)
     lines.say(_welcome(config, children))
+
+
+async def _is_ready(plan: tandem.ServicePlan, tls: tandem.TlsPlan) -> bool:
+    return await is_ready(plan.probe, plan.probe_address, Dial(tls.probing, plan.command), tls.edge_ca)
 
 
 def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
@@ -155,10 +166,11 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
         "messages": [{"role": "user", "content": "Tell me a story about a dog and a river."}],
     }
     host, port = split_address(config.rest_listen, "rest_listen")
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    url = f"{'https' if config.tls_edge else 'http'}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    trust = f"--cacert {config.tls_dir}/{CA_CERTIFICATE} " if config.tls_edge else ""
     return (
         f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
-        f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n\n"
+        f"  curl -N {trust}{url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n\n"
         "Ctrl-C stops it."
     )
 
