@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from baton.router.kubernetes_api import DEFAULT_URL, KubernetesApi
 from baton.router.sources import check_sources
+from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.tls_files import TlsFiles, tls_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,9 @@ class RouterConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
+    tls_key: str = field(default="", metadata=tls_settings.KEY)
+    tls_ca: str = field(default="", metadata=tls_settings.CA)
     workers: tuple[str, ...] = field(
         default=(),
         metadata={
@@ -76,8 +81,14 @@ class RouterConfig:
         default=4096, metadata={"help": "Placements that can be asked for afterwards.", "minimum": 1}
     )
 
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
+        _ = self.tls
         split_address(self.listen, "listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, "metrics_listen")

@@ -28,8 +28,12 @@ from baton.router.router_servicer import SERVICE_NAME, RouterServicer
 from baton.router.sources import discovery_of
 from baton.router.standing import Objectives
 from baton.router.worker_watch import WorkerWatch
+from baton.rpc.channel import Dial
+from baton.rpc.identity import KVSTORE, ROUTER, WORKER
 from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
+from baton.rpc.tls import Tls
+from baton.rpc.tls_metrics import TlsCollector
 from baton.v1 import router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -46,7 +50,9 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
 
 
 async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
+    tls = Tls(config.tls, ROUTER) if config.tls else None
     registry = prometheus_client.CollectorRegistry()
+    registry.register(TlsCollector(tls))
     fleet, index = Fleet(), PrefixIndex()
     objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000)
     placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity, objectives=objectives)
@@ -56,17 +62,19 @@ async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
     peers = None
     if config.peers:
         discovery = discovery_of(config.peers, api, "peers")
-        peers = Peers(router_id, placer.in_flight, fleet, discovery, placer.hear_of_placement)
+        dial = Dial(tls, ROUTER)
+        peers = Peers(router_id, placer.in_flight, fleet, discovery, placer.hear_of_placement, dial=dial)
     servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers)
     peer_servicer = RouterPeerServicer(news)
-    client = IndexClient(index, config.kvstore) if config.kvstore else None
-    watch = WorkerWatch(fleet, discovery_of(config.workers, api, "workers"), config.state_interval_seconds)
+    client = IndexClient(index, config.kvstore, dial=Dial(tls, KVSTORE)) if config.kvstore else None
+    workers = discovery_of(config.workers, api, "workers")
+    watch = WorkerWatch(fleet, workers, config.state_interval_seconds, Dial(tls, WORKER))
     registry.register(RouterCollector(fleet, placer, index, client, peers))
     services = (
         Service(SERVICE_NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server),
         Service(PEER_SERVICE_NAME, peer_servicer, router_pb2_grpc.add_RouterPeerServiceServicer_to_server),
     )
-    server = RpcServer(config.listen, services, _GRACE_SECONDS)
+    server = RpcServer(config.listen, services, _GRACE_SECONDS, tls=tls)
     runs = [one.run() for one in (watch, client, peers) if one is not None]
     async with (
         server,
