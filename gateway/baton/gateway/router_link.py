@@ -45,7 +45,10 @@ class _NoStreamError(Exception):
 
 
 class RouterLink:
-    """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss."""
+    """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss.
+
+    A message goes out at once, or `gather_seconds` after the one before.
+    """
 
     def __init__(self, address: str, dial: Dial = _PLAIN) -> None:
         self.address = address
@@ -162,7 +165,7 @@ class RouterLink:
                 if (delay := next_at - loop.time()) > 0:
                     await asyncio.sleep(delay)
                 self._wake.clear()
-                next_at = loop.time() + _GATHER_SECONDS
+                next_at = loop.time() + self._gather_seconds
                 while self._unsent:
                     await call.write(self._take_unsent())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
