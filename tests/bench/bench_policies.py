@@ -23,7 +23,7 @@ from bench.policies import DISAGGREGATION, PEERS
 from bench.policies.clairvoyant import run_bound
 from bench.report import render_table, write_json
 
-from baton.services.simulate.cell import BATON, Cell, run_cells
+from baton.services.simulate.cell import BATON, SHEDDING, Cell, run_cells
 from baton.services.simulate.metrics import Limits, Summary
 from baton.services.simulate.output import plot, table
 from baton.services.simulate.settings import ClusterSettings
@@ -41,11 +41,14 @@ _HEADER = (
     "workers",
     "load",
     "offered/s",
-    "Baton good/s",
     "best peer",
     "its good/s",
-    "ratio",
     "second",
+    "Baton",
+    "ratio",
+    "with --shed",
+    "ratio",
+    "refused",
     "of bound",
 )
 _MIXED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.0)
@@ -81,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--itl", type=float, default=Limits().itl, help="its mean seconds between tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--bound", action="store_true", help="Baton beside a clairvoyant bound, too")
+    parser.add_argument("--bounds", type=_numbers, default=[], help="loads of which a clairvoyant bound is run, too")
     parser.add_argument("--details", action="store_true", help="print every run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plots", type=Path, help="a folder for one picture of each workload and size")
@@ -101,9 +104,9 @@ def _numbers(text: str) -> list[float]:
 
 def _placement(options: argparse.Namespace) -> dict[str, object]:
     limits = Limits(options.ttft, options.itl)
-    names = {BATON: "baton", **{PEERS[name]: name for name in options.peers}}
+    names = {BATON: "baton", SHEDDING: "shed", **{PEERS[name]: name for name in options.peers}}
     rows: list[tuple[str, ...]] = []
-    ratios: list[tuple[float, float]] = []
+    ratios: list[tuple[float, dict[str, float]]] = []
     records: list[dict[str, object]] = []
     for workload, workers in itertools.product(options.workloads, map(int, options.workers)):
         seconds = max(options.min_seconds, options.seconds * 4 / workers)
@@ -121,33 +124,24 @@ def _placement(options: argparse.Namespace) -> dict[str, object]:
             title = f"{workload}, {workers} workers, seed {options.seed}"
             plot(options.plots / f"policies_{workload}_{workers}.png", summaries, title)
         bounds = {}
-        if options.bound:
-            ours = [cell for cell in cells if cell.policy == BATON]
+        if options.bounds:
+            ours = [cell for cell in cells if cell.policy == BATON and cell.load in options.bounds]
             bounds = {one.load: one for one in run_cells(ours, options.jobs, _say, run_bound)}
             records += [summary.as_dict() for summary in bounds.values()]
         for load in options.loads:
             row = [summary for summary in summaries if summary.load == load]
             ratios.append((load, _compare(rows, workload, workers, row, names, bounds.get(load))))
             records += [summary.as_dict() for summary in row]
-    header = (
-        "workload",
-        "workers",
-        "load",
-        "offered/s",
-        "Baton good/s",
-        "best peer",
-        "its good/s",
-        "ratio",
-        "second",
-        "bound",
-    )
-    print(render_table(header, rows))
-    high = [ratio for load, ratio in ratios if load > 0.7]
+    print(render_table(_HEADER, rows))
+    for policy, name in ((BATON, "Baton"), (SHEDDING, "with --shed")):
+        high = [found[policy] for load, found in ratios if load > 0.7]
+        print(
+            f"{name}: worst ratio {min(found[policy] for _, found in ratios):.3f}; mean above load 0.7 "
+            f"{sum(high) / len(high) if high else float('nan'):.3f}"
+        )
     print(
-        f"\nworst ratio {min(ratio for _, ratio in ratios):.3f}; mean above load 0.7 "
-        f"{sum(high) / len(high) if high else float('nan'):.3f}; seed {options.seed}, TTFT <= {options.ttft:g} s, "
-        f"mean ITL <= {1000 * options.itl:g} ms; refused and unfinished requests count as failed;"
-        f" ratios count as {_MOST_RATIO:g} at most"
+        f"seed {options.seed}, TTFT <= {options.ttft:g} s, mean ITL <= {1000 * options.itl:g} ms;"
+        f" refused and unfinished requests count as failed; ratios count as {_MOST_RATIO:g} at most"
     )
     return {"seed": options.seed, "runs": records}
 
@@ -159,27 +153,32 @@ def _compare(
     row: Sequence[Summary],
     names: dict[str, str],
     bound: Summary | None,
-) -> float:
-    ours = next(summary for summary in row if summary.policy == BATON)
-    peers = sorted((one for one in row if one is not ours), key=lambda one: -one.goodput_per_second)
-    best = peers[0]
-    ratio = min(_MOST_RATIO, _ratio(ours.goodput_per_second, best.goodput_per_second))
-    second = f"{names[peers[1].policy]} {peers[1].goodput_per_second:.1f}" if len(peers) > 1 else "-"
+) -> dict[str, float]:
+    """Appends a row. Returns the ratios of Baton's two ways to the best peer."""
+    ours = {one.policy: one for one in row if one.policy in (BATON, SHEDDING)}
+    peers = sorted((one for one in row if one.policy not in ours), key=lambda one: -one.goodput_per_second)
+    best, plain, shedding = peers[0], ours[BATON], ours[SHEDDING]
+    ratios = {
+        name: min(_MOST_RATIO, _ratio(one.goodput_per_second, best.goodput_per_second)) for name, one in ours.items()
+    }
     rows.append(
         (
             workload,
             str(workers),
-            f"{ours.load:.2f}",
-            f"{ours.offered_per_second:.1f}",
-            f"{ours.goodput_per_second:.1f}",
+            f"{plain.load:.2f}",
+            f"{plain.offered_per_second:.1f}",
             names[best.policy],
             f"{best.goodput_per_second:.1f}",
-            f"{ratio:.3f}",
-            second,
-            f"{ours.goodput_per_second / bound.goodput_per_second:.3f}" if bound else "-",
+            f"{names[peers[1].policy]} {peers[1].goodput_per_second:.1f}" if len(peers) > 1 else "-",
+            f"{plain.goodput_per_second:.1f}",
+            f"{ratios[BATON]:.3f}",
+            f"{shedding.goodput_per_second:.1f}",
+            f"{ratios[SHEDDING]:.3f}",
+            f"{100 * shedding.num_refused / max(1, shedding.num_requests):.0f}%",
+            f"{shedding.goodput_per_second / bound.goodput_per_second:.3f}" if bound else "-",
         )
     )
-    return ratio
+    return ratios
 
 
 # Disaggregation.

@@ -6,17 +6,22 @@ import random
 import pytest
 from fleet_node import load, state
 from placer_world import World
-from router_views import DECODE, PREFILL, view
+from router_views import DECODE, PREFILL, RATES, demand, standing, view
 
 from baton.router.calibration import Arrivals, Bias
+from baton.router.costs import Costs
+from baton.router.in_flight import PendingLoad
 from baton.router.learnt import Learnt
 from baton.router.placed_adapters import PlacedAdapters
+from baton.router.policy import Option
 from baton.router.prompt_sketch import sketch_of
 from baton.router.rates import GUESS, RateModel, fleet_rates, rates_of
 from baton.router.sessions import Sessions
-from baton.router.standing import Objectives
-from baton.router.step_model import StepModel
+from baton.router.standing import Objectives, standing_of
+from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
 from baton.v1 import router_pb2
+
+NO_COSTS = Costs(0.0, 0.0, 0.0, 0.0, 0.0)
 
 # Rates.
 
@@ -72,28 +77,47 @@ def test_batch_and_context_are_told_apart():
 def test_a_bias_converges_to_what_was_missed_and_is_bounded():
     bias = Bias()
     for number in range(300):
-        now = number / 10
-        bias.observe(0.1 * bias.factor(now), 0.2, now)
-    assert bias.factor(30.0) == pytest.approx(2.0, rel=0.05)
+        bias.observe(0.1, 0.3, 0.5, number / 10)
+    assert bias.factor(30.0) == pytest.approx(2.0, rel=0.1)
     for number in range(600):
-        bias.observe(0.1, 1000.0, 30.0 + number / 10)
+        bias.observe(0.1, 0.0, 1000.0, 30.0 + number / 10)
     assert bias.factor(90.0) <= 4.01
+
+
+def test_a_bias_does_not_overshoot_when_outcomes_come_late():
+    bias, under_way = Bias(), []
+    largest = 0.0
+    for number in range(2000):
+        now = number / 100
+        under_way.append(0.1 * bias.factor(now))
+        if len(under_way) > 500:
+            under_way.pop(0)
+            bias.observe(0.1, 0.0, 0.2, now)
+        largest = max(largest, bias.factor(now))
+    assert 1.9 < largest < 2.1
+
+
+def test_a_long_wait_tells_little_of_the_prompt():
+    bias = Bias()
+    for number in range(100):
+        bias.observe(0.01, 10.0, 12.0, number / 10)
+    assert bias.factor(10.0) < 1.1
 
 
 def test_one_outlier_hardly_moves_a_bias_and_old_ones_fade():
     bias = Bias()
-    bias.observe(0.1, 1e6, 0.0)
+    bias.observe(0.1, 0.0, 1e6, 0.0)
     assert bias.factor(0.0) < 1.1
     for number in range(200):
-        bias.observe(0.1, 0.4, number / 10)
+        bias.observe(0.1, 0.0, 0.4, number / 10)
     assert bias.factor(20.0) > 2
     assert bias.factor(20.0 + 600) < 1.01
 
 
-@pytest.mark.parametrize(("estimated", "actual"), [(0.1, 0.0), (-1.0, 0.1)])
-def test_what_was_not_measured_teaches_nothing(estimated, actual):
+@pytest.mark.parametrize(("work", "rest", "actual"), [(0.1, 0.0, 0.0), (-1.0, 0.0, 0.1), (0.1, -1.0, 0.1)])
+def test_what_was_not_measured_teaches_nothing(work, rest, actual):
     bias = Bias()
-    bias.observe(estimated, actual, 1.0)
+    bias.observe(work, rest, actual, 1.0)
     assert bias.factor(1.0) == 1.0
 
 
@@ -107,15 +131,50 @@ def test_arrivals_are_counted_over_the_last_seconds():
     arrivals.observe(1.0)  # another router's clock is behind
 
 
-def test_the_part_of_the_time_that_prompts_take():
-    learnt = Learnt()
+def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them():
+    learnt, a, b = Learnt(), standing("a"), standing("b")
     for number in range(1000):
-        learnt.placed(0.1, False, number / 10)
-    assert learnt.stalled_part(2, 100.0) == pytest.approx(0.5, rel=0.2)
-    assert learnt.stalled_part(1, 100.0) == 0.9
+        learnt.placed(Option(a, None, NO_COSTS, 0.0, 0), demand(500), number / 10)  # 50 ms every 100 ms
+    assert learnt.stalled_part("a", 100.0) == pytest.approx(0.5, rel=0.1)
+    assert learnt.stalled_part("b", 100.0) == 0.0
     for number in range(1000):
-        learnt.placed(0.1, True, 100 + number / 10)
-    assert learnt.stalled_part(2, 200.0) < 0.01
+        learnt.placed(Option(a, b, NO_COSTS, 0.0, 0), demand(5000), 100 + number / 10)
+    assert learnt.stalled_part("a", 200.0) < 0.01, "another worker computed them"
+    assert learnt.stalled_part("b", 200.0) == 0.9
+    assert learnt.given_seconds("b", 200.0) == pytest.approx(400, rel=0.01)
+    assert learnt.given_seconds("b", 700.0) == learnt.given_seconds("a", 200.0) == 0.0
+    learnt.lose("b")
+    assert learnt.given_seconds("b", 200.0) == 0.0
+
+
+def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
+    coming = PendingLoad(num_prefill_tokens=5000)
+    assert standing(pending=coming).backlog_seconds == pytest.approx(0.5)
+    told = view(num_pending_prefill_tokens=3000)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.4)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
+
+
+def test_workers_of_one_model_share_how_their_steps_grow():
+    """Each worker's batches hardly vary, and its contexts vary with them: alone it cannot tell one from the other."""
+    draw = random.Random(5)
+    models = [StepModel() for _ in range(8)]
+    for _ in range(400):
+        for index, model in enumerate(models):
+            n = 60 + 5 * index + draw.randint(-10, 10)
+            context = n * 1500 + draw.randint(-30_000, 30_000)
+            model.observe(n, (0.004 + 2e-5 * n + 3e-8 * context) * draw.uniform(0.9, 1.1) * (1 + index % 2), context)
+    all_times = [model.times for model in models]
+    fleet = fleet_times(all_times)
+    for index, own in enumerate(all_times):
+        drawn = drawn_to_fleet(own, fleet)
+        at = 60 + 5 * index, (60 + 5 * index) * 1500
+        assert drawn.seconds(*at) == pytest.approx((0.004 + 2e-5 * at[0] + 3e-8 * at[1]) * (1 + index % 2), rel=0.1)
+    drawn_slopes = [drawn_to_fleet(own, fleet).context_slope for own in all_times]
+    own_slopes = [own.context_slope for own in all_times]
+    assert max(drawn_slopes) - min(drawn_slopes) < (max(own_slopes) - min(own_slopes)) / 2
+    assert fleet_times([]) is None
+    assert drawn_to_fleet(StepTimes(0.01, 0.0), fleet) == StepTimes(0.01, 0.0), "what was not observed stays"
 
 
 def test_hand_overs_that_disappoint_are_given_up_and_tried_again():

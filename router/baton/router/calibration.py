@@ -5,25 +5,33 @@ from __future__ import annotations
 import math
 
 _WEIGHT = 0.05  # of one outcome; about twenty of memory
-_LARGEST = math.log(4.0)  # no correction is larger, and no outcome counts as further off
+_MOST = 4.0  # no correction is larger, and no outcome counts as further off
+_LARGEST = math.log(_MOST)
 _FORGET_SECONDS = 60.0  # half of a correction is gone when nothing was heard for so long
 _LEAST_SECONDS = 0.005  # below it the clocks of the network are measured, not the workers
 
 
 class Bias:
-    """How many times longer the first token takes than was estimated, for one kind of placement."""
+    """How many times longer prompts take than was estimated, for one kind of placement.
+
+    Outcomes come seconds after their estimates: each is compared with an estimate that has no factor in it yet, or
+    hundreds under way would push the factor on and on.
+    """
 
     def __init__(self) -> None:
         self._log = 0.0
         self._heard = 0.0
 
-    def observe(self, estimated: float, actual: float, now: float) -> None:
-        """A first token came after so many seconds; the estimate had the factor of then in it."""
-        if actual <= 0 or estimated < 0:
+    def observe(self, work: float, rest: float, actual: float, now: float) -> None:
+        """A first token came after so many seconds: the prompt was estimated to take `work`, the factor left out, and
+        all else `rest`."""
+        if actual <= 0 or work < 0 or rest < 0:
             return
-        ratio = math.log(max(actual, _LEAST_SECONDS) / max(estimated, _LEAST_SECONDS))
-        ratio = min(max(ratio, -_LARGEST), _LARGEST)
-        self._log = min(max(self._faded(now) + _WEIGHT * ratio, -_LARGEST), _LARGEST)
+        work = max(work, _LEAST_SECONDS)
+        ratio = math.log(max(actual - rest, work / _MOST) / work)
+        faded = self._faded(now)
+        # The longer the wait, the less it tells of the prompt.
+        self._log = faded + _WEIGHT * work / (work + rest) * (min(max(ratio, -_LARGEST), _LARGEST) - faded)
         self._heard = now
 
     def factor(self, now: float) -> float:

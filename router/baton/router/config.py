@@ -77,6 +77,13 @@ class RouterConfig:
             "minimum": 1,
         },
     )
+    shed: bool = field(
+        default=False,
+        metadata={
+            "help": "Refuse at once what would make more streams miss the two objectives than it adds. The most "
+            "expensive prompts are refused first."
+        },
+    )
     explain_capacity: int = field(
         default=4096, metadata={"help": "Placements that can be asked for afterwards.", "minimum": 1}
     )

@@ -114,7 +114,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
     queued: list[float] = []
     without: list[float] = []
     for one in decodes:
-        view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _ = one
+        view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _, stalled = one
         step, block_size = rates.step, view.block_size or 1
         uncached = prompt - cached
         prefill = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
@@ -122,7 +122,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         alone = beside * (step.slope + step.context_slope * context) * output / 2
         if own_step > floor_seconds:
             alone += output * (own_step - floor_seconds)
-        felt = part * own_step if strained else part
+        felt = part * own_step / (1.0 - stalled) if strained else part
         alone *= felt
         missing = (uncached + output + beside * output / 2) / block_size + coming - view.num_free_blocks
         if missing > 0:
@@ -161,7 +161,7 @@ def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic
     queued: list[float] = []
     work: list[float] = []
     for one in prefills:
-        view, rates, cached, _, beside, _, _, backlog, _, behind, _, _ = one
+        view, rates, cached, _, beside, _, _, backlog, _, behind, _, _, stalled = one
         uncached = prompt - cached
         seconds = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
         met = 1.0 + arrivals * (backlog + seconds / 2) + behind
@@ -170,7 +170,7 @@ def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic
             if strained:
                 step = rates.step
                 context_seconds = step.context_slope * (view.num_context_tokens + context)
-                felt *= step.base + step.slope * (beside + 1) + context_seconds
+                felt *= (step.base + step.slope * (beside + 1) + context_seconds) / (1.0 - stalled)
             met += beside * felt
         work.append(seconds * met)
         queued.append(backlog + seconds * met)

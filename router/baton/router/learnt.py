@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 from baton.router.calibration import Arrivals, Bias
 from baton.router.explain import Decision
 from baton.router.output_lengths import OutputLengths
+from baton.router.policy import Option
+from baton.router.promises import Promises, promise_of
 from baton.router.rates import Rates, fleet_rates, rates_of
-from baton.router.standing import Traffic
+from baton.router.standing import Demand, Traffic
 from baton.router.worker_view import WorkerView
 from baton.v1 import router_pb2
 
 _FLEET_SECONDS = 1.0  # for which the fleet's medians are kept
-_STALL_WEIGHT = 0.02  # of one placement; about fifty of memory
+_STALL_MEMORY_SECONDS = 2.0  # of the prompts that a worker was given
 _MAX_STALLED = 0.9
+_FEWEST_GAPS = 4  # between tokens, to tell a stream's speed
 
 
 class Learnt:
@@ -24,19 +28,32 @@ class Learnt:
     def __init__(self) -> None:
         self.lengths = OutputLengths()
         self.arrivals = Arrivals()
-        self._stall_seconds = 0.0  # of the decodes beside, for each placement
+        self.promises = Promises()
+        self._stalls: dict[str, tuple[float, float]] = {}  # by worker: seconds of prompts given to it of late, and when
+        self._busy_until: dict[str, float] = {}  # by worker, with the prompts given to it
         self._biases: dict[tuple[bytes, bool], Bias] = defaultdict(Bias)  # by model digest and whether remote
         self._rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
 
-    def placed(self, prefill_seconds: float, is_remote: bool, now: float) -> None:
-        """A request was placed; its prompt takes so long, beside the decodes of its worker unless `is_remote`."""
+    def placed(self, best: Option, demand: Demand, now: float) -> None:
+        """A request was placed so."""
         self.arrivals.observe(now)
-        self._stall_seconds += _STALL_WEIGHT * ((0.0 if is_remote else prefill_seconds) - self._stall_seconds)
+        computes = best.prefill or best.decode
+        worker_id, seconds = computes.view.worker_id, computes.prefill_seconds(demand)
+        self._stalls[worker_id] = self._recent_stall(worker_id, now) + seconds, now
+        self._busy_until[worker_id] = max(self._busy_until.get(worker_id, now), now) + seconds
 
-    def stalled_part(self, num_workers: int, now: float) -> float:
-        """The part of the time, in [0, 0.9], in which decodes stand still for prompts."""
-        return min(_MAX_STALLED, self._stall_seconds * self.arrivals.per_second(now) / max(1, num_workers))
+    def given_seconds(self, worker_id: str, now: float) -> float:
+        """What is left of the prompts given to a worker, had it nothing else to do."""
+        return max(0.0, self._busy_until.get(worker_id, 0.0) - now)
+
+    def stalled_part(self, worker_id: str, now: float) -> float:
+        """The part of a worker's time, in [0, 0.9], in which its decodes stand still for prompts."""
+        return min(_MAX_STALLED, self._recent_stall(worker_id, now) / _STALL_MEMORY_SECONDS)
+
+    def _recent_stall(self, worker_id: str, now: float) -> float:
+        seconds, at = self._stalls.get(worker_id, (0.0, now))
+        return seconds * math.exp((at - now) / _STALL_MEMORY_SECONDS) if seconds else 0.0
 
     def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
         """A placement went well."""
@@ -44,8 +61,16 @@ class Learnt:
         if outcome.first_token_us:
             best = decision.chosen
             digest = best.decode.view.model_digest
-            bias = self._biases[digest, best.prefill is not None]
-            bias.observe(best.costs.to_first_token, outcome.first_token_us / 1e6, now)
+            is_remote = best.prefill is not None
+            bias = self._biases[digest, is_remote]
+            factor = decision.grounds.traffic.remote_bias if is_remote else decision.grounds.traffic.bias
+            first_token = outcome.first_token_us / 1e6
+            work = best.costs.prefill
+            bias.observe(work / factor, best.costs.to_first_token - work, first_token, now)
+            promise = promise_of(best.decode, best.prefill, best.costs, decision.grounds.asked.demand)
+            gaps = outcome.num_output_tokens - 1
+            streamed = max(0.0, now - decision.placed - first_token)
+            self.promises.observe(promise, first_token, streamed / gaps if gaps >= _FEWEST_GAPS else 0.0)
 
     def traffic(self, digest: bytes, num_workers: int, now: float) -> Traffic:
         """What comes to each of so many workers, and what the estimates for a model are to be multiplied with."""
@@ -76,6 +101,8 @@ class Learnt:
     def lose(self, worker_id: str) -> None:
         """A worker died."""
         self._rates.pop(worker_id, None)
+        self._stalls.pop(worker_id, None)
+        self._busy_until.pop(worker_id, None)
 
     def forget_fleet(self) -> None:
         """The models or their workers are others now."""

@@ -10,7 +10,8 @@ from baton.router.costs import seconds_per_seat
 from baton.router.fair_share import exceeds_share, fullness, queue_bound
 from baton.router.in_flight import TenantLoad
 from baton.router.policy import Option, rank
-from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
+from baton.router.promises import Promises, promise_of
+from baton.router.standing import NO_TRAFFIC, Demand, Objectives, Standing, Traffic
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.v1 import types_pb2
 
@@ -53,6 +54,25 @@ def decide(
     prefills = filters.with_room([one for one in standings if one.view.can_prefill_for_others], demand, bound)
     options = rank(decodes, prefills, demand, rotation, traffic)
     return _in_time(options, asked) if asked.timeout_seconds else options
+
+
+def admitted(
+    options: list[Option], asked: Asked, promises: Promises, objectives: Objectives, now: Traffic
+) -> list[Option]:
+    """The first option that adds good streams first. NoCapacity: each would spoil more than it adds."""
+    if not promises.are_known:
+        return options
+    for place, option in enumerate(options):
+        if promises.gain(option.decode, option.prefill, option.costs, asked.demand, objectives, now) > 0:
+            return [option, *options[:place], *options[place + 1 :]] if place else options
+    best = options[0]
+    promise = promise_of(best.decode, best.prefill, best.costs, asked.demand)
+    raise NoCapacity(
+        f"it would spoil more streams than it adds: its first token would take {promise.first_token:.2f} s, and "
+        f"{1000 * promise.between:.0f} ms would pass between tokens",
+        phase=types_pb2.PHASE_PLACEMENT,
+        retry_after_ms=_retry_ms(max(1.0, best.costs.queue)),
+    )
 
 
 def candidates(

@@ -14,7 +14,7 @@ from baton.router.fleet import Fleet
 from baton.router.in_flight import InFlight, Placed, Share
 from baton.router.learnt import Learnt
 from baton.router.placed_adapters import PlacedAdapters
-from baton.router.placement import Asked, decide
+from baton.router.placement import Asked, admitted, decide
 from baton.router.policy import Option
 from baton.router.prefix_index import PrefixIndex
 from baton.router.prompt_sketch import sketch_of
@@ -91,8 +91,11 @@ class Placer:
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model.digest, usable.num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
+        if self._objectives.sheds:
+            options = admitted(options, asked, self._learnt.promises, self._objectives, traffic)
         response = response_of(placement_id, options[0])
         self._begin(placement_id, request, asked, options[0], now)
+        self._learnt.placed(options[0], asked.demand, now)
         grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
         self.decisions.add(Decision(request, response, now, grounds, options[0]))
         return response
@@ -148,7 +151,7 @@ class Placer:
             # Streams and prompts cannot be kept apart: delays are dealt out by what is felt of them. Where workers
             # for prompts alone stand by, a second is a second.
             part = self._objectives.stream_part(num_output_tokens)
-            itl_seconds = self._objectives.itl_seconds * (1.0 - self._learnt.stalled_part(len(usable.views), now))
+            itl_seconds = self._objectives.itl_seconds
         return Asked(
             model,
             Demand(request.num_prompt_tokens, num_output_tokens, request.adapter, part, itl_seconds),
@@ -172,7 +175,6 @@ class Placer:
             asked.priority,
         )
         self.in_flight.begin(placed, now)
-        self._learnt.placed(best.costs.prefill, best.prefill is not None, now)
         if request.session_id:
             view = best.decode.view
             self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from baton.router.step_model import StepModel, StepTimes
+from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
 from baton.router.worker_view import WorkerView
 from baton.v1 import worker_pb2
 
@@ -80,7 +80,7 @@ def rates_of(view: WorkerView, fallback: Rates) -> Rates:
     return Rates(
         _trusted(view.prefill_tokens_per_second, fallback.prefill_tokens_per_second),
         _trusted(view.transfer_bytes_per_second, fallback.transfer_bytes_per_second),
-        view.step or fallback.step,
+        drawn_to_fleet(view.step, fallback.step) if view.step is not None else fallback.step,
         bool(view.prefill_tokens_per_second and view.step),
         _trusted(view.restore_bytes_per_second, fallback.restore_bytes_per_second),
         view.adapter_load_seconds or fallback.adapter_load_seconds,
@@ -96,11 +96,7 @@ def fleet_rates(views: Iterable[WorkerView]) -> Rates:
         return median(values) if values else default
 
     steps = [view.step for view in known if view.step is not None]
-    step = _STEP
-    if steps:
-        step = StepTimes(
-            median(s.base for s in steps), median(s.slope for s in steps), median(s.context_slope for s in steps)
-        )
+    step = fleet_times(steps) or _STEP
     return Rates(
         middle(lambda view: view.prefill_tokens_per_second, _PREFILL_TOKENS_PER_SECOND),
         middle(lambda view: view.transfer_bytes_per_second, _TRANSFER_BYTES_PER_SECOND),

@@ -54,7 +54,7 @@ async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
     fleet, index = Fleet(), PrefixIndex()
-    objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000)
+    objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000, config.shed)
     placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity, objectives=objectives)
     router_id = secrets.randbits(63)
     placer.listener = news = PeerNews(router_id, placer.in_flight, fleet, time.monotonic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Objectives:
 
     ttft_seconds: float = 1.0
     itl_seconds: float = 0.05
+    sheds: bool = False  # requests are refused that would spoil more streams than they add
 
     def stream_part(self, num_output_tokens: float) -> float:
         """A delay is felt by the part of its objective that it takes, and that of a long answer has more room."""
@@ -58,6 +60,7 @@ class Standing(NamedTuple):
     num_behind: float = 0.0  # waiting requests that this one overtakes
     is_preferred: bool = False  # the request's session was here
     has_adapter: bool = False  # the request's adapter is being loaded here
+    stalled_part: float = 0.0  # of the time, in which its decodes stand still for prompts
 
     @property
     def num_stalled(self) -> int:
@@ -74,7 +77,7 @@ class Standing(NamedTuple):
         """What a second between tokens counts for here: more, the more of their objective the streams take already."""
         if not demand.itl_seconds:
             return demand.stream_part
-        return demand.stream_part * self.step_seconds(demand) / demand.itl_seconds
+        return demand.stream_part * self.step_seconds(demand) / (demand.itl_seconds * (1.0 - self.stalled_part))
 
     def prefill_seconds(self, demand: Demand) -> float:
         """Computing what is not cached; a whole hit still computes one token."""
@@ -102,11 +105,19 @@ def standing_of(
     ahead: float = 1.0,
     is_preferred: bool = False,
     has_adapter: bool = False,
+    stalled_part: float = 0.0,
+    given_seconds: float = math.inf,
+    age_seconds: float = 0.0,
 ) -> Standing:
-    """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken."""
+    """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken.
+
+    `given_seconds`: what can be left of the prompts on their way; `age_seconds`: how old the view is.
+    """
     num_requests = view.num_running + view.queue_depth + pending.num_requests
     seats = view.max_num_requests
-    backlog = (view.num_pending_prefill_tokens + pending.num_prefill_tokens) * ahead
+    speed = rates.prefill_tokens_per_second
+    told = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
+    backlog_seconds = (told + min(pending.num_prefill_tokens / speed, given_seconds)) * ahead
     num_waiting = max(view.queue_depth, num_requests - seats)
     return Standing(
         view,
@@ -116,9 +127,10 @@ def standing_of(
         num_requests if num_requests < seats else seats,
         num_waiting,
         pending.num_blocks,
-        backlog / rates.prefill_tokens_per_second,
+        backlog_seconds,
         num_host_tokens,
         num_waiting * (1.0 - ahead),
         is_preferred,
         has_adapter,
+        stalled_part,
     )

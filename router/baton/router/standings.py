@@ -21,6 +21,7 @@ from baton.v1 import router_pb2, types_pb2
 
 _NO_WORKER_RETRY_MS = 1000
 _NOTHING_HELD = HeldPrefix(0, 0)
+_FRESH_SECONDS = 0.01
 
 
 class Usable(NamedTuple):
@@ -52,7 +53,7 @@ class Standings:
         self._sessions = sessions
         self._adapters = adapters
         self._decisions = decisions
-        self._plain: dict[str, tuple[WorkerView, Rates, int, Standing]] = {}
+        self._plain: dict[str, tuple[WorkerView, Rates, int, Standing, float]] = {}
         self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
 
     def lose(self, worker_id: str) -> None:
@@ -99,7 +100,7 @@ class Standings:
             special.add(session.worker_id)
         if request.adapter or self._in_flight.has_less_urgent(request.priority):
             return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views]
-        standings = [self._plain_standing(view, fallback) for view in views]
+        standings = [self._plain_standing(view, fallback, now) for view in views]
         for place, view in enumerate(views):
             if view.worker_id in special:
                 num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
@@ -126,16 +127,39 @@ class Standings:
         num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, request.block_hashes)
         ahead = self._in_flight.part_ahead(worker_id, request.priority)
         rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
-        return standing_of(view, load, rates, num_tokens, num_host_tokens, ahead, is_preferred, has_adapter)
+        return standing_of(
+            view,
+            load,
+            rates,
+            num_tokens,
+            num_host_tokens,
+            ahead,
+            is_preferred,
+            has_adapter,
+            self._learnt.stalled_part(worker_id, now),
+            self._learnt.given_seconds(worker_id, now),
+            now - view.received,
+        )
 
-    def _plain_standing(self, view: WorkerView, fallback: Rates) -> Standing:
+    def _plain_standing(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
         """Of a worker that knows nothing of the request; made once for each state, load and fallback."""
         load = self._in_flight.load(view.worker_id)
         known = self._plain.get(view.worker_id)
         if known is not None and known[0] is view and known[1] is fallback and known[2] == load.version:
-            return known[3]
-        standing = standing_of(view, load, self._learnt.rates(view, fallback), 0)
-        self._plain[view.worker_id] = (view, fallback, load.version, standing)
+            standing = known[3]
+            # A backlog shrinks by itself.
+            if not standing.backlog_seconds or now - known[4] < _FRESH_SECONDS:
+                return standing
+        standing = standing_of(
+            view,
+            load,
+            self._learnt.rates(view, fallback),
+            0,
+            stalled_part=self._learnt.stalled_part(view.worker_id, now),
+            given_seconds=self._learnt.given_seconds(view.worker_id, now),
+            age_seconds=now - view.received,
+        )
+        self._plain[view.worker_id] = (view, fallback, load.version, standing, now)
         return standing
 
     def _cached_tokens(

@@ -1,10 +1,18 @@
-"""How a worker's decode step grows with its batch and its context, learnt from its own states. Owns no clock."""
+"""How a worker's decode step grows with its batch and its context, learnt from its own states. Owns no clock.
+
+One worker's batches hardly vary while its contexts grow with them, so that its own slopes are mostly noise. Workers of
+one model share theirs: each keeps its own mean, and a plane through it that leans as all of theirs do.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _WEIGHT = 0.05  # of one observation; about twenty of memory
+_MOMENT_WEIGHT = 0.01  # and about a hundred, for what hardly changes: how steps grow
+_FLEET_WEIGHT = 4.0  # of the fleet's slopes against a worker's own
 # Until batches of different sizes were seen: every request beside makes a step so much longer.
 _PRIOR_GROWTH = 0.01
 _PRIOR_VARIANCE = 4.0  # requests squared; how much spread it takes to believe the data instead
@@ -14,6 +22,19 @@ _PRIOR_CONTEXT_VARIANCE = 1e8  # tokens squared
 _OUTLIER = 3.0  # times the usual error, or the usual step: what is beyond counts as being there
 
 
+class Moments(NamedTuple):
+    """What was observed: weighted means, and moments around them. n: requests, c: tokens of context, s: seconds."""
+
+    n: float
+    c: float
+    s: float
+    nn: float
+    cc: float
+    nc: float
+    ns: float
+    cs: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """A plane through what was observed."""
@@ -21,6 +42,7 @@ class StepTimes:
     base: float  # seconds of a step of an empty batch
     slope: float  # seconds that each request adds
     context_slope: float = 0.0  # seconds that each token of context adds
+    moments: Moments | None = field(default=None, compare=False, repr=False)  # None: it was not observed
 
     def seconds(self, num_running: float, num_context_tokens: float = 0.0) -> float:
         """A step of so many requests with so many tokens of context in all."""
@@ -33,6 +55,7 @@ class StepModel:
     def __init__(self) -> None:
         self._n = self._context = self._seconds = 0.0  # weighted means
         self._nn = self._cc = self._nc = self._ns = self._cs = 0.0  # weighted moments around them
+        self._times: StepTimes | None = None
         self._error = 0.0  # usual distance of an observation from the plane, in seconds
 
     def observe(self, num_running: int, seconds: float, num_context_tokens: int = 0) -> None:
@@ -44,39 +67,27 @@ class StepModel:
             self._error = seconds / 2
             return
         seconds = self._clipped(num_running, num_context_tokens, seconds)
+        self._times = None
         dn, dc, ds = num_running - self._n, num_context_tokens - self._context, seconds - self._seconds
         self._n += _WEIGHT * dn
         self._context += _WEIGHT * dc
         self._seconds += _WEIGHT * ds
-        keep = 1 - _WEIGHT
-        self._nn = keep * (self._nn + _WEIGHT * dn * dn)
-        self._cc = keep * (self._cc + _WEIGHT * dc * dc)
-        self._nc = keep * (self._nc + _WEIGHT * dn * dc)
-        self._ns = keep * (self._ns + _WEIGHT * dn * ds)
-        self._cs = keep * (self._cs + _WEIGHT * dc * ds)
+        keep, added = 1 - _MOMENT_WEIGHT, _MOMENT_WEIGHT
+        self._nn = keep * (self._nn + added * dn * dn)
+        self._cc = keep * (self._cc + added * dc * dc)
+        self._nc = keep * (self._nc + added * dn * dc)
+        self._ns = keep * (self._ns + added * dn * ds)
+        self._cs = keep * (self._cs + added * dc * ds)
 
     @property
     def times(self) -> StepTimes | None:
         """The plane. None: nothing was observed."""
         if self._seconds == 0.0:
             return None
-        nn, cc = self._nn + _PRIOR_VARIANCE, self._cc + _PRIOR_CONTEXT_VARIANCE
-        ns = self._ns + _PRIOR_VARIANCE * self._seconds * _PRIOR_GROWTH
-        cs = self._cs + _PRIOR_CONTEXT_VARIANCE * self._seconds / _PRIOR_CONTEXT
-        rest = nn * cc - self._nc * self._nc
-        slope, context_slope = (ns * cc - cs * self._nc) / rest, (cs * nn - ns * self._nc) / rest
-        # A step never shrinks with its batch: what would is left out, and the other takes its part.
-        if slope < 0:
-            slope, context_slope = 0.0, cs / cc
-        elif context_slope < 0:
-            slope, context_slope = ns / nn, 0.0
-        slope, context_slope = max(slope, 0.0), max(context_slope, 0.0)
-        # And it never extrapolates to less than nothing.
-        grown = slope * self._n + context_slope * self._context
-        if grown > self._seconds:
-            slope, context_slope = slope * self._seconds / grown, context_slope * self._seconds / grown
-            grown = self._seconds
-        return StepTimes(self._seconds - grown, slope, context_slope)
+        if self._times is None:
+            moments = Moments(self._n, self._context, self._seconds, self._nn, self._cc, self._nc, self._ns, self._cs)
+            self._times = _plane(moments, moments)
+        return self._times
 
     def _clipped(self, num_running: int, num_context_tokens: int, seconds: float) -> float:
         """The observation, no further from what is expected than others usually are."""
@@ -87,3 +98,46 @@ class StepModel:
         clipped = min(max(seconds, expected - bound), expected + bound)
         self._error += _WEIGHT * (abs(clipped - expected) - self._error)
         return clipped
+
+
+def fleet_times(times: Sequence[StepTimes]) -> StepTimes | None:
+    """The plane through all of these workers' observations. None: there are no workers."""
+    known = [one.moments for one in times if one.moments is not None]
+    if not known:
+        return times[0] if times else None
+    count = len(known)
+    # Each around its own mean: a slow worker and a fast one do not make a slope.
+    within = [sum(values) for values in zip(*(one[3:] for one in known), strict=True)]
+    means = [sum(values) / count for values in zip(*(one[:3] for one in known), strict=True)]
+    moments = Moments(*means, *within)
+    return _plane(moments, moments)
+
+
+def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
+    """A worker's plane: through its own mean, and leaning mostly as the fleet's."""
+    if own.moments is None or fleet.moments is None:
+        return own
+    pairs = zip(own.moments, fleet.moments, strict=True)
+    mixed = Moments(*(mine + _FLEET_WEIGHT * theirs for mine, theirs in pairs))
+    return _plane(own.moments, mixed)
+
+
+def _plane(at: Moments, of: Moments) -> StepTimes:
+    """A plane through the means of `at` with the slopes that the moments of `of` give."""
+    nn, cc = of.nn + _PRIOR_VARIANCE, of.cc + _PRIOR_CONTEXT_VARIANCE
+    ns = of.ns + _PRIOR_VARIANCE * at.s * _PRIOR_GROWTH
+    cs = of.cs + _PRIOR_CONTEXT_VARIANCE * at.s / _PRIOR_CONTEXT
+    rest = nn * cc - of.nc * of.nc
+    slope, context_slope = (ns * cc - cs * of.nc) / rest, (cs * nn - ns * of.nc) / rest
+    # A step never shrinks with its batch: what would is left out, and the other takes its part.
+    if slope < 0:
+        slope, context_slope = 0.0, cs / cc
+    elif context_slope < 0:
+        slope, context_slope = ns / nn, 0.0
+    slope, context_slope = max(slope, 0.0), max(context_slope, 0.0)
+    # And it never extrapolates to less than nothing.
+    grown = slope * at.n + context_slope * at.c
+    if grown > at.s:
+        slope, context_slope = slope * at.s / grown, context_slope * at.s / grown
+        grown = at.s
+    return StepTimes(at.s - grown, slope, context_slope, at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.capacity import requests_per_second
 from baton.services.simulate.metrics import Limits, Record, Summary, summarize
-from baton.services.simulate.policy import BatonPolicy, PolicyFactory
+from baton.services.simulate.policy import BatonPolicy, PolicyFactory, SheddingPolicy
 from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.silence import silenced
 from baton.services.simulate.simulation import Simulation
@@ -21,7 +21,8 @@ from baton.services.simulate.text import Texts
 from baton.services.simulate.traces import read_trace
 from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, generate, workload_named
 
-BATON = "baton"
+BATON, SHEDDING = "baton", "baton-shed"
+_OWN: Mapping[str, PolicyFactory] = {BATON: BatonPolicy, SHEDDING: SheddingPolicy}
 _SAMPLE_SECONDS = 180.0
 _MIN_SAMPLE_RATE, _MAX_SAMPLE_RATE = 2.0, 30.0
 _WARM_SHARE = 0.3  # of the time, whose arrivals are not counted
@@ -104,14 +105,14 @@ def run_cells(
 
 def policy_factory(name: str) -> PolicyFactory:
     """The policy that a name stands for. Raises InvalidRequest."""
-    if name == BATON:
-        return BatonPolicy
+    if name in _OWN:
+        return _OWN[name]
     module, _, attribute = name.partition(":")
     try:
         factory: PolicyFactory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidRequest(
-            f"policy {name!r} is unknown: it is {BATON}, or module:attribute of a policy ({error})", field="policy"
+            f"policy {name!r} is unknown: it is {BATON}, {SHEDDING}, or module:attribute of a policy ({error})", field="policy"
         ) from error
     return factory
 

@@ -27,6 +27,7 @@ class _Call:
     record: Record
     request_id: str
     placement_id: int = 0
+    placed: float = 0.0
     output_token_ids: list[int] = field(default_factory=list)  # that a worker gave before it failed
     excluded: list[str] = field(default_factory=list)
     request: Request | None = None
@@ -104,7 +105,7 @@ class SimGateway:
         except ServiceError as error:
             self._end(call, error.code.name)
             return
-        call.placement_id = response.placement_id
+        call.placement_id, call.placed = response.placement_id, self._timeline.clock.now
         record.worker_id = response.decode.worker_id
         record.prefill_worker_id = response.prefill.worker_id
         record.num_predicted_tokens = max(response.decode_cached_tokens, response.prefill_cached_tokens)
@@ -187,11 +188,13 @@ class SimGateway:
 
     def _report(self, call: _Call, num_cached: int, num_output: int, failed: bool) -> None:
         self._router.clock.now = self._timeline.clock.now
+        first_token = call.record.first_token
         self._router.policy.report(
             router_pb2.PlacementOutcome(
                 placement_id=call.placement_id,
                 num_cached_tokens=num_cached,
                 num_output_tokens=num_output,
+                first_token_us=round((first_token - call.placed) * 1e6) if first_token > call.placed else 0,
                 worker_failed=failed,
             )
         )

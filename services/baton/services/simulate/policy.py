@@ -9,6 +9,7 @@ from typing import Protocol
 from baton.router.fleet import Fleet
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
+from baton.router.standing import Objectives
 from baton.v1 import router_pb2
 
 
@@ -42,14 +43,17 @@ PolicyFactory = Callable[[RouterParts], Policy]
 class BatonPolicy:
     """The placer that `baton router` runs."""
 
+    objectives = Objectives()
+
     def __init__(self, parts: RouterParts) -> None:
         self.placer = Placer(
             parts.fleet,
             parts.index,
             parts.max_queue_depth,
-            explain_capacity=256,
+            explain_capacity=4096,
             clock=parts.clock,
             first_placement_id=1,  # it takes turns by them
+            objectives=self.objectives,
         )
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
@@ -60,3 +64,9 @@ class BatonPolicy:
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> None:
         self.placer.report(outcome)
+
+
+class SheddingPolicy(BatonPolicy):
+    """The same with `--shed`: it refuses what would spoil more streams than it adds."""
+
+    objectives = Objectives(sheds=True)

@@ -1,0 +1,154 @@
+"""What a placement promises its reader, how far such promises are kept, and whether one more adds good streams. Pure.
+
+A stream is good if its first token and its mean gap keep the objectives. One more request is worth its own chance to be
+good, and costs the others theirs: it is admitted while it adds more than it takes. Both are counted in streams.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from baton.router.costs import Costs
+from baton.router.standing import Demand, Objectives, Standing, Traffic
+
+_WEIGHT = 0.02  # of one outcome; about fifty of memory
+_FEW = 50  # outcomes, before which nothing is refused
+_PRIOR_SPREAD = 0.4
+_PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slope instead of 1
+_LEAST_SPREAD = 0.1
+_MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
+_STALL_SECONDS = 2.0  # over which a prompt more is spread, as Learnt.stalled_part has it
+_MOST_STALLED = 0.95
+_MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
+
+
+class Promise(NamedTuple):
+    """What is expected of one stream, in seconds."""
+
+    first_token: float
+    between: float  # two tokens, on average
+
+
+class Kept:
+    """How actual times follow the promised ones, in logarithms: a line with memory, and the spread around it."""
+
+    def __init__(self) -> None:
+        self.num_outcomes = 0
+        self._promised = self._actual = 0.0  # means
+        self._varied = _PRIOR_VARIED  # of what was promised
+        self._together = _PRIOR_VARIED
+        self._square = _PRIOR_SPREAD**2
+
+    def observe(self, promised: float, actual: float) -> None:
+        """One outcome."""
+        if promised <= 0 or actual <= 0:
+            return
+        promise, came = math.log(promised), math.log(actual)
+        self.num_outcomes += 1
+        weight = max(_WEIGHT, 1.0 / self.num_outcomes)
+        off = min(max(came - self._expected(promise), -_MOST_OFF), _MOST_OFF) if self.num_outcomes > 1 else 0.0
+        self._square += _WEIGHT * (off * off - self._square)
+        dx, dy = promise - self._promised, came - self._actual
+        self._promised += weight * dx
+        self._actual += weight * dy
+        if self.num_outcomes > 1:
+            self._varied += _WEIGHT * (dx * dx - self._varied)
+            self._together += _WEIGHT * (dx * dy - self._together)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm around the line."""
+        return max(_LEAST_SPREAD, math.sqrt(self._square))
+
+    def distance(self, promised: float, limit: float) -> float:
+        """How many spreads what is expected of a promise stays below a limit."""
+        return (math.log(limit) - self._expected(math.log(max(promised, 1e-6)))) / self.spread
+
+    def _expected(self, promise: float) -> float:
+        slope = (self._together + _PRIOR_VARIED) / (self._varied + _PRIOR_VARIED)
+        return self._actual + min(max(slope, 0.0), 1.0) * (promise - self._promised)
+
+
+class Promises:
+    """Grows with every outcome."""
+
+    def __init__(self) -> None:
+        self.first_token = Kept()
+        self.between = Kept()
+
+    @property
+    def are_known(self) -> bool:
+        """Whether enough is known to refuse anyone."""
+        return min(self.first_token.num_outcomes, self.between.num_outcomes) >= _FEW
+
+    def observe(self, promise: Promise, first_token: float, between: float) -> None:
+        """How one stream went; `between` 0: it had too few tokens to tell."""
+        self.first_token.observe(promise.first_token, first_token)
+        if between:
+            self.between.observe(promise.between, between)
+
+    def gain(
+        self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
+    ) -> float:
+        """Good streams that the placement adds, those that it spoils taken off."""
+        promise = promise_of(decode, prefill, costs, demand)
+        alone = _alone(decode, costs, demand)
+        own = 1.0
+        for kept, promised, idle, limit in (
+            (self.first_token, promise.first_token, alone.first_token, limits.ttft_seconds),
+            (self.between, promise.between, alone.between, limits.itl_seconds),
+        ):
+            # What not even an idle worker keeps is expected by nobody.
+            own *= _below(kept.distance(promised, limit)) / max(0.05, _below(kept.distance(idle, limit)))
+        return own - self._spoilt(decode, prefill, costs, demand, promise, limits, now)
+
+    def _spoilt(
+        self,
+        decode: Standing,
+        prefill: Standing | None,
+        costs: Costs,
+        demand: Demand,
+        promise: Promise,
+        limits: Objectives,
+        now: Traffic,
+    ) -> float:
+        stalled = min(_MOST_STALLED, decode.stalled_part)
+        step, beside = decode.rates.step, decode.num_beside
+        seconds = decode.step_seconds(demand)
+        context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+        growth = (step.slope + step.context_slope * context) / seconds
+        longer = beside * growth
+        if prefill is None:
+            prefills = decode.prefill_seconds(demand)
+            longer += beside * prefills / (max(1.0, demand.num_output_tokens) * promise.between * (1.0 - stalled))
+        # Slower streams stay longer, and make the others slower.
+        longer /= 1.0 - min(_MOST_GROWTH, beside * growth)
+        between = self.between
+        spoilt = longer * _density(between.distance(promise.between, limits.itl_seconds)) / between.spread
+        computes = prefill or decode
+        behind = computes.num_behind + now.placements_per_second * (computes.backlog_seconds + costs.prefill)
+        later = behind * costs.prefill / max(promise.first_token, costs.prefill)
+        first = self.first_token
+        return spoilt + later * _density(first.distance(promise.first_token, limits.ttft_seconds)) / first.spread
+
+
+def promise_of(decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand) -> Promise:
+    """What such a placement is expected to bring."""
+    stalled = decode.stalled_part + (0.0 if prefill is not None else decode.prefill_seconds(demand) / _STALL_SECONDS)
+    return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - min(_MOST_STALLED, stalled)))
+
+
+def _alone(decode: Standing, costs: Costs, demand: Demand) -> Promise:
+    """The same on a worker that has nothing else to do."""
+    step = decode.rates.step
+    context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+    return Promise(costs.to_first_token - costs.queue, step.seconds(1, context))
+
+
+def _below(distance: float) -> float:
+    return 0.5 * math.erfc(-distance / math.sqrt(2.0))
+
+
+def _density(distance: float) -> float:
+    return math.exp(-0.5 * distance * distance) / math.sqrt(2.0 * math.pi)

@@ -1,0 +1,93 @@
+"""What streams are promised, how far promises are kept, and who is refused so that others are served well."""
+
+import random
+
+import pytest
+from router_views import demand, standing
+
+from baton.router import costs
+from baton.router.placement import Asked, admitted
+from baton.router.policy import Option
+from baton.router.promises import Kept, Promise, Promises, promise_of
+from baton.router.standing import NO_TRAFFIC, Objectives
+from baton.rpc.errors import NoCapacity
+from baton.v1 import types_pb2
+
+LIMITS = Objectives(ttft_seconds=1.0, itl_seconds=0.05, sheds=True)
+
+
+def option(decode, asked):
+    cost = costs.local(decode, asked, costs.decode_alone(decode, asked, 0.02))
+    return Option(decode, None, cost, sum(cost), 0)
+
+
+def gain(promises, decode, asked):
+    cost = option(decode, asked).costs
+    return promises.gain(decode, None, cost, asked, LIMITS, NO_TRAFFIC)
+
+
+@pytest.fixture
+def promises():
+    """After outcomes that came as promised, within a fifth."""
+    made, draw = Promises(), random.Random(1)
+    for _ in range(500):
+        first, between = draw.uniform(0.05, 2.0), draw.uniform(0.01, 0.2)
+        off = draw.uniform(0.8, 1.25)
+        made.observe(Promise(first, between), first * off, between * off)
+    return made
+
+
+def test_a_promise_grows_with_the_batch_and_with_the_prompts_before():
+    idle = promise_of(*_parts(standing()))
+    busy = promise_of(*_parts(standing(num_running=60, num_pending_prefill_tokens=5000)))
+    stalled = promise_of(*_parts(standing()._replace(stalled_part=0.5)))
+    assert busy.between > idle.between
+    assert busy.first_token == pytest.approx(idle.first_token + 0.5)
+    assert stalled.between > 2 * idle.between
+
+
+def _parts(decode):
+    asked = demand()
+    return decode, None, option(decode, asked).costs, asked
+
+
+def test_how_promises_are_kept_is_learnt():
+    kept, draw = Kept(), random.Random(2)
+    for _ in range(2000):
+        promised = draw.uniform(0.01, 0.1)
+        kept.observe(promised, 2.0 * promised * draw.lognormvariate(0.0, 0.3))
+    assert kept.spread == pytest.approx(0.3, rel=0.3)
+    assert kept.distance(0.025, 0.05) == pytest.approx(0.0, abs=0.5)
+    assert kept.distance(0.01, 0.05) > 2
+    assert kept.distance(0.1, 0.05) < -2
+    before = kept.num_outcomes
+    kept.observe(0.0, 1.0)
+    kept.observe(1.0, 0.0)
+    assert kept.num_outcomes == before
+
+
+def test_an_idle_worker_takes_everything(promises):
+    assert gain(promises, standing(), demand(4000)) > 0.9
+    assert gain(promises, standing(), demand(100_000)) > 0, "a prompt that is never in time is not expected to be"
+
+
+def test_a_worker_at_its_limit_takes_what_is_cheap_and_refuses_what_is_not(promises):
+    full = standing(num_running=60, num_free_blocks=2000)._replace(stalled_part=0.1)
+    assert gain(promises, full, demand(16_000)) < 0
+    assert gain(promises, full._replace(num_cached_tokens=15_900), demand(16_000)) > 0
+
+
+def test_nobody_is_refused_before_enough_is_known():
+    asked = Asked(types_pb2.ModelInfo(name="m"), demand(30_000))
+    full = option(standing(num_running=60)._replace(stalled_part=0.8), asked.demand)
+    assert admitted([full], asked, Promises(), LIMITS, NO_TRAFFIC) == [full]
+
+
+def test_the_first_option_that_adds_is_taken_or_the_request_is_refused_with_numbers(promises):
+    asked = Asked(types_pb2.ModelInfo(name="m"), demand(16_000))
+    full = option(standing("full", num_running=60)._replace(stalled_part=0.5), asked.demand)
+    free = option(standing("free"), asked.demand)
+    assert admitted([full, free], asked, promises, LIMITS, NO_TRAFFIC) == [free, full]
+    with pytest.raises(NoCapacity, match="ms would pass between tokens") as refused:
+        admitted([full], asked, promises, LIMITS, NO_TRAFFIC)
+    assert refused.value.retry_after_ms >= 1000
