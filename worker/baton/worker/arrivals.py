@@ -53,7 +53,7 @@ class Arrivals:
         state.num_cached_tokens = num_cached_tokens
         state.num_remote_tokens = len(state.token_ids)
         state.phase = Phase.REMOTE
-        self._places.remote.add(state)
+        self._places.remote[state] = None
         self._holdings.pin(state)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
         return True
@@ -85,7 +85,7 @@ class Arrivals:
             return
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
         state.block_ids += settled
-        self._places.remote.discard(state)
+        self._places.remote.pop(state, None)
         state.phase = Phase.READY  # pinned are the same blocks as before
         self._places.ready.push(state)
         self._holdings.store_soon(state, state.num_remote_tokens)

@@ -6,7 +6,7 @@ What becomes findable may wake requests that wait for it: such calls return them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from baton.worker.block_pool import BlockPool
 from baton.worker.core import BlockId
@@ -96,12 +96,15 @@ class Holdings:
         else:
             self.pins.remove(state)
 
-    def evict_ahead(self, remote: Collection[RequestState]) -> None:
-        """Makes some room for the largest lease that is to come, where nothing is lost by it."""
-        if remote and not self.offloads.tier.num_slots:
-            leases = (num_blocks_for(one.num_remote_tokens, self._block_size) - len(one.block_ids) for one in remote)
-            wanted = max((count for one, count in zip(remote, leases, strict=True) if not one.leased), default=0)
-            self.pool.evict_ahead(wanted, _EVICTED_A_STEP)
+    def evict_ahead(self, remote: Iterable[RequestState]) -> None:
+        """Makes some room for the next lease that is to come, where that loses no copy in host memory."""
+        if self.offloads.tier.num_slots:
+            return
+        for state in remote:
+            if not state.leased:
+                wanted = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
+                self.pool.evict_ahead(wanted, _EVICTED_A_STEP)
+                return
 
     # Finding.
 

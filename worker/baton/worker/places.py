@@ -14,7 +14,7 @@ class Places:
         self.batch = Batch(num_rows)
         self.waiting = WaitingQueue()
         self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
-        self.remote: set[RequestState] = set()  # in phase REMOTE
+        self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order
         self.compiling: set[RequestState] = set()  # in phase COMPILING
 
     @property
@@ -40,5 +40,5 @@ class Places:
         """Takes a request out of every place but the batch."""
         self.waiting.discard(state)
         self.ready.discard(state)
-        self.remote.discard(state)
+        self.remote.pop(state, None)
         self.compiling.discard(state)

@@ -157,7 +157,7 @@ class Scheduler:
     def prefill_locally(self, state: RequestState) -> None:
         """Gives up on a remote prefill."""
         self.free_lease(state)
-        self.places.remote.discard(state)
+        self.places.remote.pop(state, None)
         woken = self._holdings.free(state, self._step)
         state.phase = Phase.WAITING
         state.started = None

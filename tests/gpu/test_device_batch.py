@@ -1,0 +1,43 @@
+"""The persistent batch on the device: rows of any length, written by differences, hold what a plain table would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
+from baton.worker.cuda.batch import DeviceBatch
+
+pytestmark = pytest.mark.gpu
+
+NUM_ROWS = 8
+MAX_MODEL_LEN = 5000
+BLOCK_SIZE = 4
+MAX_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_hold_what_was_written(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    token_ids = np.zeros((NUM_ROWS, MAX_MODEL_LEN), np.int32)
+    table = np.zeros((NUM_ROWS, MAX_BLOCKS), np.int32)
+    num_blocks = [0] * NUM_ROWS
+    with torch.inference_mode():
+        batch = DeviceBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, torch.device("cuda"))
+        for step in range(40):
+            plan = StepPlan(step=step)
+            for row in generator.permutation(NUM_ROWS)[: generator.integers(1, NUM_ROWS)].tolist():
+                if generator.random() < 0.6:
+                    known = generator.integers(0, 1 << 30, generator.choice([1, 5, 511, 512, 3000, MAX_MODEL_LEN]))
+                    plan.admitted.append(RowInit(Row(row), known.astype(np.int32), len(known), SamplingParams()))
+                    token_ids[row, : len(known)] = known
+                    num_blocks[row] = 0
+                count = min(int(generator.choice([0, 1, 3, 600])), MAX_BLOCKS - num_blocks[row])
+                block_ids = generator.integers(0, 9999, count).tolist()
+                plan.new_blocks.append((Row(row), [BlockId(block_id) for block_id in block_ids]))
+                table[row, num_blocks[row] : num_blocks[row] + count] = block_ids
+                num_blocks[row] += count
+            batch.apply(plan)
+    assert (batch.token_ids.cpu().numpy() == token_ids).all()
+    assert (batch.block_table.cpu().numpy() == table).all()
