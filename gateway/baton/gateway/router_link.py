@@ -50,8 +50,9 @@ class RouterLink:
     A message goes out at once, or `gather_seconds` after the one before.
     """
 
-    def __init__(self, address: str, dial: Dial = _PLAIN) -> None:
+    def __init__(self, address: str, dial: Dial = _PLAIN, gather_seconds: float = _GATHER_SECONDS) -> None:
         self.address = address
+        self._gather_seconds = gather_seconds
         self._dial = dial
         self._dial_version = dial.version
         self._channel = dial(address)
