@@ -61,7 +61,7 @@ async def test_an_output_that_repeats_itself_ends(service):
 
 
 async def test_the_prompts_token_ids_come_once(service):
-    submit, responses = await generate(service, chat=CHAT, n=2, return_prompt_token_ids=True)
+    submit, responses = await generate(service, chat=CHAT, n=2, return_prompt=True)
     told = [list(response.prompt_token_ids) for response in responses if response.prompt_token_ids]
     assert told == [list(submit.prompt_token_ids)]
 
@@ -148,7 +148,7 @@ def test_the_prompts_log_probabilities_come_first(tandem_stack):
             n=2,
             sampling=sampling(prompt_logprobs=2, temperature=0),
             stop=types_pb2.StopConditions(max_tokens=3),
-            return_prompt_token_ids=True,
+            return_prompt=True,
         )
         responses = list(InferenceServiceStub(channel).Generate(request, timeout=60))
     (told,) = (response for response in responses if response.prompt_logprobs)

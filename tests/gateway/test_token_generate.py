@@ -3,6 +3,8 @@
 import pytest
 from rest_harness import logprob, rest_side, say
 
+from baton.rpc.errors import InvalidRequest
+
 
 async def generate(rest, token_ids=(5, 6), **fields):
     return await rest.post("/inference/v1/generate", {"token_ids": list(token_ids), **fields})
@@ -72,6 +74,11 @@ async def test_log_probabilities_come_where_asked_for(stream):
         ({"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
         ({"sampling_params": {"n": 1000}}, "sampling_params.n"),
         ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
+        (
+            {"sampling_params": {"response_format": {"type": "json_schema"}}},
+            "sampling_params.response_format.json_schema",
+        ),
+        ({"sampling_params": {"allowed_token_ids": [5] * 5000}}, "sampling_params.allowed_token_ids"),
         ({"stream_options": {}}, "stream_options"),
     ],
 )
@@ -80,3 +87,11 @@ async def test_a_wrong_field_is_refused_by_name(fields, param):
         answer = await rest.post("/inference/v1/generate", {"token_ids": [5], **fields})
         assert rest.admission.taken == 0
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_generation_side_refuses_has_the_clients_name(stream):
+    async with rest_side() as rest:
+        rest.generator.refusal = InvalidRequest("bad_words.1 is empty", field="bad_words.1")
+        answer = await generate(rest, sampling_params={"bad_words": ["a", " "]}, stream=stream)
+    assert (answer.status, answer.error["param"]) == (400, "sampling_params.bad_words.1")

@@ -214,6 +214,11 @@ async def test_responses_take_them_too():
             {"sampling_params": {"logprob_token_ids": [5]}},
             "sampling_params.logprob_token_ids",
         ),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {"thinking_token_budget": 5}},
+            "sampling_params.thinking_token_budget",
+        ),
     ],
 )
 async def test_other_routes_refuse_by_name(path, fields, field):

@@ -139,7 +139,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             sampling = types_pb2.SamplingParams()
             sampling.CopyFrom(request.sampling)
             limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
-        if request.return_prompt_token_ids:
+        if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
         return await generator.start(
             GenerationRequest(

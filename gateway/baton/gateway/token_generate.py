@@ -28,12 +28,13 @@ from baton.gateway.openai_types import (
     TokenId,
     Usage,
 )
+from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Route
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.sse import DONE, Envelope
 from baton.gateway.structured_output import constraint_of
-from baton.gateway.turn import fields_named
+from baton.gateway.turn import fields_named, rename_field
 from baton.gateway.validation import (
     check_context,
     check_fields,
@@ -43,7 +44,7 @@ from baton.gateway.validation import (
     sampling_of,
     stop_of,
 )
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, ServiceError
 
 _NESTED = "sampling_params"
 
@@ -53,6 +54,7 @@ class TokenSampling(GenerationFields, kw_only=True):
 
     max_tokens: Count | None = None  # null: as many as the context holds
     logprobs: CountOrZero | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
 
 
 class TokenGenerateRequest(Struct, kw_only=True):
@@ -89,6 +91,12 @@ class TokenGeneration(Struct, kw_only=True):
     usage: Usage | None = None
 
 
+# The generation side's names for what this API calls otherwise. Some fields are the request's own.
+_OWN = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id")
+_FIELDS = {name: f"{_NESTED}.{name}" for name in TokenSampling.__struct_fields__ if name not in _OWN}
+_FIELDS["prompt"] = "token_ids"
+
+
 class TokenGenerate:
     """The route's handler."""
 
@@ -98,7 +106,7 @@ class TokenGenerate:
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
-        with desk.refusals_counted():
+        with desk.refusals_counted(), fields_named(_FIELDS):
             request = self._decoder.decode(exchange.body, exchange.headers)
             refuse_unserved(request, ("features", "kv_transfer_params"))
             fields = _fields_of(request)
@@ -107,12 +115,12 @@ class TokenGenerate:
             _check(fields, desk)
             check_for_model(fields, info)
             check_context(len(request.token_ids), info.max_model_len, "token_ids")
-            with fields_named({"prompt": "token_ids"}):
-                check_prompt_ids(request.token_ids, info.vocab_size)
+            check_prompt_ids(request.token_ids, info.vocab_size)
             asked = constraint_of(fields)
             n = fields.n or 1
             request_id = desk.take_place(exchange, fields, n)
-        sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
+            sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
+            limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
         generation = desk.generation_request(
             exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=asked
         )
@@ -136,6 +144,9 @@ class TokenStream(StreamAnswer):
         self._form = form_of(fields, fields.logprobs) or LogprobForm()
         self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
+
+    def fail(self, error: Exception) -> None:
+        super().fail(_renamed(error))
 
     def piece(self, index: int, delta: Delta) -> bytes:
         if not delta.token_ids:
@@ -181,6 +192,9 @@ class TokenDocument(Answer):
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
 
+    def fail(self, error: Exception) -> None:
+        super().fail(_renamed(error))
+
     def finish(self, usage: Usage) -> None:
         fields = self._fields
         form = form_of(fields, fields.logprobs)
@@ -195,6 +209,12 @@ class TokenDocument(Answer):
             usage=usage,
         )
         self.exchange.respond(200, msgspec.json.encode(document))
+
+
+def _renamed(error: Exception) -> Exception:
+    if isinstance(error, ServiceError):
+        rename_field(error, _FIELDS)
+    return error
 
 
 def token_routes(desk: FrontDesk) -> list[Route]:
@@ -229,10 +249,5 @@ def _check(fields: TokenSampling, desk: FrontDesk) -> None:
         most = desk.config.max_logprobs
         message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed."
         raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
-    try:
-        check_fields(fields, desk.config.max_choices)
-        check_logprob_token_ids(fields, fields.logprobs, "logprobs")
-    except InvalidRequest as error:
-        if not error.field.startswith("stream"):
-            error.field = f"{_NESTED}.{error.field}"
-        raise
+    check_fields(fields, desk.config.max_choices)
+    check_logprob_token_ids(fields, fields.logprobs, "logprobs")

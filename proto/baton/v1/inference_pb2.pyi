@@ -341,7 +341,7 @@ class GenerateRequest(google.protobuf.message.Message):
     SKIP_DETOKENIZE_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
-    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    RETURN_PROMPT_FIELD_NUMBER: builtins.int
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
@@ -363,7 +363,7 @@ class GenerateRequest(google.protobuf.message.Message):
     """Sends no text, only token ids. Stop strings are refused with it."""
     adapter: builtins.str
     """A LoRA adapter's name. Empty: the model itself."""
-    return_prompt_token_ids: builtins.bool
+    return_prompt: builtins.bool
     """Sends the prompt's token ids, in choice 0's first response."""
     max_prompt_tokens: builtins.int
     """Keeps so many tokens of the prompt's end, where it has more. 0: all."""
@@ -403,12 +403,12 @@ class GenerateRequest(google.protobuf.message.Message):
         skip_detokenize: builtins.bool = ...,
         adapter: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
-        return_prompt_token_ids: builtins.bool = ...,
+        return_prompt: builtins.bool = ...,
         beam_search: global___BeamSearch | None = ...,
         max_prompt_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
