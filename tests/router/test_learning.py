@@ -6,22 +6,18 @@ import random
 import pytest
 from fleet_node import load, state
 from placer_world import World
-from router_views import DECODE, PREFILL, RATES, demand, standing, view
+from router_views import DECODE, PREFILL, RATES, standing, view
 
 from baton.router.calibration import Arrivals, Bias
-from baton.router.costs import Costs
-from baton.router.in_flight import PendingLoad
+from baton.router.in_flight import PendingLoad, Share
 from baton.router.learnt import Learnt
 from baton.router.placed_adapters import PlacedAdapters
-from baton.router.policy import Option
 from baton.router.prompt_sketch import sketch_of
 from baton.router.rates import GUESS, RateModel, fleet_rates, rates_of
 from baton.router.sessions import Sessions
 from baton.router.standing import Objectives, standing_of
 from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
 from baton.v1 import router_pb2
-
-NO_COSTS = Costs(0.0, 0.0, 0.0, 0.0, 0.0)
 
 # Rates.
 
@@ -132,13 +128,15 @@ def test_arrivals_are_counted_over_the_last_seconds():
 
 
 def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them():
-    learnt, a, b = Learnt(), standing("a"), standing("b")
+    learnt = Learnt()
+    for name in ("a", "b"):
+        learnt.rates(view(name, prefill_tokens_per_second=10_000), GUESS)
     for number in range(1000):
-        learnt.placed(Option(a, None, NO_COSTS, 0.0, 0), demand(500), number / 10)  # 50 ms every 100 ms
+        learnt.placed([Share("a", 1, 500, 8)], number / 10)  # 50 ms every 100 ms
     assert learnt.stalled_part("a", 100.0) == pytest.approx(0.5, rel=0.1)
     assert learnt.stalled_part("b", 100.0) == 0.0
     for number in range(1000):
-        learnt.placed(Option(a, b, NO_COSTS, 0.0, 0), demand(5000), 100 + number / 10)
+        learnt.placed([Share("a", 1, 0, 8), Share("b", 0, 5000, 8)], 100 + number / 10)
     assert learnt.stalled_part("a", 200.0) < 0.01, "another worker computed them"
     assert learnt.stalled_part("b", 200.0) == 0.9
     assert learnt.given_seconds("b", 200.0) == pytest.approx(400, rel=0.01)

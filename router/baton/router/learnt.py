@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from baton.router.calibration import Arrivals, Bias
 from baton.router.explain import Decision
+from baton.router.in_flight import Share
 from baton.router.output_lengths import OutputLengths
-from baton.router.policy import Option
 from baton.router.promises import Promises, promise_of
 from baton.router.rates import Rates, fleet_rates, rates_of
-from baton.router.standing import Demand, Traffic
+from baton.router.standing import Traffic
 from baton.router.worker_view import WorkerView
 from baton.v1 import router_pb2
 
@@ -35,13 +35,16 @@ class Learnt:
         self._rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
 
-    def placed(self, best: Option, demand: Demand, now: float) -> None:
-        """A request was placed so."""
+    def placed(self, shares: Sequence[Share], now: float) -> None:
+        """A request was placed so, by this router or by another one."""
         self.arrivals.observe(now)
-        computes = best.prefill or best.decode
-        worker_id, seconds = computes.view.worker_id, computes.prefill_seconds(demand)
-        self._stalls[worker_id] = self._recent_stall(worker_id, now) + seconds, now
-        self._busy_until[worker_id] = max(self._busy_until.get(worker_id, now), now) + seconds
+        for share in shares:
+            known = self._rates.get(share.worker_id)
+            if share.num_prefill_tokens and known is not None:
+                seconds = share.num_prefill_tokens / known[2].prefill_tokens_per_second
+                stalled = self._recent_stall(share.worker_id, now) + seconds
+                self._stalls[share.worker_id] = stalled, now
+                self._busy_until[share.worker_id] = max(self._busy_until.get(share.worker_id, now), now) + seconds
 
     def given_seconds(self, worker_id: str, now: float) -> float:
         """What is left of the prompts given to a worker, had it nothing else to do."""

@@ -17,7 +17,7 @@ import grpc
 
 from baton.router.discovery import Discovery
 from baton.router.fleet import Cordon, Fleet
-from baton.router.in_flight import InFlight
+from baton.router.in_flight import InFlight, Placed
 from baton.router.peer_news import placed_of
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import NotFound, ServiceError, error_from_rpc, problem_of
@@ -41,7 +41,7 @@ class Peers:
         in_flight: InFlight,
         fleet: Fleet,
         discovery: Discovery,
-        on_placed: Callable[[float], None] = lambda at: None,
+        on_placed: Callable[[Placed, float], None] = lambda placed, at: None,
         clock: Callable[[], float] = time.monotonic,
         dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
@@ -137,7 +137,7 @@ class Peers:
             if message.router_id != self._router_id:
                 placed, at = placed_of(message), now - message.age_ms / 1000
                 self._in_flight.begin(placed, at)
-                self._on_placed(at)
+                self._on_placed(placed, at)
         for end in response.ends:
             self._in_flight.end(end.placement_id)
         for told in response.cordons:

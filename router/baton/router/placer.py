@@ -95,7 +95,6 @@ class Placer:
             options = admitted(options, asked, self._learnt.promises, self._objectives, traffic)
         response = response_of(placement_id, options[0])
         self._begin(placement_id, request, asked, options[0], now)
-        self._learnt.placed(options[0], asked.demand, now)
         grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
         self.decisions.add(Decision(request, response, now, grounds, options[0]))
         return response
@@ -116,9 +115,9 @@ class Placer:
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
 
-    def hear_of_placement(self, at: float) -> None:
+    def hear_of_placement(self, placed: Placed, at: float) -> None:
         """Another router placed a request."""
-        self._learnt.arrivals.observe(at)
+        self._learnt.placed(placed.shares, at)
 
     def on_state(self, view: WorkerView, is_new: bool) -> None:
         """What was placed long enough before a state is in it; entries of a former epoch are not true any more."""
@@ -175,6 +174,7 @@ class Placer:
             asked.priority,
         )
         self.in_flight.begin(placed, now)
+        self._learnt.placed(placed.shares, now)
         if request.session_id:
             view = best.decode.view
             self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)
