@@ -93,13 +93,30 @@ def measure_memory_and_lookups(options: argparse.Namespace) -> list[Row]:
     began = time.perf_counter()
     index.drop("w0")
     rows.append(Row("drop of a worker: until its entries count no more", (time.perf_counter() - began) * 1e6, "us"))
-    return rows
+    scattered = store_scattered(index, draw)
+    took = [timed(partial(index.lookup, draw.choice(scattered))) for _ in range(options.lookups // 5)]
+    return rows + latencies("lookup of 1,563 blocks that came one by one between those of 39 other prompts", took)
+
+
+def store_scattered(index: PrefixIndex, draw: random.Random) -> list[bytes]:
+    """Prompts of which no two blocks came together, at a worker of their own."""
+    while index.clean(1_000_000):
+        pass
+    fill(index, "w0", b"")
+    prompts = [draw.randbytes(16 * PROMPT_BLOCKS) for _ in range(40)]
+    for number in range(PROMPT_BLOCKS):
+        events = [
+            kv_pb2.KvEvent(stored=kv_pb2.BlocksStored(block_hashes=one[16 * number : 16 * number + 16], tier=1))
+            for one in draw.sample(prompts, len(prompts))
+        ]
+        assert index.apply(kv_pb2.KvEventBatch(worker_id="w0", epoch=1, sequence=number + 1, events=events))
+    return prompts
 
 
 def fill(index: PrefixIndex, worker_id: str, *pieces: bytes) -> None:
     """A worker's snapshot in parts, as the kvstore sends it."""
     stride = 16 * 8192
-    parts = [piece[at : at + stride] for piece in pieces for at in range(0, len(piece), stride)]
+    parts = [piece[at : at + stride] for piece in pieces for at in range(0, len(piece), stride)] or [b""]
     for number, part in enumerate(parts):
         index.receive(
             kv_pb2.KvSnapshot(
@@ -350,6 +367,10 @@ async def measure_services(options: argparse.Namespace) -> list[Row]:
     with ExitStack() as cleanup:
         log = cleanup.enter_context(tempfile.TemporaryFile())
         _, url = cleanup.enter_context(redis_server())
+        rows += await measure_usual_start(log, url)
+    with ExitStack() as cleanup:
+        log = cleanup.enter_context(tempfile.TemporaryFile())
+        _, url = cleanup.enter_context(redis_server())
         rows += await measure_idle(options, log, url)
     return rows
 
@@ -389,6 +410,28 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
         kvstore.kill()
         kvstore.wait(10)
     return rows
+
+
+async def measure_usual_start(log: object, url: str) -> list[Row]:
+    """A router that comes back to 16 workers with a million blocks."""
+    (port,) = ports.free_ports(1)
+    address, total = f"127.0.0.1:{port}", 16 * 62_500
+    draw = np.random.default_rng(1)
+    kvstore = start(log, "kvstore", "--listen", address, "--redis-url", url)
+    times: list[float] = []
+    try:
+        async with joined(address, [Publisher(f"w{n}", 62_500, draw) for n in range(16)]):
+            for _ in range(5):
+                reader = Reader(address)
+                try:
+                    status = await reader.until(lambda one: bool(one["whole"]) and one["entries"] == total, 60)
+                finally:
+                    reader.end()
+                times.append(status["seconds"])
+    finally:
+        kvstore.kill()
+        kvstore.wait(10)
+    return [Row("warm start of a router, 16 workers, 1 M blocks: the longest of five", max(times), "s")]
 
 
 async def until_written(client: redis.Redis, num_workers: int) -> None:

@@ -28,6 +28,7 @@ _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
 _MIN_PIECES, _LONG_PIECE = 3, 64  # so many, and one more for each that has so many blocks
 _FEW_BLOCKS = 384  # of a prompt: to look for them all is as quick as to guess
+_SCATTERED = 16  # blocks: a prompt of which the first pieces together have less lies in no order
 _GUESSED_BITS = 4
 _GUESSED = 1 << _GUESSED_BITS  # blocks of a prompt for each one that is looked for
 _FOLLOWING = np.arange(_GUESSED)
@@ -101,13 +102,14 @@ class BlockTable:
             at += length
             tries += length // _LONG_PIECE - 1
         if at < end:
-            pieces.append(codes.take(self._guess(fingerprints[at:]), mode="clip"))
+            rest = fingerprints[at:]
+            is_scattered = at < _SCATTERED or rest.size <= _FEW_BLOCKS
+            lines = self.lines_at(self._find_first(rest)) if is_scattered else self._guess(rest)
+            pieces.append(codes.take(lines, mode="clip"))
         return pieces[0] if len(pieces) == 1 else np.concatenate((_NO_CODES, *pieces))
 
     def _guess(self, fingerprints: Fingerprints) -> LineNumbers:
         """The lines of the first blocks: some are looked for, and the others guessed to be next to them."""
-        if fingerprints.size <= _FEW_BLOCKS:
-            return self.lines_at(self._find_first(fingerprints))
         marks = self._find_few(fingerprints[::_GUESSED])
         if marks.size and marks.min() < 0:
             marks = marks[: (marks < 0).argmax()]
