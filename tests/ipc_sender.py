@@ -1,4 +1,4 @@
-"""A sender in a process of its own, for tests that stop and kill it: `ipc_sender.py PORT`, with words on stdin.
+"""A sender in a process of its own, for tests that stop and kill it: `ipc_sender.py PORT KEY`, with words on stdin.
 
 It pushes one layer of the source blocks as transfer 1, and says `pushed`. Then it obeys: `spoil` sends bytes that are
 no header; `stop` stops the process, and when it goes on writes over all of its slots and says `wrote`; `close` closes
@@ -21,7 +21,7 @@ def main() -> None:
     executor = filled(HostKv(), seed=5)
     end = End(executor, paths_of("ipc", executor))
     identity = end.transport.addresses[0].address.partition("/")[2]
-    address = address_of("ipc", 0, "127.0.0.1", int(sys.argv[1]), identity)
+    address = address_of("ipc", 0, "127.0.0.1", int(sys.argv[1]), identity, bytes.fromhex(sys.argv[2]))
     end.transport.connect(Outbound(1, [address], 1, 7, 0xFEED, True))
     end.transport.push(1, piece_of(0, 0, SOURCE))
     wait_until(lambda: end.transport.totals_by_kind()["ipc"].num_sent_pieces == 1, 30)

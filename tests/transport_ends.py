@@ -153,9 +153,14 @@ def tcp_address(address):
 def connected(receiver, kind="tcp", offer=b""):
     """A socket that a receiver has welcomed."""
     sock = dialled(receiver)
-    sock.sendall(encode_open(Open(NAMES[kind], 0, 3, offer)))
+    sock.sendall(encode_open(Open(NAMES[kind], 0, 3, offer, key_of(receiver))))
     sock.recv(GREETING_BYTES + 12, socket.MSG_WAITALL)
     return sock
+
+
+def key_of(receiver):
+    """What a receiver tells over control streams."""
+    return receiver.transport.addresses[0].key
 
 
 def dialled(receiver):

@@ -143,7 +143,7 @@ def test_a_receiver_that_is_killed_and_restarted_takes_the_next_push(sender, mak
     port = int(addresses[0].address.rpartition(":")[2])
     restarted, same = make_peer(port)
     assert [address.address for address in same] == [address.address for address in addresses]
-    sender.connect(restarted, 3, addresses)
+    sender.connect(restarted, 3, same)
     sender.push(3)
     sender.wait_for(Pushed)
     check_landed(restarted, pool)

@@ -19,6 +19,7 @@ from transport_ends import (
     ended,
     filled,
     hand_over,
+    key_of,
     outbound,
     push_all,
     tcp_address,
@@ -153,7 +154,7 @@ def test_a_greeting_that_is_not_the_senders_is_dropped(many):
 def test_a_kind_that_a_receiver_does_not_take_is_refused_by_name(many, kind):
     receiver = many.make(kind="tcp")
     with dialled(receiver) as sock:
-        sock.sendall(encode_open(Open(NAMES[kind], 0, 3, b"")))
+        sock.sendall(encode_open(Open(NAMES[kind], 0, 3, b"", key_of(receiver))))
         error = refusal(sock)
         assert ended(sock)
     assert isinstance(error, Unsupported)
@@ -164,7 +165,7 @@ def test_a_kind_that_a_receiver_does_not_take_is_refused_by_name(many, kind):
 def test_a_sender_of_another_host_is_refused(many):
     receiver = many.make(HostKv(), "ipc")
     with dialled(receiver) as sock:
-        sock.sendall(encode_open(Open(kv_pb2.TRANSPORT_KIND_IPC, 0, 3, b"host-memory:elsewhere.1")))
+        sock.sendall(encode_open(Open(kv_pb2.TRANSPORT_KIND_IPC, 0, 3, b"host-memory:elsewhere.1", key_of(receiver))))
         assert isinstance(refusal(sock), Mismatch)
     assert receiver.transport.totals_by_kind()["ipc"].num_refused == 1
 
@@ -212,7 +213,7 @@ def test_a_kind_that_was_refused_is_asked_again_after_a_while(many):
     mine, clock = {"ipc": HostIpcPath(ours, SLOT_BYTES), "tcp": None}, [100.0]
     totals = Totals(mine)
     dialler = Dialler(ours, mine, EPOCH, 0, totals, lambda: clock[0])
-    routes = [Route(name, "127.0.0.1", receiver.port) for name in ("ipc", "tcp")]
+    routes = [Route(name, "127.0.0.1", receiver.port, key_of(receiver)) for name in ("ipc", "tcp")]
     for passed, num_fallbacks in ((0, 1), (59, 1), (2, 2)):
         clock[0] += passed
         dialler.open(routes, threading.Condition(), lambda sock: None).close()
@@ -329,7 +330,7 @@ def test_an_unreachable_receiver_is_no_fallback(many):
 
 
 def test_frames_survive_the_wire():
-    slots, opened = Slots(4, 1 << 40, b"blob"), Open(3, 2, 2**64 - 1, b"offer")
+    slots, opened = Slots(4, 1 << 40, b"blob"), Open(3, 2, 2**64 - 1, b"offer", bytes(range(16)))
     for encoded, decode, value in (
         (encode_open(opened), decode_open, opened),
         (encode_welcome(slots), decode_welcome, slots),

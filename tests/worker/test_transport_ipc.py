@@ -27,6 +27,7 @@ from transport_ends import (
     filled,
     hand_over,
     inbound,
+    key_of,
     make_kv,
     outbound,
     piece_of,
@@ -223,11 +224,11 @@ def test_slots_that_are_not_there_are_not_mapped():
 
 
 @contextlib.contextmanager
-def child(port):
+def child(port, key):
     """A sender that has pushed a piece."""
     folder = Path(__file__).resolve().parents[1]
     process = subprocess.Popen(
-        [sys.executable, str(folder / "ipc_sender.py"), str(port)],
+        [sys.executable, str(folder / "ipc_sender.py"), str(port), key.hex()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -251,7 +252,7 @@ def tell(process, word):
 def test_a_sender_that_was_stopped_keeps_its_slots_and_its_late_writes_reach_nothing(many):
     receiver, path = receiving_end(many)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port) as process:
+    with child(receiver.port, key_of(receiver)) as process:
         wait_until(lambda: receiver.transport.totals().num_received_pieces == 1)
         tell(process, "stop")
         wait_until(lambda: stopped(process.pid), 30)
@@ -274,7 +275,7 @@ def test_slots_of_a_connection_that_was_given_up_wait_for_the_senders_end(many):
     executor, go_on = slow(HostKv())
     receiver, path = receiving_end(many, executor)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port) as process:
+    with child(receiver.port, key_of(receiver)) as process:
         # The receiver is busy with the piece while the sender says something wrong, and is stopped.
         tell(process, "spoil")
         assert process.stdout.readline() == "spoilt\n"
@@ -297,7 +298,7 @@ def test_slots_of_a_connection_that_was_given_up_wait_for_the_senders_end(many):
 def test_a_sender_that_was_killed_gives_its_slots_back(many):
     receiver, path = receiving_end(many)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port) as process:
+    with child(receiver.port, key_of(receiver)) as process:
         wait_until(lambda: receiver.transport.totals().num_received_pieces == 1)
         process.kill()
         assert "ended" in receiver.wait_for(InboundFailed).reason
@@ -325,7 +326,7 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
     changed = threading.Condition()
 
     def connect(number):
-        route = Route(("ipc", "tcp")[number % 2], "127.0.0.1", receiver.port)
+        route = Route(("ipc", "tcp")[number % 2], "127.0.0.1", receiver.port, key_of(receiver))
         connection = dialler.open([route], changed, lambda sock: None)
         connection.cut()
         connection.close()

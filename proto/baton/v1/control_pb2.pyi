@@ -245,6 +245,7 @@ class TransferCounters(google.protobuf.message.Message):
     NUM_STRAY_PIECES_FIELD_NUMBER: builtins.int
     NUM_STRANDED_BLOCKS_FIELD_NUMBER: builtins.int
     RATES_FIELD_NUMBER: builtins.int
+    NUM_STRANGERS_FIELD_NUMBER: builtins.int
     num_transfers: builtins.int
     """As the receiver (a decode worker): leases that ended with every block here and verified, and their bytes."""
     num_transfer_bytes: builtins.int
@@ -271,6 +272,8 @@ class TransferCounters(google.protobuf.message.Message):
     """Pieces that came for no open lease and were discarded."""
     num_stranded_blocks: builtins.int
     """Now: blocks of leases that were broken more than 2 s ago and are not free. Always 0."""
+    num_strangers: builtins.int
+    """As the receiver: KV connections that did not show the key of TransportAddress, and were refused."""
     @property
     def transfer_seconds(self) -> global___Histogram:
         """Of completed ones: from the lease to the last block, and how long the first token waited for that."""
@@ -306,9 +309,10 @@ class TransferCounters(google.protobuf.message.Message):
         num_stray_pieces: builtins.int = ...,
         num_stranded_blocks: builtins.int = ...,
         rates: collections.abc.Iterable[global___TransportRate] | None = ...,
+        num_strangers: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "num_checksum_errors", b"num_checksum_errors", "num_expired_leases", b"num_expired_leases", "num_failed_prefills", b"num_failed_prefills", "num_failed_pushes", b"num_failed_pushes", "num_failed_transfers", b"num_failed_transfers", "num_mismatches", b"num_mismatches", "num_refused_prefills", b"num_refused_prefills", "num_retries", b"num_retries", "num_sent_bytes", b"num_sent_bytes", "num_sent_transfers", b"num_sent_transfers", "num_stranded_blocks", b"num_stranded_blocks", "num_stray_pieces", b"num_stray_pieces", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "rates", b"rates", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "num_checksum_errors", b"num_checksum_errors", "num_expired_leases", b"num_expired_leases", "num_failed_prefills", b"num_failed_prefills", "num_failed_pushes", b"num_failed_pushes", "num_failed_transfers", b"num_failed_transfers", "num_mismatches", b"num_mismatches", "num_refused_prefills", b"num_refused_prefills", "num_retries", b"num_retries", "num_sent_bytes", b"num_sent_bytes", "num_sent_transfers", b"num_sent_transfers", "num_stranded_blocks", b"num_stranded_blocks", "num_strangers", b"num_strangers", "num_stray_pieces", b"num_stray_pieces", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "rates", b"rates", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> None: ...
 
 global___TransferCounters = TransferCounters
 

@@ -149,18 +149,24 @@ class TransportAddress(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     TP_RANK_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
     kind: global___TransportKind.ValueType
     tp_rank: builtins.int
     address: builtins.str
     """tcp: host:port. Others: as the transport defines."""
+    key: builtins.bytes
+    """What a sender must show there before anything else: 16 random bytes of this receiver's,
+    new at every start. Told in these messages only; whoever connects without is refused.
+    """
     def __init__(
         self,
         *,
         kind: global___TransportKind.ValueType = ...,
         tp_rank: builtins.int = ...,
         address: builtins.str = ...,
+        key: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "kind", b"kind", "tp_rank", b"tp_rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "key", b"key", "kind", b"kind", "tp_rank", b"tp_rank"]) -> None: ...
 
 global___TransportAddress = TransportAddress
 

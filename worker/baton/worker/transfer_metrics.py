@@ -11,6 +11,7 @@
 | baton_kv_transfer_expired_leases_total | | leases that ended by silence |
 | baton_kv_transfer_mismatches_total | | peers whose layout cannot be served |
 | baton_kv_transfer_stray_pieces_total | | pieces of no open lease, discarded |
+| baton_kv_transfer_strangers_total | | KV connections refused: they did not show the receiver's key |
 | baton_kv_transfer_seconds | | histogram: from the lease to the last block |
 | baton_kv_transfer_exposed_seconds | | histogram: from the first token to the last block |
 | baton_kv_transfer_tail_seconds | | histogram: from the last layer to TransferComplete, at the sender |
@@ -44,6 +45,7 @@ _TOTALS = (
     ("baton_kv_transfer_expired_leases", "Leases that ended by silence.", "num_expired_leases"),
     ("baton_kv_transfer_mismatches", "Peers whose layout cannot be served.", "num_mismatches"),
     ("baton_kv_transfer_stray_pieces", "Pieces of no open lease, discarded.", "num_stray_pieces"),
+    ("baton_kv_transfer_strangers", "KV connections without the receiver's key.", "num_strangers"),
 )
 _HISTOGRAMS = (
     ("baton_kv_transfer_seconds", "From the lease to the last block.", "transfer_seconds"),

@@ -33,6 +33,7 @@ class HandoverCounters:
     num_expired_leases: int = 0  # ended by silence, at this end
     num_mismatches: int = 0  # peers whose layout does not fit
     num_stray_pieces: int = 0  # arrived for no open lease, and were discarded
+    num_strangers: int = 0  # connections that did not show the receiver's key, and were refused
 
     def copy(self) -> HandoverCounters:
         """As of now."""

@@ -160,7 +160,8 @@ class Handover:
     def counters(self) -> HandoverCounters:
         """A copy of the totals."""
         counters = self._counters.copy()
-        counters.num_stray_pieces = self._transport.totals().num_stray_pieces
+        totals = self._transport.totals()
+        counters.num_stray_pieces, counters.num_strangers = totals.num_stray_pieces, totals.num_strangers
         return counters
 
     def counters_message(self) -> control_pb2.TransferCounters:

@@ -136,6 +136,7 @@ class TransportTotals:
     num_sent_bytes: int = 0
     send_seconds: float = 0.0  # while bytes of pieces went out
     num_refused: int = 0  # connections of senders that were told no
+    num_strangers: int = 0  # those among them that did not show this receiver's key
     num_fallbacks: int = 0  # connections that another kind had to serve
 
 

@@ -1,7 +1,7 @@
 """What two workers say on a KV connection: who they are, where pieces are, which slots are free. Knows no sockets.
 
     sender                          receiver
-    OPEN (kind, rank, epoch, offer) ->
+    OPEN (key, kind, rank, epoch, offer) ->
                                     <- WELCOME (slots) or REFUSED (a google.rpc.Status)
     PIECE (+ bytes, where inline)   ->
                                     <- CREDIT (a slot), once for each piece in a slot
@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
@@ -25,14 +25,14 @@ from baton.v1 import types_pb2
 from baton.worker.transfer.bulk import Slots
 
 _MAGIC = b"BtKV"
-_VERSION = 2
+_VERSION = 3
 _HAS_CHECKSUM = 1
 _NO_SLOT = 0xFFFFFFFF
 _CRC = struct.Struct("<I")
 # magic, version, what, bytes of the body, their CRC-32
 _GREETING = struct.Struct("<4sHHII")
-# kind, tp rank, worker epoch; the offer follows
-_OPEN = struct.Struct("<HHQ")
+# key, kind, tp rank, worker epoch; the offer follows
+_OPEN = struct.Struct("<16sHHQ")
 # slots, bytes of each; the blob follows
 _WELCOME = struct.Struct("<IQ")
 # magic, version, flags, transfer id, generation, receiver epoch, layer, layers, first index, blocks, first head, heads,
@@ -43,6 +43,7 @@ _CREDIT = struct.Struct("<II")  # a slot, and its complement
 GREETING_BYTES = _GREETING.size + _CRC.size
 PIECE_BYTES = _PIECE.size + _CRC.size
 CREDIT_BYTES = _CREDIT.size
+KEY_BYTES = 16
 MAX_GREETING_BODY_BYTES = 4 << 20  # descriptions of RDMA memory are long
 MAX_PIECE_BYTES = 256 << 20  # a header that says more is no header
 
@@ -63,6 +64,7 @@ class Open:
     tp_rank: int
     epoch: int  # of the sender
     offer: bytes
+    key: bytes = field(default=bytes(KEY_BYTES), repr=False)  # the receiver's, as told over the control stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +114,16 @@ def check_greeting_body(body: bytes, crc: int) -> None:
 
 def encode_open(opened: Open) -> bytes:
     """The sender's greeting."""
-    return encode_greeting(Greeting.OPEN, _OPEN.pack(opened.kind, opened.tp_rank, opened.epoch) + opened.offer)
+    fields = _OPEN.pack(opened.key, opened.kind, opened.tp_rank, opened.epoch)
+    return encode_greeting(Greeting.OPEN, fields + opened.offer)
 
 
 def decode_open(body: bytes) -> Open:
     """Raises DataLoss."""
     if len(body) < _OPEN.size:
         raise DataLoss(f"an OPEN of {len(body)} bytes came; it has {_OPEN.size} at least")
-    kind, tp_rank, epoch = _OPEN.unpack_from(body)
-    return Open(kind, tp_rank, epoch, body[_OPEN.size :])
+    key, kind, tp_rank, epoch = _OPEN.unpack_from(body)
+    return Open(kind, tp_rank, epoch, body[_OPEN.size :], key)
 
 
 def encode_welcome(slots: Slots) -> bytes:

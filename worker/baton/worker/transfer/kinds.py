@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2, types_pb2
@@ -27,6 +27,7 @@ class Route:
     name: str
     host: str
     port: int
+    key: bytes = field(default=b"", repr=False)  # that the receiver asks for
 
 
 def parse_order(value: str) -> tuple[str, ...]:
@@ -49,10 +50,12 @@ def name_of(kind: int) -> str:
     return _BY_KIND.get(kind, str(kind))
 
 
-def address_of(name: str, tp_rank: int, host: str, port: int, host_identity: str) -> kv_pb2.TransportAddress:
+def address_of(
+    name: str, tp_rank: int, host: str, port: int, host_identity: str, key: bytes = b""
+) -> kv_pb2.TransportAddress:
     """What peers are told: host:port, and for kinds that stay on one host which host that is, after a slash."""
     address = f"{host}:{port}" + (f"/{host_identity}" if name in _SAME_HOST else "")
-    return kv_pb2.TransportAddress(kind=NAMES[name], tp_rank=tp_rank, address=address)
+    return kv_pb2.TransportAddress(kind=NAMES[name], tp_rank=tp_rank, address=address, key=key)
 
 
 def routes_to(
@@ -70,7 +73,7 @@ def routes_to(
         where, _, identity = address.address.partition("/")
         if name in _SAME_HOST and not identity == host_identity != "":
             continue
-        offered[name] = Route(name, *split_address(where))
+        offered[name] = Route(name, *split_address(where), address.key)
     if not offered:
         theirs = ", ".join(name_of(address.kind) for address in addresses) or "none"
         raise Mismatch(

@@ -23,17 +23,22 @@ _JOIN_SECONDS = 2.0
 
 
 class Receiver:
-    """Takes pieces for open transfers. `paths`: by name, None for tcp; senders of other kinds are refused."""
+    """Takes pieces for open transfers, of senders that show `key`.
+
+    `paths`: by name, None for tcp; senders of other kinds are refused.
+    """
 
     def __init__(
         self,
         host: str,
         port: int,
+        key: bytes,
         executor: Executor,
         transfers: InboundTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
     ) -> None:
+        self._key = key
         self._executor = executor
         self._transfers = transfers
         self._paths = paths
@@ -78,7 +83,7 @@ class Receiver:
             self._start(sock, f"{peer[0]}:{peer[1]}")
 
     def _start(self, sock: socket.socket, peer: str) -> None:
-        connection = Receiving(sock, peer, self._executor, self._transfers, self._paths, self._totals)
+        connection = Receiving(sock, peer, self._key, self._executor, self._transfers, self._paths, self._totals)
         thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-from-{peer}", daemon=True)
         with self._lock:
             refused = self._closing or len(self._connections) >= _MAX_CONNECTIONS

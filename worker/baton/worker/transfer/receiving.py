@@ -5,6 +5,7 @@ Bytes of a transfer that is not open, or that do not carry its generation and ep
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import time
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from baton.rpc.errors import DataLoss, InternalError, ServiceError, Unsupported
+from baton.rpc.errors import DataLoss, InternalError, PermissionDenied, ServiceError, Unsupported
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.blocks import block_views, write_piece
@@ -65,6 +66,7 @@ class Receiving:
         self,
         sock: socket.socket,
         peer: str,
+        key: bytes,
         executor: Executor,
         transfers: InboundTransfers,
         paths: Mapping[str, BulkPath | None],
@@ -72,6 +74,7 @@ class Receiving:
     ) -> None:
         self._sock = sock
         self._peer = peer
+        self._key = key
         self._executor = executor
         self._transfers = transfers
         self._paths = paths
@@ -127,6 +130,7 @@ class Receiving:
         opened = receive_open(self._sock)
         name = name_of(opened.kind)
         try:
+            self._check_key(opened)
             if name not in self._paths:
                 raise Unsupported(f"this worker takes no KV over {name}; it takes {', '.join(self._paths)}")
             self._totals = self._all_totals.of(name)
@@ -138,6 +142,12 @@ class Receiving:
             return False
         self._sock.sendall(encode_welcome(self._slots))
         return True
+
+    def _check_key(self, opened: Open) -> None:
+        """Before anything that the sender offers is looked at. Raises PermissionDenied."""
+        if not hmac.compare_digest(opened.key, self._key):
+            self._totals.stranger()
+            raise PermissionDenied("the connection does not show the key that this receiver tells over control streams")
 
     def _accept(self, name: str, opened: Open) -> None:
         path = self._paths[name]

@@ -58,6 +58,11 @@ class KindTotals:
         with self._lock:
             self._totals = dataclasses.replace(self._totals, num_bad_connections=self._totals.num_bad_connections + 1)
 
+    def stranger(self) -> None:
+        """A connection did not show the receiver's key."""
+        with self._lock:
+            self._totals = dataclasses.replace(self._totals, num_strangers=self._totals.num_strangers + 1)
+
     def refused(self) -> None:
         """A sender was told no."""
         with self._lock:

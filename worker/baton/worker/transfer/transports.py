@@ -5,6 +5,7 @@ Knows nothing of leases. The pool is written by threads of our own, whatever mov
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 
 from baton.v1 import kv_pb2
@@ -13,6 +14,7 @@ from baton.worker.transfer.base import Inbound, Outbound, Piece, PushFenced, Tra
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.dialling import Dialler
 from baton.worker.transfer.event_queue import EventQueue
+from baton.worker.transfer.frames import KEY_BYTES
 from baton.worker.transfer.host_identity import host_identity
 from baton.worker.transfer.inbound import InboundTransfers
 from baton.worker.transfer.kinds import Route, address_of, routes_to
@@ -52,13 +54,14 @@ class Transports:
         self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals)
         self._links: dict[tuple[Route, ...], SenderLink] = {}
         self._pushes: dict[int, tuple[Push, SenderLink]] = {}
-        self._receiver = Receiver(host, port, executor, self._transfers, self._paths, self._totals)
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._receiver = Receiver(host, port, self._key, executor, self._transfers, self._paths, self._totals)
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:
         """Where this worker takes KV."""
         host, port = self._advertised_host, self._receiver.port
-        return [address_of(name, self._tp_rank, host, port, self._identity) for name in self._paths]
+        return [address_of(name, self._tp_rank, host, port, self._identity, self._key) for name in self._paths]
 
     @property
     def num_connections(self) -> int:
