@@ -10,23 +10,20 @@ import dataclasses
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, ServiceError, Unsupported
+from baton.rpc.errors import InvalidRequest, NoCapacity, Unsupported
 from baton.worker.block_pool import PoolAudit
 from baton.worker.cache_events import RemovedEvent, StoredEvent
-from baton.worker.core import BlockId, FinishReason, Request, StepResult, Tier, TokenLogprobs
-from baton.worker.executor.base import DeviceLost, Executor
+from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprobs
+from baton.worker.executor.base import Executor
 from baton.worker.host_tier_copies import HostCopier
 from baton.worker.live_requests import LiveRequests
 from baton.worker.load import load_snapshot
 from baton.worker.mask_patience import MaskWait, mask_patience
 from baton.worker.outputs import (
     EngineCounters,
-    FirstToken,
     LoadSnapshot,
     PrefillStarted,
     StepOutputs,
@@ -36,6 +33,7 @@ from baton.worker.request_state import Phase, RequestState
 from baton.worker.scheduler import Scheduler
 from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import ScheduledStep
+from baton.worker.steps_in_flight import StepsInFlight
 from baton.worker.validation import check_request
 
 if TYPE_CHECKING:
@@ -45,15 +43,6 @@ _LOG = logging.getLogger(__name__)
 
 _MIN_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 10.0
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A step that was launched, or that could not be."""
-
-    scheduled: ScheduledStep
-    launched: float
-    error: Exception | None = None
 
 
 class Engine:
@@ -93,9 +82,10 @@ class Engine:
         self._grammars = grammars
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
-        self._in_flight: deque[_InFlight] = deque()
         self._num_submitted = 0
-        self._last_collect = 0.0
+        self._in_flight = StepsInFlight(
+            executor, self._scheduler, self._requests, self._counters, self._rates, clock, grammars
+        )
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
@@ -140,16 +130,17 @@ class Engine:
         self._copier.land()
         if self._grammars is not None and self._grammars.pending:
             self._settle_grammars(self._grammars)
-        scheduled = self._scheduler.schedule() if len(self._in_flight) < self._executor.depth else None
+        scheduled = None if self._in_flight.full else self._scheduler.schedule()
         self._copier.start()
         if scheduled is not None:
-            self._launch(scheduled)
+            self._tell_started(scheduled)
+            self._in_flight.launch(scheduled)
         elif not self._in_flight and self._copier.busy:
             self._copier.wait()
         self.waits = self._awaits_compilation()
-        if self._in_flight and (scheduled is None or len(self._in_flight) >= self._executor.depth):
-            if wait or self._in_flight[0].error is not None or self._executor.ended():
-                self._collect(self._in_flight.popleft())
+        if self._in_flight and (scheduled is None or self._in_flight.full):
+            if wait or self._in_flight.ended:
+                self._in_flight.collect()
             else:
                 self.waits = True
         return self._requests.take_outputs()
@@ -339,102 +330,8 @@ class Engine:
         working = self._in_flight or self._requests.outputs or self._scheduler.prefill_wanted or self._copier.busy
         return not (working or self._scheduler.runnable())
 
-    # Stepping.
-
-    def _launch(self, scheduled: ScheduledStep) -> None:
+    def _tell_started(self, scheduled: ScheduledStep) -> None:
         self._requests.outputs.prefill_started += scheduled.started
         if self.on_prefill_started is not None:
             for started in scheduled.started:
                 self.on_prefill_started(started)
-        in_flight = _InFlight(scheduled, self._clock())
-        self._in_flight.append(in_flight)
-        try:
-            self._executor.launch(scheduled.plan)
-        except DeviceLost:
-            raise
-        except Exception as error:  # whatever a device can raise must not end the others' requests
-            in_flight.error = error
-
-    def _collect(self, in_flight: _InFlight) -> None:
-        scheduled = in_flight.scheduled
-        plan = scheduled.plan
-        if in_flight.error is not None:
-            self._fail_step(scheduled, in_flight.error)
-            return
-        try:
-            result = self._executor.collect()
-        except DeviceLost:
-            raise
-        except Exception as error:
-            self._fail_step(scheduled, error)
-            return
-        now = self._clock()
-        seconds = result.seconds or now - max(in_flight.launched, self._last_collect)
-        self._last_collect = now
-        self._requests.outputs.step = plan.step
-        self._requests.outputs.seconds = seconds
-        self._requests.outputs.num_prefill_tokens = scheduled.num_prefill_tokens
-        self._requests.outputs.num_decodes = plan.num_decodes
-        self._counters.num_steps += 1
-        self._counters.step_seconds += seconds
-        self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
-        self._scheduler.collected(plan.step)
-        self._scheduler.commit(scheduled)
-        self._update(scheduled, result, now)
-
-    def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
-        """Gives each request its token, and ends those that stop."""
-        plan = scheduled.plan
-        token_ids = result.token_ids.tolist()
-        for index, (first, entries) in result.prompt_logprobs.items():
-            if scheduled.states[index].phase is not Phase.DONE:
-                self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
-        for index in range(plan.num_decodes):
-            self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
-        sampled = plan.num_decodes
-        for index in range(plan.num_decodes, len(scheduled.states)):
-            state = scheduled.states[index]
-            if state.phase is Phase.DONE:
-                sampled += int(plan.samples[index])
-                continue
-            if state.request.prefill_only:
-                computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
-                self._requests.outputs.prefill_progress.append((state.request, computed))
-            if plan.samples[index]:
-                if state.first_token is None:
-                    state.first_token = now
-                self._append_sampled(state, token_ids[sampled], result.logprobs.get(sampled))
-                sampled += 1
-        if self._grammars is not None:
-            self._grammars.send()
-
-    def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        if state.phase is Phase.DONE:
-            self._counters.num_discarded_tokens += 1
-        elif state.request.prefill_only:
-            self._requests.outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
-            self._scheduler.hold(state)
-        else:
-            if state.first_token is None:
-                state.first_token = self._clock()
-            self._requests.append_token(state, token_id, logprobs)
-
-    def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
-        """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
-        plan = scheduled.plan
-        self._counters.num_failed_steps += 1
-        _LOG.error("step %d failed with %d requests", plan.step, len(scheduled.states), exc_info=error)
-        self._scheduler.collected(plan.step)
-        failure = _as_service_error(plan.step, error)
-        for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
-            if state.row == row:
-                self._requests.fail(state, failure)
-
-
-def _as_service_error(step: int, error: Exception) -> ServiceError:
-    if isinstance(error, ServiceError):
-        return error
-    kind = type(error).__name__
-    if isinstance(error, MemoryError) or "OutOfMemory" in kind:
-        return NoCapacity(f"step {step} ran out of memory on the device ({kind})", retry_after_ms=1000)
-    return InternalError(f"step {step} failed on the device ({kind})")

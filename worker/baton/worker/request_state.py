@@ -63,6 +63,10 @@ class RequestState:
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_preemptions: int = 0
+    max_generated: int = field(init=False)  # tokens, beyond those that it came with, at which it ends
+
+    def __post_init__(self) -> None:
+        self.max_generated = self.limit - len(self.request.token_ids.given)
 
     @property
     def mask_pending(self) -> bool:
@@ -81,11 +85,6 @@ class RequestState:
     def lifetime_blocks(self, block_size: int) -> int:
         """The most blocks it can ever need. The last token's KV is never computed."""
         return num_blocks_for(max(self.limit - 1, len(self.request.token_ids)), block_size)
-
-    @property
-    def max_generated(self) -> int:
-        """Tokens, beyond those that it came with, at which it ends."""
-        return self.limit - len(self.request.token_ids.given)
 
     def take_hashes(self, packed: bytes, block_size: int) -> None:
         """Begins block_hashes with what was hashed before, 16 bytes a block."""

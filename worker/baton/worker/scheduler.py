@@ -206,7 +206,8 @@ class Scheduler:
 
     def store(self, state: RequestState, num_computed: int) -> None:
         """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
-        self._wake(self._holdings.store(state, num_computed))
+        if woken := self._holdings.store(state, num_computed):
+            self._wake(woken)
 
     def skip_steps(self, count: int) -> int:
         """Steps that were computed without being scheduled here. Returns the number of the last one."""

@@ -1,0 +1,168 @@
+"""Steps in flight: launched ahead, collected in order, and what each brings to its requests."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.rpc.errors import InternalError, NoCapacity, ServiceError
+from baton.worker.core import StepResult, TokenLogprobs
+from baton.worker.executor.base import DeviceLost, Executor
+from baton.worker.live_requests import LiveRequests
+from baton.worker.outputs import EngineCounters, FirstToken
+from baton.worker.rates import Rates
+from baton.worker.request_state import Phase, RequestState
+from baton.worker.scheduler import Scheduler
+from baton.worker.step_draft import ScheduledStep
+
+if TYPE_CHECKING:
+    from baton.worker.grammar.grammars import Grammars
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step that was launched, or that could not be."""
+
+    scheduled: ScheduledStep
+    launched: float
+    error: Exception | None = None
+
+
+class StepsInFlight:
+    """Between the scheduler's steps and the executor's. A step that cannot be launched fails when its turn comes."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        requests: LiveRequests,
+        counters: EngineCounters,
+        rates: Rates,
+        clock: Callable[[], float],
+        grammars: Grammars | None,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._requests = requests
+        self._append_token = requests.append_token
+        self._counters = counters
+        self._rates = rates
+        self._clock = clock
+        self._grammars = grammars
+        self._launched: deque[_Launched] = deque()
+        self._last_collect = 0.0
+
+    def __len__(self) -> int:
+        return len(self._launched)
+
+    @property
+    def full(self) -> bool:
+        """Whether one must be collected before the next is launched."""
+        return len(self._launched) >= self._executor.depth
+
+    @property
+    def ended(self) -> bool:
+        """Whether collect returns at once."""
+        return self._launched[0].error is not None or self._executor.ended()
+
+    def launch(self, scheduled: ScheduledStep) -> None:
+        """Starts a step. What a device can raise shows when it is collected, except DeviceLost."""
+        in_flight = _Launched(scheduled, self._clock())
+        self._launched.append(in_flight)
+        try:
+            self._executor.launch(scheduled.plan)
+        except DeviceLost:
+            raise
+        except Exception as error:  # whatever a device can raise must not end the others' requests
+            in_flight.error = error
+
+    def collect(self) -> None:
+        """Waits for the oldest step, and gives its requests what they got. Raises DeviceLost."""
+        in_flight = self._launched.popleft()
+        scheduled = in_flight.scheduled
+        plan = scheduled.plan
+        if in_flight.error is not None:
+            self._fail_step(scheduled, in_flight.error)
+            return
+        try:
+            result = self._executor.collect()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._fail_step(scheduled, error)
+            return
+        now = self._clock()
+        seconds = result.seconds or now - max(in_flight.launched, self._last_collect)
+        self._last_collect = now
+        self._requests.outputs.step = plan.step
+        self._requests.outputs.seconds = seconds
+        self._requests.outputs.num_prefill_tokens = scheduled.num_prefill_tokens
+        self._requests.outputs.num_decodes = plan.num_decodes
+        self._counters.num_steps += 1
+        self._counters.step_seconds += seconds
+        self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
+        self._scheduler.collected(plan.step)
+        self._scheduler.commit(scheduled)
+        self._update(scheduled, result, now)
+
+    def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
+        """Gives each request its token, and ends those that stop."""
+        plan = scheduled.plan
+        token_ids = result.token_ids.tolist()
+        for index, (first, entries) in result.prompt_logprobs.items():
+            if scheduled.states[index].phase is not Phase.DONE:
+                self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
+        for index in range(plan.num_decodes):
+            self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
+        sampled = plan.num_decodes
+        for index in range(plan.num_decodes, len(scheduled.states)):
+            state = scheduled.states[index]
+            if state.phase is Phase.DONE:
+                sampled += int(plan.samples[index])
+                continue
+            if state.request.prefill_only:
+                computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
+                self._requests.outputs.prefill_progress.append((state.request, computed))
+            if plan.samples[index]:
+                if state.first_token is None:
+                    state.first_token = now
+                self._append_sampled(state, token_ids[sampled], result.logprobs.get(sampled))
+                sampled += 1
+        if self._grammars is not None:
+            self._grammars.send()
+
+    def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if state.phase is Phase.DONE:
+            self._counters.num_discarded_tokens += 1
+        elif state.request.prefill_only:
+            self._requests.outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
+            self._scheduler.hold(state)
+        else:
+            if state.first_token is None:
+                state.first_token = self._clock()
+            self._append_token(state, token_id, logprobs)
+
+    def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
+        """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
+        plan = scheduled.plan
+        self._counters.num_failed_steps += 1
+        _LOG.error("step %d failed with %d requests", plan.step, len(scheduled.states), exc_info=error)
+        self._scheduler.collected(plan.step)
+        failure = _as_service_error(plan.step, error)
+        for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
+            if state.row == row:
+                self._requests.fail(state, failure)
+
+
+def _as_service_error(step: int, error: Exception) -> ServiceError:
+    if isinstance(error, ServiceError):
+        return error
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or "OutOfMemory" in kind:
+        return NoCapacity(f"step {step} ran out of memory on the device ({kind})", retry_after_ms=1000)
+    return InternalError(f"step {step} failed on the device ({kind})")
