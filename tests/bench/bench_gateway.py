@@ -126,36 +126,35 @@ async def measure_chats(row: Row, server: Server, num_clients: int, seconds: flo
 
 
 async def tokens_and_chats(options: argparse.Namespace, table: Table) -> None:
-    """The gateway alone, at the loads it is meant for."""
-    async with paced(STEP_SECONDS) as (server, worker):
-        for _ in range(options.rounds):
-            for count in options.streams if options.only in (None, "tokens") else ():
-                wanted = "<= 20, aim 12" + ("; p99 <= 5 ms" if count == 256 else "")
-                row = table.row(f"us a token, {count:,} streams", wanted, count / STEP_SECONDS)
-                await measure_tokens(row, server, count, options.seconds, worker)
-            if options.only in (None, "chats"):
-                row = table.row(f"ms a small chat, {options.clients} clients", "<= 1.0, aim 0.5")
-                await measure_chats(row, server, options.clients, options.seconds)
-
-
-async def compared(options: argparse.Namespace, table: Table) -> None:
-    """The same load for every gateway, one after the other."""
-    count = options.compare_streams
+    """The gateway at the loads it is meant for; in the same rounds the others, at loads that they bear."""
     async with AsyncExitStack() as stack:
-        own, _ = await stack.enter_async_context(paced(STEP_SECONDS))
+        own, worker = await stack.enter_async_context(paced(STEP_SECONDS))
         backend = await stack.enter_async_context(FixedServer(STEP_SECONDS))
         others = [
             await stack.enter_async_context(peer(name, options.peers / name, backend)) for name in options.compare
         ]
         for _ in range(options.rounds):
-            for server in (own, *others):
-                wanted = {"litellm": ">= 20 x baton's"}.get(server.name, "")
-                row = table.row(f"us a token, {count} streams, {server.name}", wanted, count / STEP_SECONDS)
-                await measure_tokens(row, server, count, options.seconds)
-            for server in (own, *others):
-                wanted = {"litellm": ">= 10 x baton's"}.get(server.name, "")
-                row = table.row(f"ms a small chat, {options.clients} clients, {server.name}", wanted)
-                await measure_chats(row, server, options.clients, options.seconds)
+            for count in options.streams if options.only in (None, "tokens") else ():
+                wanted = "<= 20, aim 12" + ("; p99 <= 5 ms" if count == 256 else "")
+                row = table.row(f"us a token, {count:,} streams", wanted, count / STEP_SECONDS)
+                await measure_tokens(row, own, count, options.seconds, worker)
+            if options.only in (None, "chats"):
+                row = table.row(f"ms a small chat, {options.clients} clients", "<= 1.0, aim 0.5")
+                await measure_chats(row, own, options.clients, options.seconds)
+            for other in others:
+                await measure_other(options, table, other, backend)
+
+
+async def measure_other(options: argparse.Namespace, table: Table, other: Server, backend: FixedServer) -> None:
+    """One round of another gateway."""
+    bears = PEERS[other.name]
+    if options.only in (None, "tokens"):
+        row = table.row(f"{other.name}: us a token, {bears.num_streams} streams", "", bears.num_streams / STEP_SECONDS)
+        await measure_tokens(row, other, bears.num_streams, options.seconds)
+        await backend.until_no_stream()
+    if options.only in (None, "chats"):
+        row = table.row(f"{other.name}: ms a small chat, {bears.num_clients} clients")
+        await measure_chats(row, other, bears.num_clients, options.seconds)
 
 
 async def measure_cancels(options: argparse.Namespace) -> str:
@@ -177,8 +176,6 @@ async def run(options: argparse.Namespace, table: Table, say: Callable[[str], No
     """Every case asked for."""
     if options.only in (None, "tokens", "chats"):
         await tokens_and_chats(options, table)
-        if options.compare:
-            await compared(options, table)
         say(table.render(options.markdown))
     if options.only in (None, "first-token"):
         say(await measure_first_tokens(options.seconds, options.markdown))
@@ -228,7 +225,6 @@ def _parser() -> argparse.ArgumentParser:
         "--compare", choices=tuple(PEERS), action="append", default=[], help="a gateway to stand beside"
     )
     parser.add_argument("--clients", type=int, default=64, help="of small chats")
-    parser.add_argument("--compare-streams", type=int, default=32)
     parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="folder of the peers' environments")
     parser.add_argument("--cancels", type=int, default=100_000)
     parser.add_argument("--prompt-tokens", type=int, default=100_000)

@@ -21,6 +21,7 @@ from bench.serve_client import BenchFailed
 from baton.services.ports import free_ports
 
 _INSTALL_SECONDS = 1200.0
+_LEAVE_SECONDS = 120.0
 # LiteLLM ends a stream of chunks that are all alike.
 _WORDS = [f" word{number}" for number in range(97)]
 _DATA = (
@@ -43,6 +44,7 @@ class FixedServer:
         self._step_seconds = step_seconds
         self._chunks = itertools.cycle([_chunk((_DATA % word).encode()) for word in _WORDS])
         self.streams: set[asyncio.Transport] = set()
+        self._none_left = asyncio.Event()
         self.port = 0
 
     async def __aenter__(self) -> FixedServer:
@@ -55,6 +57,25 @@ class FixedServer:
     async def __aexit__(self, *exception: Any) -> None:
         self._ticking.cancel()
         self._server.close()
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Gives this client an event at every step."""
+        self.streams.add(transport)
+        self._none_left.clear()
+
+    def discard(self, transport: asyncio.Transport) -> None:
+        """The client has gone."""
+        self.streams.discard(transport)
+        if not self.streams:
+            self._none_left.set()
+
+    async def until_no_stream(self) -> None:
+        """Waits until whoever is in between has given up the streams of clients that left. Raises BenchFailed."""
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._none_left.wait()
+        except TimeoutError:
+            raise BenchFailed(f"{len(self.streams)} streams without a client after {_LEAVE_SECONDS:.0f} s") from None
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,7 +102,7 @@ class _FixedConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.streams.discard(self._transport)
+        self._server.discard(self._transport)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -96,7 +117,7 @@ class _FixedConnection(asyncio.Protocol):
         elif json.loads(body).get("stream"):
             head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             self._transport.write(head)
-            self._server.streams.add(self._transport)
+            self._server.add(self._transport)
         else:
             self._respond(_DOCUMENT)
 
@@ -112,6 +133,8 @@ class Peer:
 
     requirement: str
     probe: str
+    num_streams: int  # that it bears, a token each 20 ms
+    num_clients: int
     command: Callable[[Path, int, int], list[str]]  # of its environment, its port and the backend's port
 
 
@@ -134,8 +157,8 @@ def _vllm_router(environment: Path, port: int, backend: int) -> list[str]:
 
 
 PEERS = {
-    "litellm": Peer("litellm[proxy]==1.106.0", "/health/liveliness", _litellm),
-    "vllm-router": Peer("vllm-router==0.1.17", "/health", _vllm_router),
+    "litellm": Peer("litellm[proxy]==1.106.0", "/health/liveliness", 8, 8, _litellm),
+    "vllm-router": Peer("vllm-router==0.1.17", "/health", 256, 64, _vllm_router),
 }
 
 

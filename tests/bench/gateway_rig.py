@@ -72,8 +72,8 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def _read(self, messages: Any) -> None:
         async for message in messages:
             for slot in message.aborts:
-                self._running.pop(slot, None)
-                self._aborted.append(slot)
+                if self._running.pop(slot, None) is not None:
+                    self._aborted.append(slot)
             for submit in message.submits:
                 first = len(self.sent_at)
                 last = first + submit.stop.max_tokens - 1
