@@ -159,10 +159,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_soon_and_reaches_nothing(name):
     template = template_of(HOSTILE[name])
-    begin = time.monotonic()
+    begin = time.thread_time()
     with pytest.raises(InvalidRequest):
         template.render([{"role": "user", "content": "x"}])
-    assert time.monotonic() - begin < 10
+    assert time.thread_time() - begin < 10  # of the processor, however many share it
 
 
 def test_a_broken_template_is_named_with_its_line():
@@ -203,10 +203,10 @@ NESTED = (
     ],
 )
 def test_a_template_cannot_write_down_more_than_there_is_memory_for(text):
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(InvalidRequest, match="chat template"):
         ChatTemplate({"default": text}, {}, "m").render([{"role": "user", "content": "Hi"}])
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ class ServedModel:
             documents=documents,
             variables={**self._template_variables, **(variables or {})},
         )
-        prompt = render() if len(messages) <= _INLINE_MESSAGES else await self.tokenizer.beside(render)
+        # A stranger's template may take long before it is stopped.
+        inline = template is None and len(messages) <= _INLINE_MESSAGES
+        prompt = render() if inline else await self.tokenizer.beside(render)
         return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens)
 
     def _clients_template(self, text: str) -> ChatTemplate:
