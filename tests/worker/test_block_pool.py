@@ -95,6 +95,38 @@ def test_a_settled_lease_is_held_like_any_other_block():
     assert pool.audit().num_cached_blocks == 1
 
 
+def test_room_is_made_ahead_from_the_oldest_on_and_no_more_than_asked():
+    pool = BlockPool(6)
+    for number in range(5):
+        pool.free(hold(pool, number))
+    pool.evict_ahead(wanted=4, at_most=2)
+    assert pool.count().num_empty_blocks == 3
+    assert [len(pool.lookup([hash_of(number)])) for number in range(5)] == [0, 0, 1, 1, 1]
+    pool.evict_ahead(wanted=4, at_most=2)
+    pool.evict_ahead(wanted=4, at_most=2)
+    assert pool.audit().num_empty_blocks == 4
+    assert pool.num_free == 6
+    pool.evict_ahead(wanted=100, at_most=100)
+    assert pool.audit().num_cached_blocks == 0
+
+
+def test_many_blocks_are_stored_but_for_those_that_are_known():
+    pool = BlockPool(8)
+    known = hold(pool, 2)
+    pool.take_events()
+    block_ids = pool.allocate(4)
+    assert block_ids is not None
+    pool.store(block_ids, [hash_of(number) for number in (1, 2, 3, 4)])
+    assert pool.lookup([hash_of(number) for number in (1, 2, 3, 4)]) == [block_ids[0], *known, *block_ids[2:]]
+    pool.store(block_ids[:1], [hash_of(9)])  # it holds something else
+    assert pool.lookup([hash_of(9)]) == []
+    (event,) = pool.take_events()
+    assert event == StoredEvent(b"".join(hash_of(number) for number in (1, 3, 4)))
+    with pytest.raises(AssertionError, match="nobody holds"):
+        pool.store([BlockId(7)], [hash_of(7)])
+    pool.audit()
+
+
 def test_the_first_of_two_equal_blocks_stays_the_findable_one():
     pool = BlockPool(2)
     first, second = hold(pool, 1), hold(pool, 1)
