@@ -70,7 +70,7 @@ class Learnt:
             first_token = outcome.first_token_us / 1e6
             work = best.costs.prefill
             bias.observe(work / factor, best.costs.to_first_token - work, first_token, now)
-            promise = promise_of(best.decode, best.prefill, best.costs, decision.grounds.asked.demand)
+            promise = promise_of(best.decode, best.costs, decision.grounds.asked.demand)
             gaps = outcome.num_output_tokens - 1
             streamed = max(0.0, now - decision.placed - first_token)
             self.promises.observe(promise, first_token, streamed / gaps if gaps >= _FEWEST_GAPS else 0.0)

@@ -59,14 +59,17 @@ def decide(
 def admitted(
     options: list[Option], asked: Asked, promises: Promises, objectives: Objectives, now: Traffic
 ) -> list[Option]:
-    """The first option that adds good streams first. NoCapacity: each would spoil more than it adds."""
-    if not promises.are_known:
-        return options
+    """The first option that adds good streams first. NoCapacity: each would spoil more than it adds, where that is
+    measured, not guessed."""
     for place, option in enumerate(options):
-        if promises.gain(option.decode, option.prefill, option.costs, asked.demand, objectives, now) > 0:
+        measured = option.decode.rates.is_measured and (option.prefill or option.decode).rates.is_measured
+        if (
+            not measured
+            or promises.gain(option.decode, option.prefill, option.costs, asked.demand, objectives, now) > 0
+        ):
             return [option, *options[:place], *options[place + 1 :]] if place else options
     best = options[0]
-    promise = promise_of(best.decode, best.prefill, best.costs, asked.demand)
+    promise = promise_of(best.decode, best.costs, asked.demand)
     raise NoCapacity(
         f"it would spoil more streams than it adds: its first token would take {promise.first_token:.2f} s, and "
         f"{1000 * promise.between:.0f} ms would pass between tokens",

@@ -13,13 +13,13 @@ from baton.router.costs import Costs
 from baton.router.standing import Demand, Objectives, Standing, Traffic
 
 _WEIGHT = 0.02  # of one outcome; about fifty of memory
-_FEW = 50  # outcomes, before which nothing is refused
 _PRIOR_SPREAD = 0.4
 _PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slope instead of 1
 _LEAST_SPREAD = 0.1
 _MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
-_STALL_SECONDS = 2.0  # over which a prompt more is spread, as Learnt.stalled_part has it
 _MOST_STALLED = 0.95
+_PATIENCE = 2.0  # times what an idle worker takes: nobody expects a long prompt's first token sooner
+_LIKELY = 0.5  # a chance below it is not worth its work
 _MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
 
 
@@ -77,11 +77,6 @@ class Promises:
         self.first_token = Kept()
         self.between = Kept()
 
-    @property
-    def are_known(self) -> bool:
-        """Whether enough is known to refuse anyone."""
-        return min(self.first_token.num_outcomes, self.between.num_outcomes) >= _FEW
-
     def observe(self, promise: Promise, first_token: float, between: float) -> None:
         """How one stream went; `between` 0: it had too few tokens to tell."""
         self.first_token.observe(promise.first_token, first_token)
@@ -92,15 +87,17 @@ class Promises:
         self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
     ) -> float:
         """Good streams that the placement adds, those that it spoils taken off."""
-        promise = promise_of(decode, prefill, costs, demand)
+        promise = promise_of(decode, costs, demand)
         alone = _alone(decode, costs, demand)
         own = 1.0
         for kept, promised, idle, limit in (
             (self.first_token, promise.first_token, alone.first_token, limits.ttft_seconds),
             (self.between, promise.between, alone.between, limits.itl_seconds),
         ):
-            # What not even an idle worker keeps is expected by nobody.
-            own *= _below(kept.distance(promised, limit)) / max(0.05, _below(kept.distance(idle, limit)))
+            own *= _below(kept.distance(promised, max(limit, _PATIENCE * idle)))
+        if own < _LIKELY:
+            # Where all is late one more spoils nothing; but those to come could be good once the queue is gone.
+            return own - 1.0
         return own - self._spoilt(decode, prefill, costs, demand, promise, limits, now)
 
     def _spoilt(
@@ -133,10 +130,10 @@ class Promises:
         return spoilt + later * _density(first.distance(promise.first_token, limits.ttft_seconds)) / first.spread
 
 
-def promise_of(decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand) -> Promise:
+def promise_of(decode: Standing, costs: Costs, demand: Demand) -> Promise:
     """What such a placement is expected to bring."""
-    stalled = decode.stalled_part + (0.0 if prefill is not None else decode.prefill_seconds(demand) / _STALL_SECONDS)
-    return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - min(_MOST_STALLED, stalled)))
+    stalled = min(_MOST_STALLED, decode.stalled_part)
+    return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - stalled))
 
 
 def _alone(decode: Standing, costs: Costs, demand: Demand) -> Promise:
