@@ -271,7 +271,15 @@ def test_bad_constraints_fail_alone_and_name_their_field(run: Run, subject: Subj
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"(a+)+b", r"(x+x+)+y", r"((a{1,99}){1,99}){1,99}", r"(.*a.{40}){10}", r"(a|b)*a(a|b){30}"],
+    [
+        r"(a+)+b",
+        r"(x+x+)+y",
+        r"((a{1,99}){1,99}){1,99}",
+        r"(.*a.{40}){10}",
+        r"(a|b)*a(a|b){30}",
+        "a{1000000}",
+        r"((((a{1,99}){1,99}){1,99}){1,99}){1,99}",
+    ],
 )
 def test_catastrophic_regexes_end(run: Run, subject: Subject, pattern: str) -> None:
     request = make_request(constraint=regex(pattern), seed=1, max_tokens=30, eos=subject.eos)

@@ -16,13 +16,14 @@ from llguidance import LLExecutor
 from baton.rpc.errors import InternalError, ServiceError
 from baton.worker.core import Request
 from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.compiler import Compiler, GrammarLimits
+from baton.worker.grammar.compiler import Compiler, GrammarLimits, refusal
 from baton.worker.grammar.match import GrammarMatch
 from baton.worker.grammar.vocabulary import load_vocabulary
 
 _log = logging.getLogger(__name__)
 
 _NUM_COMPILE_THREADS = 2
+_LEXER = "lexer error"  # how the library begins to tell that a limit was met while a token was taken
 
 Batch = list[tuple[GrammarMatch, int]]
 
@@ -143,12 +144,12 @@ class Grammars:
         for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
             match.count()
             if not was_taken:
-                match.error = _drawn_against(token_id)
+                match.error = _not_taken(match, token_id)
         for match, token_id in reasoning:
             if match.consume([token_id]):
                 match.fill()
             else:
-                match.error = _drawn_against(token_id)
+                match.error = _not_taken(match, token_id)
         going_on = [(match, matcher) for match, _, matcher in inside if match.error is None]
         asking = [(match, matcher) for match, matcher in going_on if not matcher.is_stopped()]
         if asking:
@@ -167,7 +168,11 @@ class Grammars:
         return self._compiler.vocabulary.num_words
 
 
-def _drawn_against(token_id: int) -> InternalError:
+def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
+    """Why a token of the mask was not taken: the grammar has grown too large on the way, or there is a defect."""
+    problem = match.matcher.get_error() if match.matcher is not None and match.matcher.is_error() else ""
+    if problem.startswith(_LEXER):
+        return refusal(match.constraint, problem)
     return InternalError(f"token {token_id} was drawn against its constraint")
 
 
