@@ -60,6 +60,14 @@ async def test_those_that_come_soon_after_a_message_share_the_next(router):
     await link.close()
 
 
+async def test_a_stream_that_cannot_be_written_ends(link, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(link, "_take_unsent", lambda: 1 / 0)
+        with pytest.raises(NotPlaced, match="the stream was closed"):
+            await link.place(REQUEST, 60)
+    await link.place(REQUEST, 60)
+
+
 async def test_much_goes_in_several_messages(router, link):
     request = router_pb2.PlaceRequest(model="m", block_hashes=bytes(400 << 10))
     await asyncio.gather(*(link.place(request, 20) for _ in range(5)))

@@ -172,6 +172,9 @@ class RouterLink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The call has ended; its reader says why.
             return
+        except Exception:
+            _log.exception("the stream to router %s cannot be written", self.address)
+            call.cancel()
 
     def _take_unsent(self) -> router_pb2.PlaceStreamRequest:
         entries: list[router_pb2.PlaceEntry] = []
