@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 import psutil
 
+from baton.rpc.channel import Dial
 from baton.services import ports, tandem
 from baton.services.readiness import is_ready
 from baton.v1 import control_pb2, control_pb2_grpc
@@ -88,6 +89,7 @@ class Service:
     log_path: Path
     environ: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    tls: tandem.TlsPlan = field(default_factory=tandem.TlsPlan)
 
     def spawn(self) -> None:
         """Starts it, without waiting."""
@@ -138,7 +140,8 @@ class Service:
         assert self.process is not None
         code = self.process.poll()
         assert code is None, f"{self.plan.name} ended with {code}; its log:\n{self.log_tail()}"
-        return run_async(is_ready(self.plan.probe, self.plan.probe_address))
+        dial = Dial(self.tls.probing, self.plan.command)
+        return run_async(is_ready(self.plan.probe, self.plan.probe_address, dial, self.tls.edge_ca))
 
 
 def run_async(coroutine: Any) -> Any:
@@ -167,11 +170,12 @@ class Stack:
         """The tandem's own plan, with `extra` flags by command or name."""
         folder.mkdir(parents=True, exist_ok=True)
         config = tandem.check_listen_addresses(config)
+        tls = tandem.plan_tls(config)
         services = {}
         for plan in tandem.plan(config, config.model, len(os.sched_getaffinity(0)), ports.free_ports):
             flags = (*plan.flags, *extra.get(plan.command, ()), *extra.get(plan.name, ()))
             name = plan.name.replace(" ", "-")
-            services[name] = Service(replace(plan, flags=flags), folder / f"{name}.log", environ)
+            services[name] = Service(replace(plan, flags=flags), folder / f"{name}.log", environ, tls=tls)
         return cls(config, services)
 
     def start(self) -> None:
