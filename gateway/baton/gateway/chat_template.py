@@ -82,7 +82,8 @@ class _Compiled:
     def __init__(self, sandbox: TemplateSandbox, source: str, origin: str) -> None:
         try:
             self._template = sandbox.load(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
+            # The last three are Python's, of what Jinja makes of it: blocks nested too deeply, a number too long.
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise InvalidRequest(f"the chat template of {origin} is broken{line}: {error}", field="model") from error
         self._takes_parts = _loops_over_content(sandbox.parse(source))
