@@ -7,6 +7,8 @@ import re
 import uuid
 from collections.abc import Coroutine, Sequence
 
+from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
@@ -21,8 +23,9 @@ _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 class App:
     """Runs the routes."""
 
-    def __init__(self, routes: Sequence[Route], metrics: GatewayMetrics) -> None:
+    def __init__(self, routes: Sequence[Route], metrics: GatewayMetrics, gate: Gate | None = None) -> None:
         self._table = RouteTable(routes)
+        self._gate = gate or OpenGate()
         self._metrics = metrics
 
     def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
@@ -35,6 +38,8 @@ class App:
                 return None
             route = self._table.find(exchange.method, exchange.path)
             self._count(exchange, route.path)
+            if not route.public:
+                exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
             work = route.handler(exchange)
         except Exception as error:
             self._fail(exchange, error)

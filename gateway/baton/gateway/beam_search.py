@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Sink, TokenLogprob, Usage
 from baton.gateway.generator import make_choice
@@ -95,7 +96,10 @@ class _Search:
         self._sink = sink
         self._length_penalty = length_penalty
         self._cached_tokens = 0
+        self._num_tokens = 0  # of all beams, those that were given up too
         self._task = asyncio.get_running_loop().create_task(self._run())
+        if request.on_end is not None:
+            self._task.add_done_callback(partial(self._tell_end, request.on_end))
 
     def abort(self) -> None:
         self._task.cancel()
@@ -123,6 +127,7 @@ class _Search:
         width, penalty = self._request.n, self._length_penalty
         going, ended = [Beam()], list[Beam]()
         while not is_settled(going, ended, width, penalty):
+            self._num_tokens += len(going)
             going, news = expanded(going, await self._nexts(going), self._resolved, width)
             ended += news
             ended.sort(key=lambda beam: -beam.score(penalty))
@@ -155,7 +160,11 @@ class _Search:
             n=1,
             detokenize=False,
             reading=None,
+            on_end=None,
         )
+
+    def _tell_end(self, on_end: Callable[[Usage], None], task: asyncio.Task[None]) -> None:
+        on_end(Usage(len(self._request.prompt_token_ids), self._num_tokens, self._cached_tokens))
 
     def _tell(self, beams: Sequence[Beam]) -> None:
         for index, beam in enumerate(beams):

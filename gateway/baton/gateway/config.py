@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.gateway.access.settings import FROM_REDIS, AccessSettings
 from baton.rpc import tls_settings
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
@@ -95,10 +97,35 @@ class GatewayConfig:
         default=8192,
         metadata={"help": "Generations in flight, streaming or not; more are answered with 429.", "minimum": 1},
     )
+    api_keys: str = field(
+        default="",
+        metadata={
+            "help": "Who may use this gateway: a TOML or JSON file of keys and tenants, or redis, for those in "
+            "redis_url. Empty: everybody who reaches it, so it listens on loopback only.",
+            "metavar": "PATH|redis",
+        },
+    )
+    allow_anonymous: bool = field(
+        default=False,
+        metadata={"help": "Listen on any address without api_keys: whoever reaches this gateway may use it."},
+    )
+    limit_replicas: int = field(
+        default=1,
+        metadata={
+            "help": "Gateways that share tenants' limits: where Redis does not decide, each enforces its part.",
+            "minimum": 1,
+            "maximum": 4096,
+        },
+    )
+    limit_timeout_ms: float = field(
+        default=50.0,
+        metadata={"help": "How long Redis may take to decide a request's limits.", "minimum": 1, "maximum": 5000},
+    )
     redis_url: str = field(
         default="",
         metadata={
-            "help": "Redis that keeps responses (/v1/responses) for all gateways. Empty: this process's memory does.",
+            "help": "Redis that all gateways share: responses (/v1/responses), tenants' limits, API keys. Empty: this "
+            "process's memory.",
             "metavar": "URL",
         },
     )
@@ -173,12 +200,40 @@ class GatewayConfig:
         for address in self.router:
             _check_address("router", address)
         _ = self.template_variables
+        self._check_access()
         if not self.router:
             raise InvalidRequest("router is empty; give at least one host:port", field="router")
         if self.rest_listen == self.grpc_listen and not self.rest_listen.endswith(":0"):
             raise InvalidRequest(
                 f"rest_listen and grpc_listen are both {self.rest_listen}; give two addresses", field="grpc_listen"
             )
+
+    @property
+    def access(self) -> AccessSettings:
+        """Keys and limits."""
+        return AccessSettings(self.api_keys, self.redis_url, self.limit_replicas, self.limit_timeout_ms / 1000)
+
+    def _check_access(self) -> None:
+        if self.api_keys == FROM_REDIS and not self.redis_url:
+            raise InvalidRequest("api_keys=redis needs redis_url; give the Redis that holds them", field="redis_url")
+        if self.api_keys or self.allow_anonymous:
+            return
+        for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
+            if not is_loopback(address.rpartition(":")[0]):
+                raise InvalidRequest(
+                    f"{name}={address} can be reached from elsewhere, and there are no API keys: give api_keys (`baton "
+                    "keys create` makes one), listen on 127.0.0.1, or say allow_anonymous to let everybody in",
+                    field=name,
+                )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    name = host.strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _check_address(name: str, address: str) -> None:

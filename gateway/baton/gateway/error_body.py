@@ -8,6 +8,8 @@ from http import HTTPStatus
 
 import orjson
 
+from baton.gateway.access.errors import RateLimited, Unauthenticated
+from baton.gateway.access.identity import MissingScope
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported
 from baton.v1 import types_pb2
 
@@ -48,6 +50,7 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -55,11 +58,12 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self._kind = kind  # None: as the status tells
 
     @property
     def type(self) -> str:
         """OpenAI's word for the kind of error."""
-        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return self._kind or _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     @property
     def body(self) -> bytes:
@@ -74,6 +78,13 @@ def http_error_of(error: Exception) -> HttpError:
         return error
     if not isinstance(error, ServiceError):
         return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
+    if isinstance(error, RateLimited):
+        return HttpError(429, error.message, code=error.openai_code, headers=error.headers, kind=error.openai_type)
+    if isinstance(error, Unauthenticated):
+        headers, code = {"www-authenticate": "Bearer"}, "invalid_api_key"
+        return HttpError(401, error.message, code=code, headers=headers, kind="invalid_request_error")
+    if isinstance(error, MissingScope):
+        return HttpError(403, error.message, code="missing_scope")
     # What this fleet cannot serve, named by its field, is for the client to leave out; clients try a 501 again.
     status = 400 if isinstance(error, Unsupported) and error.field else error.http_status
     headers = {"retry-after": str(_retry_seconds(error))} if status in (429, 503) else {}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from baton.gateway.access.gate import Gate, OpenGate, Ticket
 from baton.gateway.admission import Admission
+from baton.gateway.admitted import AdmittedGenerator, allowed_model
+from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.beam_search import BeamSearchGenerator
 from baton.gateway.config import GatewayConfig
 from baton.gateway.error_body import http_error_of
@@ -35,6 +38,7 @@ class FrontDesk:
     generator: Generator
     admission: Admission
     metrics: GatewayMetrics
+    gate: Gate = field(default_factory=OpenGate)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -44,6 +48,10 @@ class FrontDesk:
         except ServiceError as error:
             self.metrics.generation_rejected(http_error_of(error).type)
             raise
+
+    def model(self, exchange: Exchange, name: str | None) -> ServedModel:
+        """The model that is asked for, where the client's tenant may use it. Raises NotFound."""
+        return allowed_model(self.catalog, exchange.identity, name)
 
     def take_place(self, exchange: Exchange, fields: GenerationFields, num_choices: int) -> str:
         """The request's id inside of Baton, its place held until the exchange ends. Raises NoCapacity."""
@@ -64,6 +72,20 @@ class FrontDesk:
         limits = Limits(self.config.max_choices, self.config.max_logprobs)
         penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
+
+    def admitted(
+        self, exchange: Exchange, generator: Generator, requests: Sequence[GenerationRequest]
+    ) -> AdmittedGenerator:
+        """Runs the request's generations within the limits of its tenant, which the answer's head tells."""
+
+        def note(ticket: Ticket) -> None:
+            exchange.standing = ticket.headers(speaks_anthropic(exchange.path))
+
+        info = self.catalog.get(requests[0].model).info
+        max_model_len = 0 if info is None else info.max_model_len
+        admitted = AdmittedGenerator(generator, self.gate, exchange.identity, requests, max_model_len, note)
+        exchange.on_end.append(lambda _: admitted.close())
+        return admitted
 
     def generation_request(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,12 +27,15 @@ class GenerationRequest:
     timeout_ms: int = 0  # 0: no limit
     adapter: str = ""
     tenant: str = ""
+    tenant_salt: str = ""  # of its prefix cache; empty: its name
+    tenant_weight: float = 0.0  # its share of a full fleet; 0: 1
     traceparent: str = ""
     detokenize: bool = True  # False: deltas have token ids and no text
     skip_special_tokens: bool = True
     constraint: types_pb2.Constraint | None = None  # what the text must be; goes behind the reading's own
     constraint_field: str = ""  # the client's name for it. Empty: the contract's
     reading: Reading | None = None  # how reasoning and calls are found in the text; None: all of it is the answer
+    on_end: Callable[[Usage], None] | None = None  # told once what was used, however it ends after start() returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,14 +52,23 @@ class WorkerGenerator:
 
 
 def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> Prompt:
-    has_salt = request.tenant or request.cache_salt
-    salt = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}" if has_salt else ""
+    salt = _salt_of(request)
     namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
     return Prompt(
         token_ids=request.prompt_token_ids,
         namespace=namespace,
         block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
     )
+
+
+def _salt_of(request: GenerationRequest) -> str:
+    """No two tenants have one salt, whatever they ask for, but those that the operator gave one."""
+    owner = request.tenant_salt or request.tenant
+    if not owner and not request.cache_salt:
+        return ""
+    # A salt that is another tenant's name is not that tenant's.
+    kind = "=" if request.tenant_salt else ""
+    return f"{kind}{len(owner)}:{owner}{request.cache_salt}"
 
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:

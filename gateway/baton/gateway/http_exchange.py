@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import Protocol
 
+from baton.gateway.access.identity import ANONYMOUS, Identity
 from baton.gateway.anthropic_errors import AnthropicError, speaks_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
 
@@ -56,6 +57,7 @@ class Exchange:
         "ended",
         "headers",
         "http_version",
+        "identity",
         "method",
         "on_disconnect",
         "on_end",
@@ -65,6 +67,7 @@ class Exchange:
         "received",
         "rejection",
         "request_id",
+        "standing",
         "status",
     )
 
@@ -81,6 +84,8 @@ class Exchange:
         self.body = b""
         self.received = time.perf_counter()
         self.request_id = ""
+        self.identity: Identity = ANONYMOUS
+        self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
         self.status = 0  # 0: nothing was sent
         self.ended = False
@@ -190,6 +195,7 @@ class Exchange:
             self._keep_alive = False
         lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", _date_line()]
         lines += [f"{name}: {value}" for name, value in fields.items()]
+        lines += [f"{name}: {value}" for name, value in self.standing.items() if name not in fields]
         if self.request_id:
             lines.append(f"x-request-id: {self.request_id}")
             if speaks_anthropic(self.path):

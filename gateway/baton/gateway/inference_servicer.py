@@ -11,6 +11,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from baton.gateway.access.gate import Gate, OpenGate
+from baton.gateway.access.identity import Identity
+from baton.gateway.access.rpc_guard import identity_of
+from baton.gateway.admitted import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Usage
 from baton.gateway.inference_beams import generator_for
 from baton.gateway.inference_chat import chat_of, encode_chat
@@ -63,10 +67,13 @@ class _Prompt:
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text, chats or token ids in; a stream of deltas out."""
 
-    def __init__(self, generator: Generator, catalog: ModelCatalog, limits: Limits | None = None) -> None:
+    def __init__(
+        self, generator: Generator, catalog: ModelCatalog, limits: Limits | None = None, gate: Gate | None = None
+    ) -> None:
         self._generator = generator
         self._catalog = catalog
         self._limits = limits or Limits()
+        self._gate = gate or OpenGate()
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -74,14 +81,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         began = time.monotonic()
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         try:
-            model = self._catalog.get(request.model)
-            generation = await self._start(model, request, sink, context)
+            identity = identity_of(self._gate, context)
+            model = allowed_model(self._catalog, identity, request.model)
+            generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
             error.field = _dotted(error.field)
             _log_access(sink.request_id, error.code.name, began)
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
+        admitted.close()
         try:
             async for response in sink.responses(generation):
                 yield response
@@ -92,13 +101,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        models = (model.info or types_pb2.ModelInfo(name=model.name) for model in self._catalog.models())
+        models = (
+            model.info or types_pb2.ModelInfo(name=model.name)
+            for model in allowed_models(self._catalog, identity_of(self._gate, context))
+        )
         return inference_pb2.ListModelsResponse(models=models)
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        model = self._catalog.get(request.model)
+        model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
         try:
             token_ids = (await _encode(model, request)).token_ids
         except ServiceError as error:
@@ -110,12 +122,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        model = self._catalog.get(request.model)
+        model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
         return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(list(request.token_ids)))
 
     async def _start(
-        self, model: ServedModel, request: inference_pb2.GenerateRequest, sink: _StreamSink, context: Context
-    ) -> Generation:
+        self,
+        model: ServedModel,
+        request: inference_pb2.GenerateRequest,
+        sink: _StreamSink,
+        context: Context,
+        identity: Identity,
+    ) -> tuple[Generation, AdmittedGenerator]:
         if not _REQUEST_ID.fullmatch(sink.request_id):
             raise InvalidRequest(
                 "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
@@ -141,26 +158,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
         if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
-        return await generator.start(
-            GenerationRequest(
-                request_id=sink.request_id,
-                model=model.name,
-                prompt_token_ids=prompt.token_ids,
-                sampling=sampling,
-                stop=request.stop,
-                n=request.n or 1,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                timeout_ms=request.timeout_ms,
-                adapter=request.adapter,
-                traceparent=_traceparent(context),
-                detokenize=not request.skip_detokenize,
-                skip_special_tokens=not request.keep_special_tokens,
-                reading=reading,
-                constraint=constraint,
-            ),
-            sink,
+        generation = GenerationRequest(
+            request_id=sink.request_id,
+            model=model.name,
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            stop=request.stop,
+            n=request.n or 1,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            timeout_ms=request.timeout_ms,
+            adapter=request.adapter,
+            traceparent=_traceparent(context),
+            detokenize=not request.skip_detokenize,
+            skip_special_tokens=not request.keep_special_tokens,
+            reading=reading,
+            constraint=constraint,
         )
+        max_model_len = model.require_info().max_model_len
+        admitted = AdmittedGenerator(generator, self._gate, identity, [generation], max_model_len)
+        try:
+            return await admitted.start(generation, sink), admitted
+        except BaseException:
+            admitted.close()
+            raise
 
 
 class _StreamSink:

@@ -50,7 +50,7 @@ class ChatCompletions:
             check_template(request.chat_template, desk.config.trust_request_chat_template)
             use = tool_use_of(request)
             asked = constraint_of(request, use)
-            model = desk.catalog.get(request.model or "")
+            model = desk.model(exchange, request.model)
             info = model.require_info()
             check_for_model(request, info)
             check_chat_size(request.messages, info.max_model_len, len(use.tools))
@@ -78,7 +78,7 @@ class ChatCompletions:
             form_of(request, chat_num_logprobs(request)),
             await _extras_of(request, model, token_ids),
         )
-        await answer.run(desk.generator_for(request), [generation])
+        await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
 
 
 # By whether it is streamed, and whether reasoning or calls are told from its text.

@@ -42,7 +42,7 @@ class Completions:
             request = self._decoder.decode(exchange.body, exchange.headers)
             check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
             asked = constraint_of(request)
-            model = desk.catalog.get(request.model or "")
+            model = desk.model(exchange, request.model)
             info = model.require_info()
             check_for_model(request, info)
             sources = prompts_of(request)
@@ -69,7 +69,8 @@ class Completions:
             desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop, asked=asked)
             for name, prompt in zip(names, prompts, strict=True)
         ]
-        await answer.run(desk.generator_for(request), [replace(generation, n=n) for generation in generations])
+        generations = [replace(generation, n=n) for generation in generations]
+        await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm

@@ -17,6 +17,7 @@ from baton.gateway.version import VERSION
 
 # What any request may be answered with: bad HTTP, too slow, a defect, too many connections.
 _EVERYWHERE = (400, 408, 431, 500, 503)
+_WITHOUT_RIGHT = (401, 403)
 _RETRIED = (429, 503, 529)
 _REQUEST_ID = Parameter(
     "X-Request-Id",
@@ -24,6 +25,11 @@ _REQUEST_ID = Parameter(
     {"type": "string", "pattern": "^[!-~]{1,256}$"},
     place="header",
 )
+# Where the gateway has keys.
+_SECURITY: Mapping[str, Mapping[str, str]] = {
+    "Bearer": {"type": "http", "scheme": "bearer"},
+    "ApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 _HEADERS: Mapping[str, Mapping[str, Any]] = {
     "X-Request-Id": {"description": "The request's name.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
@@ -37,6 +43,7 @@ class ApiDescription(Struct):
     info: dict[str, Any]
     paths: dict[str, dict[str, Any]]
     components: dict[str, dict[str, Any]]
+    security: list[dict[str, list[str]]]
 
 
 def openapi_document(routes: Sequence[Route]) -> bytes:
@@ -57,8 +64,11 @@ def openapi_document(routes: Sequence[Route]) -> bytes:
         "responses": responses,
         "parameters": {_REQUEST_ID.name: _parameter(_REQUEST_ID)},
         "headers": dict(_HEADERS),
+        "securitySchemes": dict(_SECURITY),
     }
-    return msgspec.json.encode(ApiDescription("3.1.0", info, paths, components))
+    security: list[dict[str, list[str]]] = [{}]
+    security += [{name: []} for name in _SECURITY]
+    return msgspec.json.encode(ApiDescription("3.1.0", info, paths, components, security))
 
 
 def _types_of(routes: Sequence[Route]) -> list[type[Struct]]:
@@ -69,6 +79,7 @@ def _types_of(routes: Sequence[Route]) -> list[type[Struct]]:
 def _operation(route: Route) -> dict[str, Any]:
     errors = {str(status): _reference("responses", _error_name(route, status)) for status in _errors_of(route)}
     operation: dict[str, Any] = {
+        **({"security": []} if route.public else {}),
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{''.join(_words(route.path))}",
         "parameters": [
@@ -116,7 +127,7 @@ def _event(route: Route) -> dict[str, Any]:
 
 
 def _errors_of(route: Route) -> list[int]:
-    statuses = {*_EVERYWHERE, *route.errors}
+    statuses = {*_EVERYWHERE, *(() if route.public else _WITHOUT_RIGHT), *route.errors}
     if speaks_anthropic(route.path):
         statuses = {529 if status == 503 else status for status in statuses}
     return sorted(statuses)

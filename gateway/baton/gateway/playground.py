@@ -72,8 +72,8 @@ def playground_routes(enabled: bool) -> list[Route]:
     files = read_files(FOLDER)
     page = files.pop("index.html")
     return [
-        Route("GET", "/", page.answer, "The playground.", content_type="text/html"),
-        Route("GET", ASSETS + "{file}", partial(_answer_file, files), "Its files.", errors=(404,)),
+        Route("GET", "/", page.answer, "The playground.", content_type="text/html", public=True),
+        Route("GET", ASSETS + "{file}", partial(_answer_file, files), "Its files.", errors=(404,), public=True),
     ]
 
 

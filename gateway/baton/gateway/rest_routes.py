@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.gateway import openai_types as types
+from baton.gateway.access.identity import Scope
 from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
@@ -29,8 +30,8 @@ def rest_routes(desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], lis
     routes = [
         *api,
         *system,
-        Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription),
-        Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html"),
+        Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
+        Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html", scope=None),
     ]
     return [*routes, *playground_routes(not desk.config.no_playground)]
 
@@ -85,11 +86,15 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             types.DetokenizeResponse,
             errors=_BODY,
         ),
-        Route("GET", "/health", status.health, "The process is alive."),
-        Route("GET", "/ping", status.health, "As /health."),
-        Route("POST", "/ping", status.health, "As /health."),
-        Route("GET", "/load", status.load, "How many generations run.", response=types.ServerLoad),
-        Route("GET", "/ready", status.ready, "A model can be asked.", response=types.Readiness, errors=(503,)),
-        Route("GET", "/version", status.version, "Baton's version.", response=types.Version),
-        Route("GET", "/metrics", status.metrics, "Metrics for Prometheus.", content_type="text/plain"),
+        Route("GET", "/health", status.health, "The process is alive.", public=True),
+        Route("GET", "/ping", status.health, "As /health.", public=True),
+        Route("POST", "/ping", status.health, "As /health.", public=True),
+        Route("GET", "/load", status.load, "How many generations run.", response=types.ServerLoad, scope=Scope.METRICS),
+        Route(
+            "GET", "/ready", status.ready, "A model can be asked.", response=types.Readiness, errors=(503,), public=True
+        ),
+        Route("GET", "/version", status.version, "Baton's version.", response=types.Version, scope=None),
+        Route(
+            "GET", "/metrics", status.metrics, "Metrics for Prometheus.", content_type="text/plain", scope=Scope.METRICS
+        ),
     ]

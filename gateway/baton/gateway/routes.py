@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from baton.gateway.access.identity import Scope
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
 
@@ -42,6 +43,8 @@ class Route:
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route
     parameters: tuple[Parameter, ...] = ()
+    scope: Scope | None = Scope.INFERENCE  # that a key must have; None: any key will do
+    public: bool = False  # no key is needed
 
     @property
     def prefix(self) -> str:

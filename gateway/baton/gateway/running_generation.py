@@ -174,6 +174,7 @@ class RunningGeneration:
         self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
         self._timers: list[asyncio.TimerHandle] = []
         self._stopped = False
+        self._on_end = request.on_end
 
     async def begin(self) -> None:
         """Places and submits all choices on one worker."""
@@ -189,6 +190,7 @@ class RunningGeneration:
 
     def abort(self) -> None:
         self.outlet.close()
+        self._tell_end()
         self._stop_everything()
 
     def resume(self) -> None:
@@ -269,6 +271,7 @@ class RunningGeneration:
                 num_prompt_tokens=len(self._prompt.token_ids) + num_output_tokens,
                 max_tokens=self._resolved.stop.max_tokens - num_output_tokens,
                 tenant=self._request.tenant,
+                tenant_weight=self._request.tenant_weight,
                 priority=self._request.priority,
                 adapter=self._request.adapter,
                 timeout_ms=self._remaining_ms(),
@@ -341,12 +344,19 @@ class RunningGeneration:
     def _fail(self, error: ServiceError) -> None:
         of_tools = self._request.reading is not None and self._request.reading.constraint is not None
         name_field(error, "tools" if of_tools else self._request.constraint_field)
+        self._tell_end()
         self._stop_everything()
         self.outlet.end(error)
 
     def _end(self, usage: Usage) -> None:
         self._cancel_timers()
+        self._tell_end()
         self.outlet.end(usage)
+
+    def _tell_end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self._usage())
 
     def _stop_everything(self) -> None:
         self._stopped = True

@@ -8,6 +8,10 @@ import gc
 import logging
 from dataclasses import dataclass
 
+from baton.gateway.access.access_control import open_gate
+from baton.gateway.access.counters import AccessCollector, AccessCounters
+from baton.gateway.access.gate import Gate
+from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
@@ -48,6 +52,8 @@ class _Core:
     generator: WorkerGenerator
     admission: Admission
     limits: Limits
+    gate: Gate
+    access_counters: AccessCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,14 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     counters = GenerationCounters()
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     tls = _load_tls(config)
+    access_counters = AccessCounters()
     async with (
+        open_gate(config.access, access_counters) as gate,
         RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
         WorkerStreams(counters, dial=Dial(tls.services, WORKER)) as streams,
     ):
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
-        core = _Core(catalog, counters, generator, Admission(config.max_streams), limits)
+        core = _Core(catalog, counters, generator, Admission(config.max_streams), limits, gate, access_counters)
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
@@ -108,6 +116,8 @@ def missing_parts(core: _Core) -> list[str]:
     """What the gateway waits for before it can serve, in words."""
     if core.admission.draining:
         return ["the gateway is shutting down"]
+    if not core.gate.ready:
+        return ["no API keys could be read yet"]
     if core.catalog.ready:
         return []
     unheard = [model.name for model in core.catalog.models() if model.info is None]
@@ -127,9 +137,10 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
 def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: _AllTls) -> HttpServer:
     connections = Connections()
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
+    metrics.register(AccessCollector(core.access_counters))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
-    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics)
-    app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics)
+    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate)
+    app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics, core.gate)
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,
@@ -145,8 +156,15 @@ def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: 
 
 def _rpc_server(config: GatewayConfig, core: _Core, tls: EdgeTls | None) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
-    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog, core.limits), register)
-    return RpcServer(config.grpc_listen, [service], grace_seconds=config.drain_timeout, field="grpc_listen", tls=tls)
+    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog, core.limits, core.gate), register)
+    return RpcServer(
+        config.grpc_listen,
+        [service],
+        grace_seconds=config.drain_timeout,
+        field="grpc_listen",
+        tls=tls,
+        interceptors=[KeyGuard(core.gate)],
+    )
 
 
 async def _until_stopped(core: _Core, rpc: RpcServer, stop: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from baton.gateway.admitted import allowed_model, allowed_models
 from baton.gateway.docs_page import DOCS_PAGE
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
@@ -48,12 +49,12 @@ class Models:
 
     def list(self, exchange: Exchange) -> None:
         """All models."""
-        cards = ModelList([self._card(model) for model in self._catalog.models()])
+        cards = ModelList([self._card(model) for model in allowed_models(self._catalog, exchange.identity)])
         exchange.respond(200, msgspec.json.encode(cards))
 
     def get(self, exchange: Exchange) -> None:
         """One model."""
-        model = self._catalog.get(unquote(exchange.path.removeprefix(MODEL_PREFIX)))
+        model = allowed_model(self._catalog, exchange.identity, unquote(exchange.path.removeprefix(MODEL_PREFIX)))
         exchange.respond(200, msgspec.json.encode(self._card(model)))
 
     def _card(self, model: ServedModel) -> ModelCard:
@@ -74,7 +75,7 @@ class Tokens:
         """Text or chat to token ids."""
         request = self._tokenize.decode(exchange.body, exchange.headers)
         check_template(request.chat_template, self._trust_templates)
-        model = self._catalog.get(request.model or "")
+        model = allowed_model(self._catalog, exchange.identity, request.model)
         token_ids = await _encode(model, request)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
         response = TokenizeResponse(
@@ -88,7 +89,7 @@ class Tokens:
     async def detokenize(self, exchange: Exchange) -> None:
         """Token ids to text."""
         request = self._detokenize.decode(exchange.body, exchange.headers)
-        model = self._catalog.get(request.model or "")
+        model = allowed_model(self._catalog, exchange.identity, request.model)
         try:
             text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:

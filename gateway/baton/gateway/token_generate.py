@@ -110,7 +110,7 @@ class TokenGenerate:
             request = self._decoder.decode(exchange.body, exchange.headers)
             refuse_unserved(request, ("features", "kv_transfer_params"))
             fields = _fields_of(request)
-            model = desk.catalog.get(request.model or "")
+            model = desk.model(exchange, request.model)
             info = model.require_info()
             _check(fields, desk)
             check_for_model(fields, info)
@@ -130,7 +130,8 @@ class TokenGenerate:
             answer = TokenStream(exchange, meter, fields, len(request.token_ids))
         else:
             answer = TokenDocument(exchange, meter, fields)
-        await answer.run(desk.generator_for(fields), [replace(generation, detokenize=False)])
+        generations = [replace(generation, detokenize=False)]
+        await answer.run(desk.admitted(exchange, desk.generator_for(fields), generations), generations)
 
 
 class TokenStream(StreamAnswer):

@@ -38,7 +38,7 @@ class RpcServer:
 
     Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address
     and `field`, the setting that it comes from. With Tls, clients show certificates, and the table of identities says
-    who may call what; with EdgeTls they show none.
+    who may call what; with EdgeTls they show none. What `interceptors` raise becomes a status too.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class RpcServer:
         grace_seconds: float = 2.0,
         field: str = "listen",
         tls: Tls | EdgeTls | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        self._interceptors = interceptors
         self._address = address
         self._field = field
         self._services = services
@@ -59,7 +61,7 @@ class RpcServer:
 
     async def __aenter__(self) -> Self:
         check = IdentityCheck(self._tls.identity.fleet, self._tls.refusals) if isinstance(self._tls, Tls) else None
-        self._server = grpc.aio.server(interceptors=(_Interceptor(check),), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(_Interceptor(check), *self._interceptors), options=SERVER_OPTIONS)
         for service in self._services:
             service.register(service.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

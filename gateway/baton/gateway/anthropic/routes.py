@@ -34,13 +34,13 @@ class Messages:
             check_version(exchange.headers)
             request = self._decoder.decode(exchange.body, exchange.headers)
             turn = turn_of(request)
-            model = desk.catalog.get(request.model)
+            model = desk.model(exchange, request.model)
             request_id = desk.take_place(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn)
             generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
         kind = MessageStream if request.stream else MessageDocument
         answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
-        await answer.run(desk.generator, [generation])
+        await answer.run(desk.admitted(exchange, desk.generator, [generation]), [generation])
 
 
 class CountTokens:
@@ -55,7 +55,7 @@ class CountTokens:
             check_version(exchange.headers)
             request = self._decoder.decode(exchange.body, exchange.headers)
             turn = counted_turn(request)
-            model = self._desk.catalog.get(request.model)
+            model = self._desk.model(exchange, request.model)
             token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))

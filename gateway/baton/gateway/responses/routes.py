@@ -31,7 +31,7 @@ from baton.gateway.routes import Parameter, Route
 from baton.gateway.served_model import ServedModel
 from baton.gateway.sse import CONTENT_TYPE
 from baton.gateway.turn import Turn, encode_turn, fields_named, generation_of
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, NotFound
 
 PATH = "/v1/responses"
 
@@ -83,7 +83,7 @@ class Responses:
             ticket = desk.admission.admit(exchange.request_id, 1)
             try:
                 with fields_named(FIELDS):
-                    prepared = await self._prepare(request)
+                    prepared = await self._prepare(exchange, request)
                 running = self._running(exchange, prepared, ticket.end)
                 await self._start(exchange, running, prepared, ticket.request_id)
             except BaseException:
@@ -94,7 +94,7 @@ class Responses:
         """GET /v1/responses/{response_id}."""
         query = parse_qs(exchange.query)
         response_id = _id_of(exchange)
-        stored = await self._shelf.get(response_id, "response_id")
+        stored = await self._own(exchange, response_id, "response_id")
         if query.get("stream", ["false"])[-1].lower() not in ("true", "1"):
             exchange.respond(200, msgspec.json.encode(stored.response))
             return
@@ -118,13 +118,14 @@ class Responses:
     async def delete(self, exchange: Exchange) -> None:
         """DELETE /v1/responses/{response_id}."""
         response_id = _id_of(exchange)
+        await self._own(exchange, response_id, "response_id")
         await self._shelf.delete(response_id)
         exchange.respond(200, msgspec.json.encode(DeletedResponse(response_id)))
 
     async def cancel(self, exchange: Exchange) -> None:
         """POST /v1/responses/{response_id}/cancel."""
         response_id = _id_of(exchange)
-        stored = await self._shelf.get(response_id, "response_id")
+        stored = await self._own(exchange, response_id, "response_id")
         if not stored.response.background:
             raise InvalidRequest("Only responses that are made in the background can be cancelled.", field="background")
         stored = await self._shelf.cancel(response_id)
@@ -133,15 +134,23 @@ class Responses:
     async def list_input(self, exchange: Exchange) -> None:
         """GET /v1/responses/{response_id}/input_items."""
         query = parse_qs(exchange.query)
-        stored = await self._shelf.get(_id_of(exchange), "response_id")
+        stored = await self._own(exchange, _id_of(exchange), "response_id")
         exchange.respond(200, msgspec.json.encode(_page(stored, query)))
 
-    async def _prepare(self, request: ResponsesRequest) -> _Prepared:
-        model = self._desk.catalog.get(request.model or "")
+    async def _own(self, exchange: Exchange, response_id: str, field: str) -> StoredResponse:
+        """A response of the client's tenant; those of others are as if they were not there. Raises NotFound."""
+        stored = await self._shelf.get(response_id, field)
+        if stored.tenant != exchange.identity.tenant.name:
+            raise NotFound(f"Response with id '{response_id}' not found.", field=field)
+        return stored
+
+    async def _prepare(self, exchange: Exchange, request: ResponsesRequest) -> _Prepared:
+        model = self._desk.model(exchange, request.model)
         items: Sequence[Item] = input_items(request.input)
         context: Sequence[Item] = ()
         if request.previous_response_id is not None:
-            context = _context_after(await self._shelf.get(request.previous_response_id, "previous_response_id"))
+            previous = await self._own(exchange, request.previous_response_id, "previous_response_id")
+            context = _context_after(previous)
         turn = turn_of(request, context, items)
         kept = [*context, *items]
         while True:
@@ -166,13 +175,15 @@ class Responses:
                 with_events = running.response.background and bool(request.stream)
                 await shelf.keep(running, prepared.items, prepared.context, with_events)
 
-        return RunningResponse(
+        running = RunningResponse(
             new_response(request, response_id, prepared.model.name, prepared.model.defaults),
             OutputItems(new_item_id, turn.logprobs),
             self._desk.meter(exchange, 1),
             settle,
             shelf.spawn,
         )
+        running.tenant = exchange.identity.tenant.name
+        return running
 
     async def _start(self, exchange: Exchange, running: RunningResponse, prepared: _Prepared, request_id: str) -> None:
         desk, request = self._desk, prepared.request
@@ -185,7 +196,8 @@ class Responses:
         else:
             running.follow((StreamFollower if request.stream else DocumentFollower)(exchange, running))
         try:
-            running.generation = await desk.generator.start(generation, running)
+            generator = desk.admitted(exchange, desk.generator, [generation])
+            running.generation = await generator.start(generation, running)
         except Exception as error:
             running.fail(error)
             if request.background and not request.stream:

@@ -61,6 +61,7 @@ class RunningResponse:
         self.over = False  # nothing more is told
         self.error: HttpError | None = None
         self.generation: Generation | None = None
+        self.tenant = ""  # whose it is
         self._output = output
         self._meter = meter
         self._settle = settle

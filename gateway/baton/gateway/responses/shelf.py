@@ -48,7 +48,9 @@ class ResponseShelf:
         """A response is made in the background: from now on it can be asked for. Raises Unavailable."""
         response_id = running.response.id
         await self._beat([response_id])
-        await self._save(StoredResponse(response=running.response, input=list(items), context=list(context)))
+        await self._save(
+            StoredResponse(response=running.response, input=list(items), context=list(context), tenant=running.tenant)
+        )
         self._background[response_id] = running
         self._idle.clear()
         if self._beating is None:
@@ -59,7 +61,13 @@ class ResponseShelf:
     ) -> None:
         """The response has ended: keeps it. What cannot be kept is logged."""
         events = [event.decode() for event in running.events] if with_events else None
-        stored = StoredResponse(response=running.response, input=list(items), context=list(context), events=events)
+        stored = StoredResponse(
+            response=running.response,
+            input=list(items),
+            context=list(context),
+            events=events,
+            tenant=running.tenant,
+        )
         try:
             await self._save(stored)
         except ServiceError as error:

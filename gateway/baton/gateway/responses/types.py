@@ -212,3 +212,4 @@ class StoredResponse(Struct, kw_only=True):
     input: list[dict[str, Any]]  # the request's own items
     context: list[dict[str, Any]]  # items before those: of the responses that it follows
     events: list[str] | None = None  # the whole stream, where it may be asked for again
+    tenant: str = ""  # whose it is

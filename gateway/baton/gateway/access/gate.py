@@ -1,0 +1,143 @@
+"""The one entry for REST, gRPC and whoever else decides about requests: who asks, and whether they may now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton.gateway.access.ask import Ask, Used
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.errors import Unauthenticated
+from baton.gateway.access.identity import ANONYMOUS, Identity, Scope
+from baton.gateway.access.key_ring import KeyRing
+from baton.gateway.access.ledger import Reservation
+from baton.gateway.access.limiter import Limiter
+from baton.gateway.access.messages import anthropic_headers, openai_headers
+from baton.rpc.errors import PermissionDenied, ServiceError
+
+_MISSING = (
+    "You didn't provide an API key. Provide it in an Authorization header with Bearer auth "
+    "(Authorization: Bearer YOUR_KEY), or in x-api-key."
+)
+
+
+class Ticket(Protocol):
+    """An admitted request."""
+
+    def settle(self, used: Used) -> None:
+        """It has ended: gives back what it did not use. Idempotent, waits for nothing."""
+
+    def headers(self, anthropic: bool = False) -> dict[str, str]:
+        """How its tenant stands, as HTTP headers."""
+
+
+class Gate(Protocol):
+    """Keys, tenants and limits."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can tell keys apart."""
+
+    def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
+        """Whose request presents these keys, and may do this. Waits for nothing.
+
+        Raises Unauthenticated, PermissionDenied; Unavailable while no keys could be read.
+        """
+
+    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
+        """Reserves of every limit, or raises RateLimited. Returns within the deadline of Redis."""
+
+
+class OpenGate:
+    """Implements Gate for a gateway without keys: everybody may everything."""
+
+    ready = True
+
+    def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
+        return ANONYMOUS
+
+    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
+        return FREE
+
+
+class KeyGate:
+    """Implements Gate over keys that were read, and a limiter."""
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        limiter: Limiter,
+        counters: AccessCounters,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._ring = ring
+        self._limiter = limiter
+        self._counters = counters
+        self._wall_clock = wall_clock
+
+    @property
+    def ready(self) -> bool:
+        return self._ring.ready
+
+    def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
+        try:
+            identity = self._identify(keys)
+            if scope is not None:
+                identity.require(scope)
+        except Unauthenticated as error:
+            self._counters.refused[error.reason] += 1
+            raise
+        except PermissionDenied:
+            self._counters.refused["scope"] += 1
+            raise
+        except ServiceError:
+            self._counters.refused["no_keys_read"] += 1
+            raise
+        return identity
+
+    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
+        if not identity.tenant.limits.any:
+            return FREE
+        return LimitTicket(self._limiter, await self._limiter.reserve(identity.tenant, ask), self._wall_clock)
+
+    def _identify(self, keys: Sequence[str]) -> Identity:
+        if not keys:
+            raise Unauthenticated(_MISSING, "missing")
+        if len(keys) > 1 and any(key != keys[0] for key in keys):
+            # What stands in front of this gateway may have looked at another one.
+            raise Unauthenticated("The request has more than one API key; give one.", "ambiguous")
+        return self._ring.authenticate(keys[0])
+
+
+class LimitTicket:
+    """Implements Ticket over a limiter's reservation."""
+
+    __slots__ = ("_limiter", "_reservation", "_wall_clock")
+
+    def __init__(self, limiter: Limiter, reservation: Reservation, wall_clock: Callable[[], float]) -> None:
+        self._limiter = limiter
+        self._reservation = reservation
+        self._wall_clock = wall_clock
+
+    def settle(self, used: Used) -> None:
+        self._limiter.settle(self._reservation, used)
+
+    def headers(self, anthropic: bool = False) -> dict[str, str]:
+        limits, standing = self._reservation.tenant.limits, self._reservation.standing
+        if anthropic:
+            return anthropic_headers(limits, standing, self._wall_clock())
+        return openai_headers(limits, standing)
+
+
+class _FreeTicket:
+    """Implements Ticket where there is nothing to count."""
+
+    def settle(self, used: Used) -> None:
+        """Nothing was reserved."""
+
+    def headers(self, anthropic: bool = False) -> dict[str, str]:
+        return {}
+
+
+FREE = _FreeTicket()

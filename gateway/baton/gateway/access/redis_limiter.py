@@ -1,0 +1,238 @@
+"""Limits that all gateways share, in Redis: one script, one round trip a request. Without it, a share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hiredis
+
+from baton.gateway.access.ask import Ask, Standing, Used
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.errors import LimitKind
+from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.ledger import Account, Ledger, Reservation
+from baton.gateway.access.limiter import LocalLimiter
+from baton.gateway.access.messages import refusal
+from baton.gateway.access.redis_link import Answer, LinkDown, RedisLink
+from baton.gateway.access.window import CELL_MS, CELLS
+
+_log = logging.getLogger(__name__)
+
+LEASE_MS = 15_000
+_KINDS = (
+    None,
+    LimitKind.REQUESTS,
+    LimitKind.INPUT_TOKENS,
+    LimitKind.OUTPUT_TOKENS,
+    LimitKind.CONCURRENCY,
+    LimitKind.BUDGET,
+)
+_NUM_ANSWERS = 11
+
+
+class WrongAnswer(Exception):
+    """Redis said no, or what cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the name that Redis keeps it under."""
+
+    text: str
+    sha: str
+
+
+def load_script(name: str, cell_ms: int = CELL_MS) -> Script:
+    """`window` and what comes after it. A shorter cell makes a shorter minute, for tests."""
+    folder = Path(__file__).parent
+    texts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("window", name)]
+    text = "\n".join((f"local CELL_MS, CELLS = {cell_ms}, {CELLS}", *texts))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class RedisLimiter:
+    """Implements Limiter."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        ledger: Ledger,
+        counters: AccessCounters,
+        replicas: int,
+        cell_ms: int = CELL_MS,
+        lease_ms: int = LEASE_MS,
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._counters = counters
+        self._local = LocalLimiter(ledger, counters, replicas)
+        self._admit = load_script("admit", cell_ms)
+        self._settle = load_script("settle", cell_ms)
+        self._lease_ms = lease_ms
+        self._name = uuid.uuid4().hex[:16]  # of this gateway, for its leases
+        self._problem = ""  # that was logged last
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Renews the leases of what runs."""
+        task = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+        account = self._ledger.account(tenant.name)
+        account.running += ask.requests
+        account.reserved += ask.tokens
+        limits = tenant.limits
+        account.has_lease = bool(limits.concurrent_requests or limits.tokens_per_month)
+        self._counters.redis_up = self._link.up
+        if not self._link.up:
+            return self._local.decide(tenant, ask, account)
+        untold = self._ledger.take_untold(account)
+        try:
+            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, ask, account, untold))
+            standing, cell, mark, month, spent = _read(answers)
+        except (LinkDown, TimeoutError, WrongAnswer) as error:
+            self._ledger.put_back(account, untold)
+            self._failed(error)
+            return self._local.decide(tenant, ask, account)
+        except BaseException:
+            # Whoever asked has gone: Redis hears with the next question, or heartbeat, that this request does not run.
+            account.running -= ask.requests
+            account.reserved -= ask.tokens
+            self._ledger.put_back(account, untold)
+            raise
+        if not self._ledger.heard(account, mark, month, spent):
+            self._counters.redis_lost += 1
+            _log.error("what tenant %s used in the last minute is gone from Redis; it is told again", tenant.name)
+        if standing.refused is not None:
+            account.running -= ask.requests
+            account.reserved -= ask.tokens
+            self._counters.limited[standing.refused.name.lower()] += 1
+            raise refusal(tenant, limits, ask, standing)
+        reservation = Reservation(tenant, account, ask, standing, redis_cell=cell, redis_mark=mark)
+        self._ledger.book(reservation, told=True)
+        return reservation
+
+    def settle(self, reservation: Reservation, used: Used) -> None:
+        if not self._link.up:
+            self._local.settle(reservation, used)
+            return
+        if not reservation.open:
+            return
+        reservation.open = False
+        self._ledger.settle(reservation, used)
+        account, ask, limits = reservation.account, reservation.ask, reservation.tenant.limits
+        changes = (used.input_tokens - ask.input_tokens, used.output_tokens - ask.output_tokens)
+        spent = used.input_tokens + used.output_tokens if limits.tokens_per_month else 0
+        has_tokens = limits.input_tokens_per_minute or limits.output_tokens_per_minute
+        corrects = bool(has_tokens and any(changes) and reservation.redis_cell >= 0)
+        if corrects or spent or account.has_lease:
+            cell, mark = (reservation.redis_cell, reservation.redis_mark) if corrects else (-1, 0)
+            self._tell(reservation.tenant.name, account, (cell, mark, *changes), spent, bool(limits.tokens_per_month))
+
+    def _tell(
+        self, tenant: str, account: Account, correction: tuple[int, int, int, int], spent: int, spends: bool
+    ) -> None:
+        """Sends a settlement; nobody waits for it. `correction`: cell, mark, input and output tokens."""
+        amount = spent + account.untold_spent if spends else 0
+        if spends:
+            account.untold_spent = 0
+        words = (
+            self._name, account.running, account.reserved, self._lease_ms, *correction,
+            int(spends), int(account.has_lease), amount, account.month, account.spent,
+        )  # fmt: skip
+        self._send_settlement(tenant, account, words, amount, is_known=True)
+
+    def _send_settlement(
+        self, tenant: str, account: Account, words: tuple[str | int, ...], amount: int, is_known: bool
+    ) -> None:
+        def settled(answer: asyncio.Future[Answer]) -> None:
+            try:
+                found = answer.result()
+                if is_known and _is_no_script(found):
+                    self._send_settlement(tenant, account, words, amount, is_known=False)
+                    return
+                month, spent = _numbers(found, 2)
+            except (LinkDown, TimeoutError, WrongAnswer) as error:
+                # It may have been heard; budgets rather count twice than not at all.
+                account.untold_spent += amount
+                self._failed(error)
+            else:
+                if month:
+                    self._ledger.heard_month(account, month, spent)
+
+        self._link.ask(*self._command(self._settle, tenant, is_known), *words).add_done_callback(settled)
+
+    async def _ask(self, script: Script, tenant: str, words: tuple[str | int, ...]) -> Answer:
+        answer = await self._link.ask(*self._command(script, tenant, True), *words)
+        if _is_no_script(answer):
+            answer = await self._link.ask(*self._command(script, tenant, False), *words)
+        return answer
+
+    def _command(self, script: Script, tenant: str, is_known: bool) -> tuple[str | int, ...]:
+        how = ("EVALSHA", script.sha) if is_known else ("EVAL", script.text)
+        # The braces put a tenant's keys into one slot of a cluster.
+        keys = (f"baton:minute:{{{tenant}}}", f"baton:leases:{{{tenant}}}", f"baton:months:{{{tenant}}}")
+        return (*how, len(keys), *keys)
+
+    def _admit_words(
+        self, limits: Limits, ask: Ask, account: Account, untold: tuple[int, int, int, int]
+    ) -> tuple[str | int, ...]:
+        return (
+            self._name, account.running, account.reserved, self._lease_ms,
+            ask.requests, ask.input_tokens, ask.output_tokens,
+            limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute,
+            limits.concurrent_requests, limits.tokens_per_month,
+            *untold, account.month, account.spent,
+        )  # fmt: skip
+
+    def _failed(self, error: Exception) -> None:
+        kind = "timeout" if isinstance(error, TimeoutError) else "down" if isinstance(error, LinkDown) else "refused"
+        self._counters.redis_errors[kind] += 1
+        if kind == "refused" and str(error) != self._problem:
+            self._problem = str(error)
+            _log.error("the Redis of limits answers wrongly, this gateway enforces its share of them: %s", error)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            self._counters.redis_up = self._link.up
+            for tenant, account in self._ledger.busy():
+                if self._link.up and account.has_lease:
+                    self._tell(tenant, account, (-1, 0, 0, 0), 0, False)
+
+
+def _is_no_script(answer: Answer) -> bool:
+    return isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOSCRIPT")
+
+
+def _numbers(answer: Answer, count: int) -> list[int]:
+    if isinstance(answer, Exception):
+        raise WrongAnswer(str(answer)) from answer
+    if not isinstance(answer, list) or len(answer) != count or not all(type(number) is int for number in answer):
+        raise WrongAnswer(f"a script answered {answer!r:.100}")
+    return answer
+
+
+def _read(answer: Answer) -> tuple[Standing, int, int, int, int]:
+    """Standing, cell, mark, month and its tokens. Raises WrongAnswer for what no such script says."""
+    numbers = _numbers(answer, _NUM_ANSWERS)
+    refused, used, retry, requests, input_tokens, output_tokens, reset, cell, mark, month, spent = numbers
+    if min(used, requests, input_tokens, output_tokens, reset, cell, month, spent) < 0 or not 0 <= refused <= 5:
+        raise WrongAnswer(f"a script answered {numbers}")
+    standing = Standing(
+        requests, input_tokens, output_tokens, reset, _KINDS[refused], used, retry if retry >= 0 else None
+    )
+    return standing, cell, mark, month, spent

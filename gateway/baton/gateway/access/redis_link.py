@@ -1,0 +1,200 @@
+"""One connection to one Redis for short questions: in order, each with a deadline, and lost without a wait.
+
+redis-py costs 0.1 ms of CPU a question, more than all else that access control does; here questions of one loop turn
+share a write, and hiredis reads the answers. Where Redis does not answer, `up` is False and nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+import hiredis
+from redis.asyncio.connection import SSLConnection, parse_url
+
+from baton.rpc.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 2.0
+_RETRY_SECONDS = 0.25
+# Questions in a row without an answer, after which nothing is asked until one has been answered again.
+_MAX_MISSED = 3
+
+Answer = Any  # of RESP2: int, bytes, None, list, or hiredis.ReplyError
+
+
+class LinkDown(Exception):
+    """Redis is not there, or was lost before it answered."""
+
+
+class RedisLink(asyncio.Protocol):
+    """Connects by itself for the lifetime of an `async with`."""
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        try:
+            self._where: dict[str, Any] = dict(parse_url(url))
+        except ValueError as error:
+            raise InvalidRequest(f"redis_url is not allowed: {error}", field="redis_url") from error
+        self._timeout = timeout_seconds
+        self.up = False
+        self._transport: asyncio.Transport | None = None
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._asked: deque[tuple[float, asyncio.Future[Answer]]] = deque()  # deadline and answer, in order
+        self._timer: asyncio.TimerHandle | None = None
+        self._missed = 0
+        self._lost = asyncio.Event()
+        self._problem = ""
+
+    async def __aenter__(self) -> RedisLink:
+        self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(*_FAILURES):
+            await self._connect()
+        self._keeper = self._loop.create_task(self._keep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        self._drop("the gateway leaves")
+
+    def ask(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
+        """Sends a command. The future has the answer, an error reply included; or LinkDown or TimeoutError."""
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        if self._transport is None:
+            answer.set_exception(LinkDown("Redis is away"))
+            return answer
+        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
+        deadline = self._loop.time() + self._timeout
+        self._asked.append((deadline, answer))
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._check_deadlines)
+        return answer
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (answer := self._reader.gets()) is not _NOTHING:
+                if not self._asked:
+                    raise hiredis.ProtocolError("an answer that nobody asked for")
+                _, future = self._asked.popleft()
+                self._missed = 0
+                if not future.done():
+                    future.set_result(answer)
+        except hiredis.ProtocolError as error:
+            self._drop(f"it does not speak Redis's protocol: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._drop(f"the connection was lost: {error or 'closed'}")
+
+    # Inside.
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for deadline, answer in self._asked:
+            if deadline > now:
+                self._timer = self._loop.call_at(deadline, self._check_deadlines)
+                break
+            if not answer.done():
+                self._missed += 1
+                answer.set_exception(TimeoutError(f"Redis did not answer within {self._timeout * 1000:.0f} ms"))
+                answer.exception()  # seen, where nobody waits
+        if self._missed >= _MAX_MISSED:
+            self._drop(f"{self._missed} questions in a row had no answer within {self._timeout * 1000:.0f} ms")
+
+    def _drop(self, why: str) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if self.up:
+            _log.error("the Redis of limits is away, this gateway enforces its share of them: %s", why)
+        self.up = False
+        self._problem = why
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        transport.abort()
+        asked, self._asked = self._asked, deque()
+        for _, answer in asked:
+            if not answer.done():
+                answer.set_exception(LinkDown(why))
+                answer.exception()
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        while True:
+            if self.up:
+                await self._lost.wait()
+            await asyncio.sleep(_RETRY_SECONDS)
+            try:
+                await self._connect()
+            except _FAILURES as error:
+                self._tell_once(str(error) or type(error).__name__)
+            except Exception:
+                _log.exception("connecting to the Redis of limits failed")
+
+    def _tell_once(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            _log.warning("the Redis of limits cannot be reached: %s", problem)
+
+    async def _connect(self) -> None:
+        """Up only once it has answered a question in time."""
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._missed = 0
+        self._lost.clear()
+        await _within(_CONNECT_SECONDS, self._open())
+        try:
+            where = self._where
+            if where.get("password"):
+                user = (where["username"],) if where.get("username") else ()
+                _must_be_fine(await self.ask("AUTH", *user, where["password"]))
+            if where.get("db"):
+                _must_be_fine(await self.ask("SELECT", where["db"]))
+            _must_be_fine(await self.ask("PING"))
+        except BaseException as error:
+            self._drop(str(error) or type(error).__name__)
+            raise
+        self.up = self._transport is not None
+        if self._problem:
+            _log.warning("the Redis of limits is there again")
+            self._problem = ""
+
+    async def _open(self) -> None:
+        where = self._where
+        if where.get("path"):
+            await self._loop.create_unix_connection(lambda: self, where["path"])
+            return
+        host, port = where.get("host", "localhost"), int(where.get("port", 6379))
+        tls = None
+        if where.get("connection_class") is SSLConnection:
+            options = {name: value for name, value in where.items() if name.startswith("ssl_")}
+            tls = SSLConnection(host=host, **options).ssl_context.get()
+        await self._loop.create_connection(lambda: self, host, port, ssl=tls)
+
+
+_NOTHING = object()
+_FAILURES = (OSError, TimeoutError, LinkDown, hiredis.ReplyError)
+
+
+async def _within(seconds: float, work: Awaitable[T]) -> T:
+    async with asyncio.timeout(seconds):
+        return await work
+
+
+def _must_be_fine(answer: Answer) -> None:
+    if isinstance(answer, Exception):
+        raise answer
