@@ -25,9 +25,9 @@ FILTERS = [
     "escape", "filesizeformat", "first", "float", "forceescape", "format(1)", "groupby('a')", "indent(9999)", "int",
     "items", "join('x')", "last", "length", "list", "lower", "map('upper')", "map(attribute='role')", "max", "min",
     "pprint", "random", "reject('none')", "rejectattr('a')", "replace('a', 'aa')", "reverse", "round", "safe",
-    "select('string')", "selectattr('role', 'equalto', 'user')", "slice(3)", "slice(0)", "sort", "string", "striptags", "sum",
-    "title", "tojson", "tojson(indent=9999)", "trim", "truncate(3)", "unique", "upper", "urlencode", "urlize", "wordcount",
-    "wordwrap(0)", "xmlattr", "no_such_filter",
+    "select('string')", "selectattr('role', 'equalto', 'user')", "slice(3)", "slice(0)", "sort", "string", "striptags",
+    "sum", "title", "tojson", "tojson(indent=9999)", "trim", "truncate(3)", "unique", "upper", "urlencode", "urlize",
+    "wordcount", "wordwrap(0)", "xmlattr", "no_such_filter",
 ]  # fmt: skip
 METHODS = [
     "append(1)", "split('a')", "split('')", "format(x)", "format_map({})", "items()", "keys()", "get('a')", "pop()",
