@@ -358,7 +358,7 @@ def test_what_took_the_place_of_an_evicted_block_is_not_taken_for_it():
 
 def test_lines_that_a_snapshot_did_not_need_are_used_again():
     index = index_of(**{f"w{number}": range(5000) for number in range(8)})
-    lines = index._table.lines
+    lines = index._store._table.lines
     assert lines.end == 10_000, "the second one needed none"
     index.collect(part("late", *range(10_000, 14_000)))
     assert index.absorb(100)
