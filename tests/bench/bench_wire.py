@@ -1,6 +1,8 @@
 """What the token stream costs a worker's front: one stream, many active requests, an engine whose steps take no time.
 
-python tests/bench/bench_wire.py [--seconds 10] [--requests 256] [--rounds 3] [--json PATH]
+python tests/bench/bench_wire.py [--seconds 10] [--requests 256] [--rounds 3] [--tls] [--json PATH]
+
+--tls measures the same over mTLS as well, in turns, and prints what it adds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
@@ -23,11 +26,16 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tls_rig import dial_as, make_certs
 from worker_harness import submit
 
-from baton.rpc.channel import open_channel
+from baton.rpc.channel import Dial
+from baton.rpc.identity import GATEWAY, WORKER
+from baton.services.certs import tls_flags
 from baton.services.ports import free_ports
-from baton.v1 import control_pb2, control_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.services.readiness import is_ready
+from baton.services.tandem import Probe
+from baton.v1 import worker_pb2, worker_pb2_grpc
 
 _PROMPT_TOKENS = 32
 _MAX_TOKENS = 4000
@@ -62,23 +70,52 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=0.0, help="a step's time, for a paced engine")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    with _worker(address, options.requests, options.step_ms) as front:
-        rounds = uvloop.run(_measure(address, front, options.requests, options.seconds, options.rounds))
-    _print(rounds, options.requests)
+    with contextlib.ExitStack() as cleanup:
+        ways: list[tuple[tuple[str, ...], Dial]] = [((), Dial())]
+        if options.tls:
+            folder = make_certs(Path(cleanup.enter_context(tempfile.TemporaryDirectory())))
+            ways.append((tls_flags(str(folder), WORKER), dial_as(folder, GATEWAY, WORKER)))
+        sides = []
+        for flags, dial in ways:
+            address = f"127.0.0.1:{free_ports(1)[0]}"
+            front = cleanup.enter_context(_worker(address, options.requests, options.step_ms, flags))
+            sides.append((address, dial, front))
+        rounds = uvloop.run(_measure_all(sides, options.requests, options.seconds, options.rounds))
+    for name, of_side in zip(("plain text", "mTLS"), rounds, strict=False):
+        _print(name, of_side, options.requests)
+    if options.tls:
+        _print_added(*rounds)
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in rounds], indent=1))
+        options.json.write_text(json.dumps([[asdict(one) for one in of_side] for of_side in rounds], indent=1))
+
+
+Side = tuple[str, Dial, psutil.Process]
+
+
+async def _measure_all(sides: list[Side], num_requests: int, seconds: float, num_rounds: int) -> list[list[Round]]:
+    """The rounds of each side, taken in turns."""
+    for address, dial, _ in sides:
+        async with asyncio.timeout(30):
+            while not await is_ready(Probe.GRPC_HEALTH, address, dial):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    rounds: list[list[Round]] = [[] for _ in sides]
+    for number in range(num_rounds):
+        turns = list(zip(sides, rounds, strict=True))
+        for (address, dial, front), of_side in turns if number % 2 == 0 else turns[::-1]:
+            of_side.append(await _measure(address, dial, front, num_requests, seconds))
+    return rounds
 
 
 @contextlib.contextmanager
-def _worker(address: str, num_requests: int, step_ms: float) -> Iterator[psutil.Process]:
+def _worker(address: str, num_requests: int, step_ms: float, flags: tuple[str, ...]) -> Iterator[psutil.Process]:
     words = [sys.executable, "-m", "baton.services.cli", "worker", "--executor", "sim", "--role", "decode"]
     words += ["--listen", address, "--model", "none", "--max-num-requests", str(num_requests)]
     words += ["--num-blocks", str(num_requests * (_PROMPT_TOKENS + _MAX_TOKENS) // 16 + num_requests)]
     words += ["--sim-slowness", "1" if step_ms else "0", "--sim-step-seconds", str(step_ms / 1000)]
-    words += ["--log-level", "warning"]
+    words += ["--log-level", "warning", *flags]
     process = subprocess.Popen(words)
     try:
         yield psutil.Process(process.pid)
@@ -87,34 +124,19 @@ def _worker(address: str, num_requests: int, step_ms: float) -> Iterator[psutil.
         process.wait(20)
 
 
-async def _measure(
-    address: str, front: psutil.Process, num_requests: int, seconds: float, num_rounds: int
-) -> list[Round]:
-    async with open_channel(address) as channel:
-        await _until_ready(channel)
+async def _measure(address: str, dial: Dial, front: psutil.Process, num_requests: int, seconds: float) -> Round:
+    async with dial(address) as channel:
         (engine,) = front.children()
         client = psutil.Process()
         call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
         counts = _drain(call, num_requests)
         await _take(counts, 1.0)
-        rounds = []
-        for _ in range(num_rounds):
-            before, began = [_cpu(one) for one in (front, engine, client)], time.perf_counter()
-            tokens, frames, steps = await _take(counts, seconds)
-            elapsed = time.perf_counter() - began
-            used = [_cpu(one) - cpu for one, cpu in zip((front, engine, client), before, strict=True)]
-            rounds.append(Round(elapsed, tokens, frames, steps, *used))
+        before, began = [_cpu(one) for one in (front, engine, client)], time.perf_counter()
+        tokens, frames, steps = await _take(counts, seconds)
+        elapsed = time.perf_counter() - began
+        used = [_cpu(one) - cpu for one, cpu in zip((front, engine, client), before, strict=True)]
         call.cancel()
-        return rounds
-
-
-async def _until_ready(channel: grpc.aio.Channel) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await control_pb2_grpc.ControlServiceStub(channel).GetStats(control_pb2.GetStatsRequest())
-                return
-            await asyncio.sleep(0.1)
+        return Round(elapsed, tokens, frames, steps, *used)
 
 
 async def _drain(
@@ -158,10 +180,11 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _print(rounds: list[Round], num_requests: int) -> None:
+def _print(name: str, rounds: list[Round], num_requests: int) -> None:
     print(
-        f"wire: {num_requests} active requests on one stream, {len(rounds)} rounds of {rounds[0].seconds:.0f} s, "
-        f"{psutil.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}; median (least .. most)"
+        f"wire, {name}: {num_requests} active requests on one stream, {len(rounds)} rounds of "
+        f"{rounds[0].seconds:.0f} s, {psutil.cpu_count()} cores, load {psutil.getloadavg()[0]:.1f}; "
+        "median (least .. most)"
     )
     rows = (
         ("tokens/s", [one.tokens_per_second for one in rounds]),
@@ -174,6 +197,18 @@ def _print(rounds: list[Round], num_requests: int) -> None:
     )
     for name, values in rows:
         print(f"{name:<40} {statistics.median(values):>12,.2f}   ({min(values):,.2f} .. {max(values):,.2f})")
+
+
+def _print_added(plain: list[Round], tls: list[Round]) -> None:
+    """Of CPU a frame, round by round: what one side took over what the other took just before or after."""
+    print("what mTLS adds to the CPU of a frame; median (least .. most)")
+    for name in ("front_cpu", "client_cpu"):
+        pairs = zip(tls, plain, strict=True)
+        added = [
+            100 * (getattr(one, name) / one.num_frames / (getattr(other, name) / other.num_frames) - 1)
+            for one, other in pairs
+        ]
+        print(f"{name:<40} {statistics.median(added):>+11.1f} %   ({min(added):+.1f} .. {max(added):+.1f})")
 
 
 if __name__ == "__main__":
