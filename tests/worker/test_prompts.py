@@ -57,7 +57,7 @@ async def test_output_that_a_request_came_with_is_part_of_its_chain(reader: Prom
 
 
 async def test_a_prefill_is_hashed_and_other_messages_are_not(reader: PromptReader) -> None:
-    wanted = worker_pb2.PrefillSubmit(prompt_token_ids=packed(prompt_of(9)), cache_namespace=NAMESPACE)
+    wanted = worker_pb2.PrefillSubmit(packed_prompt=packed(prompt_of(9)), cache_namespace=NAMESPACE)
     message = worker_pb2.PrefillStreamRequest(submit=wanted)
     payload = message.SerializeToString()
     hashes = hash_blocks(NAMESPACE, prompt_of(9), BLOCK_SIZE)

@@ -430,7 +430,7 @@ class PrefillSubmit(google.protobuf.message.Message):
 
     PREFILL_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    PACKED_PROMPT_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     CACHE_NAMESPACE_FIELD_NUMBER: builtins.int
@@ -444,7 +444,7 @@ class PrefillSubmit(google.protobuf.message.Message):
     prefill_id: builtins.int
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
-    prompt_token_ids: builtins.bytes
+    packed_prompt: builtins.bytes
     """4 bytes a token, little-endian uint32: as both engines hold them, so that neither handles tokens one by one."""
     cache_namespace: builtins.bytes
     """16 bytes."""
@@ -454,7 +454,7 @@ class PrefillSubmit(google.protobuf.message.Message):
     timeout_ms: builtins.int
     """Milliseconds until nobody waits any more. 0: never."""
     num_output_tokens: builtins.int
-    """The request's output so far, part of prompt_token_ids' end; it counts in penalties."""
+    """The request's output so far, the end of packed_prompt; it counts in penalties."""
     adapter: builtins.str
     traceparent: builtins.str
     @property
@@ -472,7 +472,7 @@ class PrefillSubmit(google.protobuf.message.Message):
         *,
         prefill_id: builtins.int = ...,
         request_id: builtins.str = ...,
-        prompt_token_ids: builtins.bytes = ...,
+        packed_prompt: builtins.bytes = ...,
         sampling: baton.v1.types_pb2.SamplingParams | None = ...,
         stop: baton.v1.types_pb2.StopConditions | None = ...,
         cache_namespace: builtins.bytes = ...,
@@ -485,7 +485,7 @@ class PrefillSubmit(google.protobuf.message.Message):
         constraint: baton.v1.types_pb2.Constraint | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["constraint", b"constraint", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "prefill_id", b"prefill_id", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "packed_prompt", b"packed_prompt", "prefill_id", b"prefill_id", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PrefillSubmit = PrefillSubmit
 

@@ -67,7 +67,7 @@ class PromptReader:
         if not message.HasField("submit"):
             return payload, []
         submit = message.submit
-        return payload, [Prompt(block_hashes=await self._hash(submit.cache_namespace, submit.prompt_token_ids))]
+        return payload, [Prompt(block_hashes=await self._hash(submit.cache_namespace, submit.packed_prompt))]
 
     async def _hash(self, namespace: bytes, tokens: bytes) -> bytes:
         if len(namespace) != HASH_BYTES or len(tokens) >= self._max_model_len * _TOKEN_BYTES:

@@ -126,11 +126,11 @@ def as_token_ids(token_ids: Sequence[int]) -> Int32:
 
 def packed_token_ids(submit: worker_pb2.PrefillSubmit) -> Int32:
     """The tokens of a prefill. Raises InvalidRequest where their bytes are no whole number of tokens."""
-    packed = submit.prompt_token_ids
+    packed = submit.packed_prompt
     if len(packed) % _TOKEN_BYTES:
         raise InvalidRequest(
-            f"prompt_token_ids has {len(packed)} bytes; it must have {_TOKEN_BYTES} for each token",
-            field="prompt_token_ids",
+            f"packed_prompt has {len(packed)} bytes; it must have {_TOKEN_BYTES} for each token",
+            field="packed_prompt",
         )
     return unpacked_token_ids(packed)
 

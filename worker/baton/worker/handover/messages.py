@@ -15,7 +15,7 @@ def prefill_submit(
     return worker_pb2.PrefillSubmit(
         prefill_id=prefill_id,
         request_id=public_id(request),
-        prompt_token_ids=request.token_ids.array(num_tokens).astype("<i4", copy=False).tobytes(),
+        packed_prompt=request.token_ids.array(num_tokens).astype("<i4", copy=False).tobytes(),
         sampling=_sampling_message(request.sampling),
         stop=_stop_message(request.stop),
         cache_namespace=request.cache_namespace,
