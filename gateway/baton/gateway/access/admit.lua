@@ -1,10 +1,11 @@
--- Reserves one request of all limits, or none of them.
+-- Reserves one request of all limits, or none of them. One that only looks reserves none.
 local me, lease_ms = ARGV[1], tonumber(ARGV[4])
 local running, reserved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- of this gateway, with this request
 local asked = {tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])}
 local limits = {tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])}
 local most_running, budget = tonumber(ARGV[11]), tonumber(ARGV[12])
 local tokens = asked[2] + asked[3]
+local only_looks = ARGV[19] == '1'
 
 -- What this gateway admitted while Redis was away, or had lost.
 for kind = 1, 3 do
@@ -33,13 +34,13 @@ if most_running > 0 or budget > 0 then
   if refused == 0 and budget > 0 and taken > budget then
     refused, used = 5, taken - tokens
   end
-  if refused == 0 then
+  if refused == 0 and not only_looks then
     save_lease(me, running, reserved, lease_ms)
   else
     save_lease(me, running - asked[1], reserved - tokens, lease_ms)
   end
 end
-if refused == 0 then
+if refused == 0 and not only_looks then
   for kind = 1, 3 do
     add(kind, asked[kind])
   end

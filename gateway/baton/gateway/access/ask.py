@@ -14,6 +14,7 @@ class Ask:
     input_tokens: int = 0  # all prompts together
     output_tokens: int = 0  # the most that may come, all choices together
     requests: int = 1
+    only_look: bool = False  # tells, or raises, what it would; reserves nothing
 
     @property
     def tokens(self) -> int:

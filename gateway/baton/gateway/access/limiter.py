@@ -39,12 +39,15 @@ class LocalLimiter:
         """The same for a request that its account counts as running already."""
         share = tenant.limits.share(self._replicas)
         standing = self._ledger.decide(account, share, ask, self._replicas)
-        if standing.refused is not None:
+        if standing.refused is not None or ask.only_look:
             account.running -= ask.requests
             account.reserved -= ask.tokens
+        if standing.refused is not None:
             self._counters.limited[standing.refused.name.lower()] += 1
             raise refusal(tenant, share, ask, standing)
-        reservation = Reservation(tenant, account, ask, standing)
+        reservation = Reservation(tenant, account, ask, standing, open=not ask.only_look)
+        if ask.only_look:
+            return reservation
         self._ledger.book(reservation, told=False)
         reservation.standing = self._ledger.standing(account)
         self._counters.local_decisions += 1

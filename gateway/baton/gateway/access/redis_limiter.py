@@ -116,13 +116,15 @@ class RedisLimiter:
         if not self._ledger.heard(account, mark, month, spent):
             self._counters.redis_lost += 1
             _log.error("what tenant %s used in the last minute is gone from Redis; it is told again", tenant.name)
-        if standing.refused is not None:
+        if standing.refused is not None or ask.only_look:
             account.running -= ask.requests
             account.reserved -= ask.tokens
+        if standing.refused is not None:
             self._counters.limited[standing.refused.name.lower()] += 1
             raise refusal(tenant, limits, ask, standing)
-        reservation = Reservation(tenant, account, ask, standing, redis_cell=cell, redis_mark=mark)
-        self._ledger.book(reservation, told=True)
+        reservation = Reservation(tenant, account, ask, standing, cell, cell, mark, open=not ask.only_look)
+        if not ask.only_look:
+            self._ledger.book(reservation, told=True)
         return reservation
 
     def settle(self, reservation: Reservation, used: Used) -> None:
@@ -195,7 +197,7 @@ class RedisLimiter:
             ask.requests, ask.input_tokens, ask.output_tokens,
             limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute,
             limits.concurrent_requests, limits.tokens_per_month,
-            *untold, account.month, account.spent,
+            *untold, account.month, account.spent, int(ask.only_look),
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
