@@ -42,10 +42,10 @@ async def _limiter(settings: AccessSettings, counters: AccessCounters, stack: co
     ledger = Ledger()
     if not settings.redis_url:
         return LocalLimiter(ledger, counters, settings.replicas)
-    from baton.gateway.access.redis_limiter import RedisLimiter
+    from baton.gateway.access.redis_limiter import RedisLimiter, greetings
     from baton.gateway.access.redis_link import RedisLink
 
-    link = await stack.enter_async_context(RedisLink(settings.redis_url, settings.redis_timeout))
+    link = await stack.enter_async_context(RedisLink(settings.redis_url, settings.redis_timeout, greetings()))
     limiter = RedisLimiter(link, ledger, counters, settings.replicas)
     await stack.enter_async_context(limiter.beating())
     return limiter

@@ -27,6 +27,9 @@ def month_of(seconds: float) -> int:
     return date.tm_year * 100 + date.tm_mon
 
 
+Untold = tuple[int, int, int, int]
+
+
 @dataclass(slots=True)
 class Account:
     """One tenant at this gateway."""
@@ -39,7 +42,7 @@ class Account:
     spent: int = 0  # tokens of the month, as Redis said last
     untold_spent: int = 0  # tokens of the month that Redis has not heard of
     mark: int = 0  # of Redis's record of the last minute; another one: what was there is gone
-    lost: bool = False  # it is gone, and has to be told again
+    missing: list[int] = field(default_factory=lambda: [0, 0, 0])  # of the window: what was gone, or not heard
     has_lease: bool = False  # Redis is told how many run
 
     def enter_month(self, month: int) -> None:
@@ -135,29 +138,36 @@ class Ledger:
         if reservation.redis_cell < 0:
             account.untold.correct(reservation.cell, now_ms, changes)
 
-    def take_untold(self, account: Account) -> tuple[int, int, int, int]:
+    def take_untold(self, account: Account) -> Untold:
         """What Redis has to hear with the next question: requests, input and output tokens, tokens of the month."""
-        window = account.window if account.lost else account.untold
-        window.advance(self.now_ms)
-        requests, input_tokens, output_tokens = window.totals
+        now_ms = self.now_ms
+        account.untold.advance(now_ms)
+        account.window.advance(now_ms)
+        # What was missing may be older than a minute by now.
+        requests, input_tokens, output_tokens = (
+            min(amount + missing, total)
+            for amount, missing, total in zip(
+                account.untold.totals, account.missing, account.window.totals, strict=True
+            )
+        )
         spent, account.untold_spent = account.untold_spent, 0
         account.untold.clear()
-        account.lost = False
+        account.missing = [0, 0, 0]
         return requests, input_tokens, output_tokens, spent
 
-    def put_back(self, account: Account, untold: tuple[int, int, int, int]) -> None:
-        """Redis may not have heard it: the next question tells all of the last minute."""
-        if any(untold[:3]):
-            account.lost = True
+    def put_back(self, account: Account, untold: Untold) -> None:
+        """Redis may not have heard it."""
+        account.missing = [missing + amount for missing, amount in zip(account.missing, untold, strict=False)]
         account.untold_spent += untold[3]
 
-    def heard(self, account: Account, mark: int, month: int, spent: int) -> bool:
-        """Takes Redis's word. False: its record of the last minute is a new one, and lacks what was there."""
+    def heard(self, account: Account, mark: int, month: int, spent: int, untold: Untold) -> bool:
+        """Takes Redis's word. False: its record of the last minute is a new one, and has only what was told just now."""
         self.heard_month(account, month, spent)
         known, account.mark = account.mark, mark
         if known in (0, mark) or account.window.reset_ms(self.now_ms) < _SURE_MS:
             return True
-        account.lost = True
+        totals = zip(account.missing, account.window.totals, untold, strict=False)
+        account.missing = [missing + max(0, total - told) for missing, total, told in totals]
         return False
 
     def heard_month(self, account: Account, month: int, spent: int) -> None:

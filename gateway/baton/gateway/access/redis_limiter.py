@@ -17,7 +17,7 @@ from baton.gateway.access.ask import Ask, Standing, Used
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind
 from baton.gateway.access.identity import Limits, Tenant
-from baton.gateway.access.ledger import Account, Ledger, Reservation
+from baton.gateway.access.ledger import Account, Ledger, Reservation, Untold
 from baton.gateway.access.limiter import LocalLimiter
 from baton.gateway.access.messages import refusal
 from baton.gateway.access.redis_link import Answer, LinkDown, RedisLink
@@ -55,6 +55,11 @@ def load_script(name: str, cell_ms: int = CELL_MS) -> Script:
     texts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("window", name)]
     text = "\n".join((f"local CELL_MS, CELLS = {cell_ms}, {CELLS}", *texts))
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def greetings(cell_ms: int = CELL_MS) -> list[tuple[str, ...]]:
+    """What a connection tells Redis first: the scripts."""
+    return [("SCRIPT", "LOAD", load_script(name, cell_ms).text) for name in ("admit", "settle")]
 
 
 class RedisLimiter:
@@ -113,7 +118,7 @@ class RedisLimiter:
             account.reserved -= ask.tokens
             self._ledger.put_back(account, untold)
             raise
-        if not self._ledger.heard(account, mark, month, spent):
+        if not self._ledger.heard(account, mark, month, spent, untold):
             self._counters.redis_lost += 1
             _log.error("what tenant %s used in the last minute is gone from Redis; it is told again", tenant.name)
         if standing.refused is not None or ask.only_look:
@@ -189,9 +194,7 @@ class RedisLimiter:
         keys = (f"baton:minute:{{{tenant}}}", f"baton:leases:{{{tenant}}}", f"baton:months:{{{tenant}}}")
         return (*how, len(keys), *keys)
 
-    def _admit_words(
-        self, limits: Limits, ask: Ask, account: Account, untold: tuple[int, int, int, int]
-    ) -> tuple[str | int, ...]:
+    def _admit_words(self, limits: Limits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
         return (
             self._name, account.running, account.reserved, self._lease_ms,
             ask.requests, ask.input_tokens, ask.output_tokens,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar, cast
 
 import hiredis
@@ -35,14 +35,15 @@ class LinkDown(Exception):
 
 
 class RedisLink(asyncio.Protocol):
-    """Connects by itself for the lifetime of an `async with`."""
+    """Connects by itself for the lifetime of an `async with`. Each new connection begins with the `greetings`."""
 
-    def __init__(self, url: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, timeout_seconds: float, greetings: Sequence[tuple[str, ...]] = ()) -> None:
         try:
             self._where: dict[str, Any] = dict(parse_url(url))
         except ValueError as error:
             raise InvalidRequest(f"redis_url is not allowed: {error}", field="redis_url") from error
         self._timeout = timeout_seconds
+        self._greetings = greetings
         self.up = False
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -63,6 +64,9 @@ class RedisLink(asyncio.Protocol):
         self._keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._keeper
+        if asked := [answer for _, answer in self._asked if not answer.done()]:
+            await asyncio.wait(asked, timeout=self._timeout)
+        self.up = False
         self._drop("the gateway leaves")
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
@@ -164,6 +168,8 @@ class RedisLink(asyncio.Protocol):
                 _must_be_fine(await self.ask("AUTH", *user, where["password"]))
             if where.get("db"):
                 _must_be_fine(await self.ask("SELECT", where["db"]))
+            for greeting in self._greetings:
+                await self.ask(*greeting)
             _must_be_fine(await self.ask("PING"))
         except BaseException as error:
             self._drop(str(error) or type(error).__name__)
