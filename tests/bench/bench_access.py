@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = uvloop.run(measure(options.requests, options.concurrent))
-    facts = machine_facts()
+    facts = machine_facts(("redis", "hiredis", "uvloop"))
     print(facts_line(facts))
     print(render_table(["case", "us of CPU a request"], [[row["case"], f"{row['microseconds']:.1f}"] for row in rows]))
     if options.json:

@@ -23,6 +23,16 @@ def store(redis_server):
     client.close()
 
 
+async def num_admitted(who, *gateways):
+    """How many requests, at the gateways by turns, are let in before one is refused."""
+    for number in range(1000):
+        try:
+            await use(gateways[number % len(gateways)].limiter, who, Ask())
+        except RateLimited:
+            return number
+    raise AssertionError("no limit")
+
+
 async def test_replicas_share_each_limit_and_name_it(redis_server):
     cases = [
         (tenant(requests_per_minute=2), Ask(), LimitKind.REQUESTS),
@@ -183,14 +193,8 @@ async def test_without_redis_each_gateway_enforces_its_share_and_what_it_used_co
         # It is back, empty: both tell it their minute, and the rest is theirs to share.
         redis_server.start()
         await until(lambda: one.link.up and other.link.up)
-        left = 0
-        with pytest.raises(RateLimited):
-            for left in range(31):
-                await use((one, other)[left % 2].limiter, who, Ask())
-        assert 9 <= left <= 21
-        with pytest.raises(RateLimited):
-            for left in range(3):
-                await use((one, other)[left % 2].limiter, who, Ask())
+        assert 8 <= await num_admitted(who, one, other) <= 11
+        assert await num_admitted(who, other, one) <= 1
 
 
 async def test_a_gateway_that_never_saw_redis_enforces_its_share(free_port):
@@ -260,9 +264,7 @@ async def test_a_clock_of_redis_that_jumps_opens_no_limit(redis_server, store):
             await use(gateway.limiter, who, Ask())
         for jump in (2400, -2400):
             store.hincrby(MINUTE, "cell", jump)
-            with pytest.raises(RateLimited):
-                for _ in range(3):
-                    await use(gateway.limiter, who, Ask())
+            assert await num_admitted(who, gateway) <= 1
 
 
 async def test_a_client_that_leaves_while_redis_decides_holds_nothing(redis_server, store):

@@ -161,7 +161,7 @@ class Ledger:
         account.untold_spent += untold[3]
 
     def heard(self, account: Account, mark: int, month: int, spent: int, untold: Untold) -> bool:
-        """Takes Redis's word. False: its record of the last minute is a new one, and has only what was told just now."""
+        """Takes Redis's word. False: its record of the last minute is new, and has only what was told just now."""
         self.heard_month(account, month, spent)
         known, account.mark = account.mark, mark
         if known in (0, mark) or account.window.reset_ms(self.now_ms) < _SURE_MS:

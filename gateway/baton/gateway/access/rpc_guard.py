@@ -23,6 +23,16 @@ def identity_of(gate: Gate, context: Context) -> Identity:
     return gate.identify(keys_in_metadata(context.invocation_metadata()), Scope.INFERENCE)
 
 
+def is_open(service: str) -> bool:
+    """Whether a gRPC service, by its full name, needs no key."""
+    return service in _OPEN_SERVICES
+
+
+def scope_of(service: str) -> Scope | None:
+    """What a key must be for; None: any key will do."""
+    return None if service.startswith(_REFLECTION) else Scope.INFERENCE
+
+
 class KeyGuard(grpc.aio.ServerInterceptor):
     """Refuses calls without a good key; the error's status is told by the interceptor around this one."""
 
@@ -36,11 +46,10 @@ class KeyGuard(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         service = handler_call_details.method.rpartition("/")[0].removeprefix("/")
         handler = await continuation(handler_call_details)
-        if handler is None or service in _OPEN_SERVICES:
+        if handler is None or is_open(service):
             return handler
-        scope = None if service.startswith(_REFLECTION) else Scope.INFERENCE
         try:
-            self._gate.identify(keys_in_metadata(handler_call_details.invocation_metadata), scope)
+            self._gate.identify(keys_in_metadata(handler_call_details.invocation_metadata), scope_of(service))
         except ServiceError as error:
             return _refusing(handler, error)
         return handler
