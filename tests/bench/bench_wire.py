@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from baton.v1 import worker_pb2, worker_pb2_grpc
 
 _PROMPT_TOKENS = 32
 _MAX_TOKENS = 4000
+_ALL_CPU = ("front_cpu", "engine_cpu", "client_cpu")
 
 
 @dataclass(frozen=True)
@@ -200,15 +201,32 @@ def _print(name: str, rounds: list[Round], num_requests: int) -> None:
 
 
 def _print_added(plain: list[Round], tls: list[Round]) -> None:
-    """Of CPU a frame, round by round: what one side took over what the other took just before or after."""
-    print("what mTLS adds to the CPU of a frame; median (least .. most)")
-    for name in ("front_cpu", "client_cpu"):
-        pairs = zip(tls, plain, strict=True)
+    """Of CPU a frame: of all rounds together, and round by round, over the one of the other side beside it."""
+    print("what mTLS adds to the CPU of a frame: together; median of rounds (least .. most)")
+    for name, fields in (
+        ("front", ("front_cpu",)),
+        ("client", ("client_cpu",)),
+        ("front, engine and client", _ALL_CPU),
+    ):
         added = [
-            100 * (getattr(one, name) / one.num_frames / (getattr(other, name) / other.num_frames) - 1)
-            for one, other in pairs
+            100 * (_per_frame([one], fields) / _per_frame([other], fields) - 1)
+            for one, other in zip(tls, plain, strict=True)
         ]
-        print(f"{name:<40} {statistics.median(added):>+11.1f} %   ({min(added):+.1f} .. {max(added):+.1f})")
+        together = 100 * (_per_frame(tls, fields) / _per_frame(plain, fields) - 1)
+        print(
+            f"{name:<40} {together:>+11.1f} %   {statistics.median(added):+.1f} % "
+            f"({min(added):+.1f} .. {max(added):+.1f})"
+        )
+
+
+def _added(tls: list[Round], plain: list[Round], fields: Sequence[str]) -> float:
+    """Percent."""
+    return 100 * (_per_frame(tls, fields) / _per_frame(plain, fields) - 1)
+
+
+def _per_frame(rounds: list[Round], fields: Sequence[str]) -> float:
+    cpu = sum(float(getattr(one, name)) for one in rounds for name in fields)
+    return cpu / sum(one.num_frames for one in rounds)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from tls_rig import EXPIRED, NOT_YET, files_of, make_certs, replace_files
 
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls import EdgeTls, LiveFiles, Tls
 from baton.rpc.tls_files import TlsFiles, edge_files, read_material, tls_files
+from baton.services.certificates import Validity, load_authority
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,16 @@ def test_a_certificate_without_an_identity_is_told(folder):
         Tls(files, "worker")
     # One for servers alone may not be shown to a server either.
     assert "unsuitable certificate purpose" in caught.value.message or "URI" in caught.value.message
+
+
+def test_a_certificate_without_the_services_dns_name_is_told(folder, good):
+    authority = load_authority((good / "ca.crt").read_bytes(), (good / "ca.key").read_bytes())
+    names = [x509.UniformResourceIdentifier("spiffe://baton/dev/worker/0"), x509.DNSName("worker.example.com")]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate, key = authority._issue("worker", names, usages, Validity(time.time() - 60, time.time() + 3600))
+    (folder / "worker.crt").write_bytes(certificate)
+    (folder / "worker.key").write_bytes(key)
+    assert "it lacks the DNS name worker.dev.baton.internal" in problem_of(folder).message
 
 
 def test_a_key_with_a_passphrase_is_told_and_not_asked_for(folder):

@@ -14,7 +14,7 @@ from baton.kvstore.index import Applied, Index
 from baton.kvstore.membership import Membership
 from baton.kvstore.speakers import Speaker
 from baton.rpc.channel import open_channel
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, problem_of
 from baton.v1 import index_pb2, index_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class PeerLink:
             except TimeoutError:
                 return f"silent for {self._patience_seconds:.1f} s", True
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details() or 'no details'}", False
+                return problem_of(error), False
             except InvalidRequest as error:
                 return error.message, False
             finally:
