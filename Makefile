@@ -17,7 +17,7 @@ PROTO_VENV ?= .venv-proto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PROTOS := $(wildcard proto/baton/v1/*.proto)
+PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
@@ -48,6 +48,7 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, c
 	@rm -rf build/proto && mkdir -p build/proto
 	@$(call generate,build/proto)
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
+	diff -r -x '*.proto' -x __pycache__ build/proto/baton/envoy proto/baton/envoy
 
 fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 	$(BIN)/ruff check --fix .

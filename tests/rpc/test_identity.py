@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from baton.envoy import external_auth_pb2
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity import SERVICES, Identity, identity_of
 from baton.rpc.identity_check import refusal
@@ -27,7 +28,7 @@ def methods_of(*modules):
 
 
 def test_the_table_names_every_method_of_the_contract_and_no_other():
-    assert set(ACCEPTED) == methods_of(*CONTRACT, health_pb2, reflection_pb2)
+    assert set(ACCEPTED) == methods_of(*CONTRACT, external_auth_pb2, health_pb2, reflection_pb2)
 
 
 def test_every_file_of_the_contract_is_looked_at():

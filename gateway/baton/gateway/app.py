@@ -24,7 +24,7 @@ class App:
     """Runs the routes."""
 
     def __init__(self, routes: Sequence[Route], metrics: GatewayMetrics, gate: Gate | None = None) -> None:
-        self._table = RouteTable(routes)
+        self.table = RouteTable(routes)
         self._gate = gate or OpenGate()
         self._metrics = metrics
 
@@ -34,9 +34,9 @@ class App:
             exchange.request_id = _request_id(exchange)
             if exchange.method == "OPTIONS":
                 self._count(exchange, "OPTIONS")
-                exchange.respond(204, headers={"allow": self._table.allowed(exchange.path)})
+                exchange.respond(204, headers={"allow": self.table.allowed(exchange.path)})
                 return None
-            route = self._table.find(exchange.method, exchange.path)
+            route = self.table.find(exchange.method, exchange.path)
             self._count(exchange, route.path)
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)

@@ -109,6 +109,14 @@ class GatewayConfig:
         default=False,
         metadata={"help": "Listen on any address without api_keys: whoever reaches this gateway may use it."},
     )
+    ext_authz_listen: str = field(
+        default="",
+        metadata={
+            "help": "Address at which Envoy asks whether a request may pass (envoy.service.auth.v3.Authorization); "
+            "with tls_certificate, only an Envoy of this fleet may. Empty: nowhere.",
+            "metavar": "HOST:PORT",
+        },
+    )
     limit_replicas: int = field(
         default=1,
         metadata={
@@ -201,6 +209,7 @@ class GatewayConfig:
             _check_address("router", address)
         _ = self.template_variables
         self._check_access()
+        self._check_ext_authz()
         if not self.router:
             raise InvalidRequest("router is empty; give at least one host:port", field="router")
         if self.rest_listen == self.grpc_listen and not self.rest_listen.endswith(":0"):
@@ -225,6 +234,20 @@ class GatewayConfig:
                     "keys create` makes one), listen on 127.0.0.1, or say allow_anonymous to let everybody in",
                     field=name,
                 )
+
+    def _check_ext_authz(self) -> None:
+        address = self.ext_authz_listen
+        if not address:
+            return
+        _check_address("ext_authz_listen", address)
+        if address in (self.rest_listen, self.grpc_listen) and not address.endswith(":0"):
+            message = f"ext_authz_listen={address} is another port's address too; give one of its own"
+            raise InvalidRequest(message, field="ext_authz_listen")
+        if not self.api_keys:
+            raise InvalidRequest(
+                "ext_authz_listen without api_keys would let everybody through Envoy; give api_keys",
+                field="ext_authz_listen",
+            )
 
 
 def is_loopback(host: str) -> bool:

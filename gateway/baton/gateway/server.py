@@ -16,6 +16,9 @@ from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
 from baton.gateway.counters import GenerationCounters
+from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
+from baton.gateway.ext_authz_rules import Rules
+from baton.gateway.ext_authz_server import ext_authz_server
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generator import WorkerGenerator
 from baton.gateway.http_connection import Connections, HttpLimits
@@ -84,8 +87,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
-        async with _http_server(config, core, shelf, tls) as http:
-            async with _rpc_server(config, core, tls.grpc) as rpc:
+        http_server, authorization = _http_server(config, core, shelf, tls)
+        async with http_server as http:
+            async with (
+                _rpc_server(config, core, tls.grpc) as rpc,
+                ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
+            ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
                 await _until_stopped(core, rpc, stop)
                 core.admission.drain()
@@ -134,13 +141,18 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
     )
 
 
-def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: _AllTls) -> HttpServer:
+def _http_server(
+    config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: _AllTls
+) -> tuple[HttpServer, ExtAuthzServicer]:
+    """REST, and the servicer that tells Envoy what its routes need."""
     connections = Connections()
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate)
     app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics, core.gate)
+    authorization = ExtAuthzServicer(core.gate, Rules(app.table))
+    metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,
@@ -151,7 +163,7 @@ def _http_server(config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: 
         stall_timeout=config.stall_timeout,
     )
     context = tls.rest.ssl_context() if tls.rest else None
-    return HttpServer(config.rest_listen, app, limits, connections, context)
+    return HttpServer(config.rest_listen, app, limits, connections, context), authorization
 
 
 def _rpc_server(config: GatewayConfig, core: _Core, tls: EdgeTls | None) -> RpcServer:

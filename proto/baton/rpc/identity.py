@@ -13,7 +13,8 @@ ROUTER = "router"
 WORKER = "worker"
 KVSTORE = "kvstore"
 OPERATOR = "operator"  # people and their tools
-SERVICES = (GATEWAY, ROUTER, WORKER, KVSTORE, OPERATOR)
+ENVOY = "envoy"  # in front of gateways
+SERVICES = (GATEWAY, ROUTER, WORKER, KVSTORE, OPERATOR, ENVOY)
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
+from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
 
 # Clients of the fleet, who have no certificates: their keys and tenants decide, not this table.
 ANYBODY = frozenset({"anybody"})
@@ -38,6 +38,7 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.ControlService/StopProfile": frozenset({OPERATOR}),
     "baton.v1.IndexService/Publish": frozenset({WORKER}),
     "baton.v1.IndexService/Watch": frozenset({KVSTORE, ROUTER}),
+    "envoy.service.auth.v3.Authorization/Check": frozenset({ENVOY}),
     # Says no more than whether the process serves: probes show any certificate of the fleet.
     "grpc.health.v1.Health/Check": ANY_SERVICE,
     "grpc.health.v1.Health/List": ANY_SERVICE,

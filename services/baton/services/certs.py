@@ -36,8 +36,8 @@ class CertsConfig:
     services: tuple[str, ...] = field(
         default=_WHAT,
         metadata={
-            "help": "Whom to make certificates for: some of gateway, router, worker, kvstore, operator, and edge, "
-            "which is what the gateway shows clients.",
+            "help": "Whom to make certificates for: some of gateway, router, worker, kvstore, operator, envoy, and "
+            "edge, which is what clients are shown.",
             "metavar": "NAMES",
         },
     )
