@@ -229,3 +229,12 @@ def test_workers_that_know_no_rates_are_taken_to_be_like_the_others():
         cost for cost in world.explain(placed).candidates[0].costs if cost.kind == router_pb2.COST_KIND_PREFILL
     )
     assert prefill.seconds == pytest.approx(16.0)
+
+
+def test_a_state_of_before_a_partition_does_not_drop_what_the_index_knows_of_the_new_epoch():
+    world = World(state("a", epoch=1), state("b"))
+    world.fleet.lose("a", "it is not heard")
+    world.cache("a", 1, 2, epoch=2)
+    world.hear(state("a", epoch=1))
+    world.hear(state("a", epoch=2))
+    assert world.place(4000, [1, 2]).decode_cached_tokens > 0

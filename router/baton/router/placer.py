@@ -120,8 +120,12 @@ class Placer:
         self._learnt.placed(placed.shares, at)
 
     def on_state(self, view: WorkerView, is_new: bool) -> None:
-        """What was placed long enough before a state is in it; entries of a former epoch are not true any more."""
-        if is_new and self._index.epoch(view.worker_id) not in (None, view.epoch):
+        """What was placed long enough before a state is in it; entries of a former epoch are not true any more.
+
+        The index may be ahead: after a partition the states of before come first.
+        """
+        known = self._index.epoch(view.worker_id) if is_new else None
+        if known is not None and known < view.epoch:
             self._index.drop(view.worker_id)
         if is_new:
             self.in_flight.forget_prefixes(view.worker_id)
