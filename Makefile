@@ -21,7 +21,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto test-gpu bench bench-gpu churn chaos-sim clean
+.PHONY: help run test check fmt proto lock audit test-gpu bench bench-gpu churn chaos-sim clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -58,6 +58,14 @@ fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 proto: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Regenerate the code of proto/
 	$(BIN)/buf lint
 	$(call generate,proto)
+
+lock: $(VENV)/.installed-dev ## Pin every dependency of the product anew, with hashes, in requirements/
+	$(PIP) uv==0.13.9
+	$(BIN)/python requirements/lock.py make
+
+audit: $(VENV)/.installed-dev ## Look the pinned dependencies up among the known vulnerabilities; needs the network
+	$(PIP) pip-audit==2.10.1
+	$(BIN)/python requirements/audit.py $(AUDIT_FLAGS)
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
