@@ -77,19 +77,20 @@ def metrics_of(tandem, service):
 async def stats_of(worker, certificates):
     async with dial_as(certificates, OPERATOR, WORKER)(worker.plan.address) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
-        return await stub.GetStats(control_pb2.GetStatsRequest(), timeout=CONNECT_SECONDS)
+        return await stub.GetStats(control_pb2.GetStatsRequest(), timeout=CONNECT_SECONDS, wait_for_ready=True)
 
 
 async def outcome(channel, method, seconds=CONNECT_SECONDS):
-    """The status of a call that sends nothing, or one empty request. OK also where it goes on after the seconds."""
+    """The status of a call that sends one empty request. OK also where it goes on after the seconds."""
     service, _, name = method.rpartition("/")
     what = DESCRIPTORS[service].methods_by_name[name]
     ways = ("stream" if what.client_streaming else "unary", "stream" if what.server_streaming else "unary")
     call_method = getattr(channel, "_".join(ways))(f"/{method}")
-    # A write to a call that the server has ended hides the server's reason.
     call = call_method() if what.client_streaming else call_method(b"")
     try:
         async with asyncio.timeout(seconds):
+            if what.client_streaming:
+                await call.write(b"")
             await (call.read() if what.server_streaming else call)
             return (await call.code(), await call.details()) if call.done() else (grpc.StatusCode.OK, "")
     except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,6 +21,8 @@ from baton.rpc.identity_check import Check, IdentityCheck
 from baton.rpc.tls import EdgeTls, Tls
 
 _log = logging.getLogger(__name__)
+
+_HEAR_SECONDS = 1.0
 
 Servicer = Any  # any generated servicer
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -143,17 +146,29 @@ def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _check_call(request: Any, context: Context, method: str, check: Check | None) -> None:
+async def _check_call(request: Any, context: Context, method: str, check: Check | None) -> None:
     if check is not None:
-        check(context)
+        try:
+            check(context)
+        except ServiceError:
+            await _hear_out(request)
+            raise
     if isinstance(request, _Undecodable):
         raise InvalidRequest(f"the request of {method} cannot be decoded: {request.reason}")
+
+
+async def _hear_out(request: Any) -> None:
+    """Takes the first message of a client that streams: were it written to an ended call, gRPC would not say why."""
+    if isinstance(request, AsyncIterator):
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_HEAR_SECONDS):
+                await anext(request)
 
 
 def _unary(behavior: Callable[..., Any], method: str, check: Check | None) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
-            _check_call(request, context, method, check)
+            await _check_call(request, context, method, check)
             return await behavior(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
@@ -169,7 +184,7 @@ def _stream(behavior: Callable[..., Any], method: str, check: Check | None) -> C
 
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            _check_call(request, context, method, check)
+            await _check_call(request, context, method, check)
             async for response in behavior(request, context):
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):

@@ -166,7 +166,10 @@ def _shake_hands(files: TlsFiles, server: ssl.SSLContext, client: ssl.SSLContext
         raise _wrong(files, f"checked {against} at {clock}: {error.verify_message}") from error
     except ssl.SSLError as error:
         raise _wrong(files, _reason(error)) from error
-    return ends[0].getpeercert() or {}
+    shown = ends[0].getpeercert()
+    if not shown:
+        raise _wrong(files, "a handshake of the files with themselves did not come to an end")
+    return shown
 
 
 def _names(certificate: dict[str, Any], kind: str) -> list[str]:
