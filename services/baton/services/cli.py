@@ -1,4 +1,4 @@
-"""The one command line: services, `up`, `certs`, `bench` and `simulate`. Imports a command's code only when it runs."""
+"""The one command line: services and tools. Imports a command's code only when it runs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ SERVICES: Mapping[str, ServiceCommand] = {
 TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "certs": "Makes a development CA and certificates for TLS between services.",
+    "keys": "Makes, lists and revokes API keys of the gateway.",
     "bench": "Runs a benchmark of tests/bench.",
     "simulate": "Runs a simulated fleet under virtual time.",
 }
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import certs
 
         return certs.main(rest, variables)
+    if command == "keys":
+        from baton.services import keys
+
+        return keys.main(rest, variables)
     if command == "bench":
         from baton.services import bench
 

@@ -60,6 +60,16 @@ class UpConfig:
         default="",
         metadata={"help": "The gateway's --default-chat-template-kwargs, a JSON object.", "metavar": "JSON"},
     )
+    api_keys: str = field(
+        default="",
+        metadata={
+            "help": "The gateway's --api-keys: a file, or redis, for those in --redis-url.",
+            "metavar": "PATH|redis",
+        },
+    )
+    allow_anonymous: bool = field(
+        default=False, metadata={"help": "The gateway's --allow-anonymous: listen anywhere without API keys."}
+    )
     executor: str = field(
         default="cpu",
         metadata={"help": "What computes: the model on the CPU, or a simulation of one.", "choices": ("cpu", "sim")},
@@ -196,6 +206,7 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
             *listen,
             *flags,
             *_format_flags(config),
+            *_access_flags(config),
             *_tls_flags(config, "gateway"),
             "--log-format",
             config.log_format,
@@ -206,6 +217,14 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
         probe_address=config.rest_listen,
         stop_stage=0,
     )
+
+
+def _access_flags(config: UpConfig) -> list[str]:
+    """Who may use the gateway."""
+    flags = ["--allow-anonymous"] if config.allow_anonymous else []
+    if config.api_keys:
+        flags += ["--api-keys", config.api_keys]
+    return [*flags, "--redis-url", config.redis_url] if config.api_keys and config.redis_url else flags
 
 
 def _format_flags(config: UpConfig) -> list[str]:

@@ -168,9 +168,10 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
     host, port = split_address(config.rest_listen, "rest_listen")
     url = f"{'https' if config.tls_edge else 'http'}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     trust = f"--cacert {config.tls_dir}/{CA_CERTIFICATE} " if config.tls_edge else ""
+    key = '-H "authorization: Bearer $BATON_API_KEY" ' if config.api_keys else ""
     return (
         f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
-        f"  curl -N {trust}{url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n\n"
+        f"  curl -N {trust}{url}/v1/chat/completions {headers} -d '{json.dumps(body)}'\n\n"
         "Ctrl-C stops it."
     )
 
