@@ -50,21 +50,21 @@ class Rules:
 
     def need_of(self, head: Head) -> Need:
         """What is not known needs a key too: nothing but what is told to be public passes without one."""
-        return self._grpc(head.path) if head.is_grpc else self._rest(head)
-
-    def _grpc(self, path: str) -> Need:
-        service = path.rpartition("/")[0].removeprefix("/")
-        return Need(is_open(service), scope_of(service), path == _GENERATE)
-
-    def _rest(self, head: Head) -> Need:
+        path = head.path
         try:
             if head.method == "OPTIONS":
-                self._table.allowed(head.path)
+                self._table.allowed(path)
                 return Need(public=True)
-            route = self._table.find(head.method, head.path)
+            route = self._table.find(head.method, path)
         except HttpError:
-            return Need()
+            return _need_of_method(path)
         return Need(route.public, route.scope, _is_limited(route))
+
+
+def _need_of_method(path: str) -> Need:
+    """Of a gRPC method, or of what nobody serves."""
+    service = path.rpartition("/")[0].removeprefix("/")
+    return Need(is_open(service), scope_of(service), path == _GENERATE)
 
 
 def _is_limited(route: Route) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import OPERATOR, SERVICES, Identity
+from baton.rpc.identity import ENVOY, OPERATOR, SERVICES, Identity
 from baton.services import settings
 
 if TYPE_CHECKING:
@@ -140,11 +140,10 @@ def instructions(config: CertsConfig) -> str:
     for service in config.services:
         if service == EDGE:
             rows.append(f"  baton gateway   {' '.join(edge_flags(config.dir))}")
-        elif service == OPERATOR:
+        elif service in (OPERATOR, ENVOY):
             certificate, key = file_names(service)
-            rows.append(
-                f"  your own tools  {config.dir}/{certificate}, {config.dir}/{key}, {config.dir}/{CA_CERTIFICATE}"
-            )
+            whose = "your own tools" if service == OPERATOR else "Envoy's"
+            rows.append(f"  {whose:<14}  {config.dir}/{certificate}, {config.dir}/{key}, {config.dir}/{CA_CERTIFICATE}")
         else:
             rows.append(f"  baton {service:<9} {' '.join(tls_flags(config.dir, service))}")
     return "\n".join((*rows, f"All services of one machine: baton up --tls-dir {config.dir}"))
