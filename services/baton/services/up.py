@@ -168,7 +168,9 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
     host, port = split_address(config.rest_listen, "rest_listen")
     url = f"{'https' if config.tls_edge else 'http'}://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     trust = f"--cacert {config.tls_dir}/{CA_CERTIFICATE} " if config.tls_edge else ""
-    key = '-H "authorization: Bearer $BATON_API_KEY" ' if config.api_keys else ""
+    headers = "-H 'content-type: application/json'"
+    if config.api_keys:
+        headers += ' -H "authorization: Bearer $BATON_API_KEY"'
     return (
         f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
         f"  curl -N {trust}{url}/v1/chat/completions {headers} -d '{json.dumps(body)}'\n\n"
