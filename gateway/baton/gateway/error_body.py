@@ -79,7 +79,8 @@ def http_error_of(error: Exception) -> HttpError:
     if not isinstance(error, ServiceError):
         return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
     if isinstance(error, RateLimited):
-        return HttpError(429, error.message, code=error.openai_code, headers=error.headers, kind=error.openai_type)
+        headers = {**error.standing, **error.headers}
+        return HttpError(429, error.message, code=error.openai_code, headers=headers, kind=error.openai_type)
     if isinstance(error, Unauthenticated):
         headers, code = {"www-authenticate": "Bearer"}, "invalid_api_key"
         return HttpError(401, error.message, code=code, headers=headers, kind="invalid_request_error")

@@ -31,14 +31,23 @@ class LimitKind(enum.Enum):
 
 
 class RateLimited(NoCapacity):
-    """A tenant's limit. `headers` are what HTTP clients get with it; no retry_after_ms: waiting does not help."""
+    """A tenant's limit. `headers` are what HTTP clients get with it; no retry_after_ms: waiting does not help.
+
+    `standing` has OpenAI's headers of how the tenant stands.
+    """
 
     def __init__(
-        self, message: str, kind: LimitKind, retry_after_ms: int | None, headers: Mapping[str, str] | None = None
+        self,
+        message: str,
+        kind: LimitKind,
+        retry_after_ms: int | None,
+        headers: Mapping[str, str] | None = None,
+        standing: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms)
         self.kind = kind
         self.headers = dict(headers or {})
+        self.standing = dict(standing or {})
 
     @property
     def openai_type(self) -> str:

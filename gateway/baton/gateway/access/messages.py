@@ -85,7 +85,8 @@ def refusal(tenant: Tenant, limits: Limits, ask: Ask, standing: Standing) -> Rat
             f"Rate limit reached for tenant {tenant.name} on {kind.value}: Limit {limit}, Used {standing.used}, "
             f"Requested {requested}. Please try again in {duration(standing.retry_ms)}."
         )
-    return RateLimited(message, kind, standing.retry_ms, retry_headers(standing.retry_ms))
+    headers = retry_headers(standing.retry_ms)
+    return RateLimited(message, kind, standing.retry_ms, headers, openai_headers(limits, standing))
 
 
 def retry_headers(retry_ms: int | None) -> dict[str, str]:
