@@ -26,7 +26,7 @@ from baton.v1 import kv_pb2 as baton_dot_v1_dot_kv__pb2
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x14\x62\x61ton/v1/types.proto\"Q\n\x15GenerateStreamRequest\x12\x0e\n\x06\x61\x62orts\x18\x01 \x03(\r\x12(\n\x07submits\x18\x02 \x03(\x0b\x32\x17.baton.v1.SubmitRequest\"\x8a\x03\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x06 \x01(\x0c\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x08 \x01(\r\x12#\n\x07prefill\x18\t \x01(\x0b\x32\x12.baton.v1.Endpoint\x12%\n\x06resume\x18\n \x01(\x0b\x32\x15.baton.v1.ResumeState\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12(\n\nconstraint\x18\x0e \x01(\x0b\x32\x14.baton.v1.Constraint\"\'\n\x0bResumeState\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\"\x90\x02\n\x16GenerateStreamResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.SlotLogprobs\x12&\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x14.baton.v1.SlotFinish\x12\'\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x15.baton.v1.SlotFailure\x12\x35\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1c.baton.v1.SlotPromptLogprobs\"c\n\x12SlotPromptLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\'\n\x06tokens\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"E\n\x0cSlotLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"\x8d\x02\n\nSlotFinish\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x1e\n\x16num_transferred_tokens\x18\x05 \x01(\r\x12!\n\x19num_prefill_cached_tokens\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x10\n\x08queue_us\x18\x08 \x01(\x04\x12\x12\n\nprefill_us\x18\t \x01(\x04\x42\x10\n\x0e_stop_token_id\"a\n\x0bSlotFailure\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x06\x64\x65tail\x18\x04 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\"\xfb\x02\n\x14PrefillStreamRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.PeerHelloH\x00\x12)\n\x06submit\x18\x02 \x01(\x0b\x32\x17.baton.v1.PrefillSubmitH\x00\x12)\n\x06\x61\x63\x63\x65pt\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillAcceptH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillCancelH\x00\x12(\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x17.baton.v1.TransferAbortH\x00\x12,\n\x07\x61\x62orted\x18\x06 \x01(\x0b\x32\x19.baton.v1.TransferAbortedH\x00\x12.\n\x08\x63omplete\x18\x07 \x01(\x0b\x32\x1a.baton.v1.TransferCompleteH\x00\x12)\n\x07renewal\x18\x08 \x01(\x0b\x32\x16.baton.v1.LeaseRenewalH\x00\x42\t\n\x07message\"\xff\x02\n\x15PrefillStreamResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.PeerHelloH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12\x32\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x1b.baton.v1.PrefillFirstTokenH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillFailedH\x00\x12&\n\x04sent\x18\x05 \x01(\x0b\x32\x16.baton.v1.TransferSentH\x00\x12(\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x17.baton.v1.TransferAbortH\x00\x12,\n\x07\x61\x62orted\x18\x07 \x01(\x0b\x32\x19.baton.v1.TransferAbortedH\x00\x12)\n\x07renewal\x18\x08 \x01(\x0b\x32\x16.baton.v1.LeaseRenewalH\x00\x42\t\n\x07message\"\xe7\x02\n\rPrefillSubmit\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rpacked_prompt\x18\x03 \x01(\x0c\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ntimeout_ms\x18\t \x01(\r\x12\x19\n\x11num_output_tokens\x18\n \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12(\n\nconstraint\x18\r \x01(\x0b\x32\x14.baton.v1.Constraint\"?\n\x0ePrefillStarted\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"S\n\rPrefillAccept\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12.\n\x08transfer\x18\x02 \x01(\x0b\x32\x1c.baton.v1.TransferDescriptor\"#\n\rPrefillCancel\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\"d\n\x11PrefillFirstToken\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\"B\n\rPrefillFailed\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\",\n\x11WatchStateRequest\x12\x17\n\x0fmax_interval_ms\x18\x01 \x01(\r\":\n\x12WatchStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\"\xe3\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\"\n\x05model\x18\x04 \x01(\x0b\x32\x13.baton.v1.ModelInfo\x12\"\n\x06layout\x18\x05 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\"\n\x04load\x18\x07 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12\x10\n\x08\x61\x64\x61pters\x18\x08 \x03(\t\"\xb5\x03\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\r\x12\"\n\x1anum_pending_prefill_tokens\x18\x03 \x01(\x04\x12\x1a\n\x12num_context_tokens\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x06 \x01(\r\x12\x18\n\x10max_num_requests\x18\x07 \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x08 \x01(\x02\x12\x1b\n\x13\x64\x65\x63ode_step_seconds\x18\t \x01(\x02\x12!\n\x19transfer_bytes_per_second\x18\n \x01(\x02\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\r\x12 \n\x18restore_bytes_per_second\x18\x0c \x01(\x02\x12\x1c\n\x14\x61\x64\x61pter_load_seconds\x18\r \x01(\x02\x12\x17\n\x0fnum_host_blocks\x18\x0e \x01(\r\x12\x1e\n\x16num_cached_host_blocks\x18\x0f \x01(\r2\x89\x02\n\rWorkerService\x12W\n\x0eGenerateStream\x12\x1f.baton.v1.GenerateStreamRequest\x1a .baton.v1.GenerateStreamResponse(\x01\x30\x01\x12T\n\rPrefillStream\x12\x1e.baton.v1.PrefillStreamRequest\x1a\x1f.baton.v1.PrefillStreamResponse(\x01\x30\x01\x12I\n\nWatchState\x12\x1b.baton.v1.WatchStateRequest\x1a\x1c.baton.v1.WatchStateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x14\x62\x61ton/v1/types.proto\"_\n\x15GenerateStreamRequest\x12\x0e\n\x06\x61\x62orts\x18\x01 \x03(\r\x12(\n\x07submits\x18\x02 \x03(\x0b\x32\x17.baton.v1.SubmitRequest\x12\x0c\n\x04ping\x18\x03 \x01(\r\"\x8a\x03\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x06 \x01(\x0c\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x08 \x01(\r\x12#\n\x07prefill\x18\t \x01(\x0b\x32\x12.baton.v1.Endpoint\x12%\n\x06resume\x18\n \x01(\x0b\x32\x15.baton.v1.ResumeState\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\x12(\n\nconstraint\x18\x0e \x01(\x0b\x32\x14.baton.v1.Constraint\"\'\n\x0bResumeState\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\"\x9e\x02\n\x16GenerateStreamResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.SlotLogprobs\x12&\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x14.baton.v1.SlotFinish\x12\'\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x15.baton.v1.SlotFailure\x12\x35\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1c.baton.v1.SlotPromptLogprobs\x12\x0c\n\x04pong\x18\t \x01(\r\"c\n\x12SlotPromptLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\'\n\x06tokens\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"E\n\x0cSlotLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"\x8d\x02\n\nSlotFinish\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x1e\n\x16num_transferred_tokens\x18\x05 \x01(\r\x12!\n\x19num_prefill_cached_tokens\x18\x06 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\r\x12\x10\n\x08queue_us\x18\x08 \x01(\x04\x12\x12\n\nprefill_us\x18\t \x01(\x04\x42\x10\n\x0e_stop_token_id\"a\n\x0bSlotFailure\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x06\x64\x65tail\x18\x04 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\"\xfb\x02\n\x14PrefillStreamRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.PeerHelloH\x00\x12)\n\x06submit\x18\x02 \x01(\x0b\x32\x17.baton.v1.PrefillSubmitH\x00\x12)\n\x06\x61\x63\x63\x65pt\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillAcceptH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillCancelH\x00\x12(\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x17.baton.v1.TransferAbortH\x00\x12,\n\x07\x61\x62orted\x18\x06 \x01(\x0b\x32\x19.baton.v1.TransferAbortedH\x00\x12.\n\x08\x63omplete\x18\x07 \x01(\x0b\x32\x1a.baton.v1.TransferCompleteH\x00\x12)\n\x07renewal\x18\x08 \x01(\x0b\x32\x16.baton.v1.LeaseRenewalH\x00\x42\t\n\x07message\"\xff\x02\n\x15PrefillStreamResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.PeerHelloH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12\x32\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x1b.baton.v1.PrefillFirstTokenH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillFailedH\x00\x12&\n\x04sent\x18\x05 \x01(\x0b\x32\x16.baton.v1.TransferSentH\x00\x12(\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x17.baton.v1.TransferAbortH\x00\x12,\n\x07\x61\x62orted\x18\x07 \x01(\x0b\x32\x19.baton.v1.TransferAbortedH\x00\x12)\n\x07renewal\x18\x08 \x01(\x0b\x32\x16.baton.v1.LeaseRenewalH\x00\x42\t\n\x07message\"\xe7\x02\n\rPrefillSubmit\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rpacked_prompt\x18\x03 \x01(\x0c\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x06 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ntimeout_ms\x18\t \x01(\r\x12\x19\n\x11num_output_tokens\x18\n \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12(\n\nconstraint\x18\r \x01(\x0b\x32\x14.baton.v1.Constraint\"?\n\x0ePrefillStarted\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"S\n\rPrefillAccept\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12.\n\x08transfer\x18\x02 \x01(\x0b\x32\x1c.baton.v1.TransferDescriptor\"#\n\rPrefillCancel\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\"d\n\x11PrefillFirstToken\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\"B\n\rPrefillFailed\x12\x12\n\nprefill_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\",\n\x11WatchStateRequest\x12\x17\n\x0fmax_interval_ms\x18\x01 \x01(\r\":\n\x12WatchStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\"\xe3\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\"\n\x05model\x18\x04 \x01(\x0b\x32\x13.baton.v1.ModelInfo\x12\"\n\x06layout\x18\x05 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\"\n\x04load\x18\x07 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12\x10\n\x08\x61\x64\x61pters\x18\x08 \x03(\t\"\xb5\x03\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\r\x12\"\n\x1anum_pending_prefill_tokens\x18\x03 \x01(\x04\x12\x1a\n\x12num_context_tokens\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x06 \x01(\r\x12\x18\n\x10max_num_requests\x18\x07 \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x08 \x01(\x02\x12\x1b\n\x13\x64\x65\x63ode_step_seconds\x18\t \x01(\x02\x12!\n\x19transfer_bytes_per_second\x18\n \x01(\x02\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\r\x12 \n\x18restore_bytes_per_second\x18\x0c \x01(\x02\x12\x1c\n\x14\x61\x64\x61pter_load_seconds\x18\r \x01(\x02\x12\x17\n\x0fnum_host_blocks\x18\x0e \x01(\r\x12\x1e\n\x16num_cached_host_blocks\x18\x0f \x01(\r2\x89\x02\n\rWorkerService\x12W\n\x0eGenerateStream\x12\x1f.baton.v1.GenerateStreamRequest\x1a .baton.v1.GenerateStreamResponse(\x01\x30\x01\x12T\n\rPrefillStream\x12\x1e.baton.v1.PrefillStreamRequest\x1a\x1f.baton.v1.PrefillStreamResponse(\x01\x30\x01\x12I\n\nWatchState\x12\x1b.baton.v1.WatchStateRequest\x1a\x1c.baton.v1.WatchStateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATESTREAMREQUEST']._serialized_start=76
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=157
-  _globals['_SUBMITREQUEST']._serialized_start=160
-  _globals['_SUBMITREQUEST']._serialized_end=554
-  _globals['_RESUMESTATE']._serialized_start=556
-  _globals['_RESUMESTATE']._serialized_end=595
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=598
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=870
-  _globals['_SLOTPROMPTLOGPROBS']._serialized_start=872
-  _globals['_SLOTPROMPTLOGPROBS']._serialized_end=971
-  _globals['_SLOTLOGPROBS']._serialized_start=973
-  _globals['_SLOTLOGPROBS']._serialized_end=1042
-  _globals['_SLOTFINISH']._serialized_start=1045
-  _globals['_SLOTFINISH']._serialized_end=1314
-  _globals['_SLOTFAILURE']._serialized_start=1316
-  _globals['_SLOTFAILURE']._serialized_end=1413
-  _globals['_PREFILLSTREAMREQUEST']._serialized_start=1416
-  _globals['_PREFILLSTREAMREQUEST']._serialized_end=1795
-  _globals['_PREFILLSTREAMRESPONSE']._serialized_start=1798
-  _globals['_PREFILLSTREAMRESPONSE']._serialized_end=2181
-  _globals['_PREFILLSUBMIT']._serialized_start=2184
-  _globals['_PREFILLSUBMIT']._serialized_end=2543
-  _globals['_PREFILLSTARTED']._serialized_start=2545
-  _globals['_PREFILLSTARTED']._serialized_end=2608
-  _globals['_PREFILLACCEPT']._serialized_start=2610
-  _globals['_PREFILLACCEPT']._serialized_end=2693
-  _globals['_PREFILLCANCEL']._serialized_start=2695
-  _globals['_PREFILLCANCEL']._serialized_end=2730
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=2732
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=2832
-  _globals['_PREFILLFAILED']._serialized_start=2834
-  _globals['_PREFILLFAILED']._serialized_end=2900
-  _globals['_WATCHSTATEREQUEST']._serialized_start=2902
-  _globals['_WATCHSTATEREQUEST']._serialized_end=2946
-  _globals['_WATCHSTATERESPONSE']._serialized_start=2948
-  _globals['_WATCHSTATERESPONSE']._serialized_end=3006
-  _globals['_WORKERSTATE']._serialized_start=3009
-  _globals['_WORKERSTATE']._serialized_end=3236
-  _globals['_WORKERLOAD']._serialized_start=3239
-  _globals['_WORKERLOAD']._serialized_end=3676
-  _globals['_WORKERSERVICE']._serialized_start=3679
-  _globals['_WORKERSERVICE']._serialized_end=3944
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=171
+  _globals['_SUBMITREQUEST']._serialized_start=174
+  _globals['_SUBMITREQUEST']._serialized_end=568
+  _globals['_RESUMESTATE']._serialized_start=570
+  _globals['_RESUMESTATE']._serialized_end=609
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=612
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=898
+  _globals['_SLOTPROMPTLOGPROBS']._serialized_start=900
+  _globals['_SLOTPROMPTLOGPROBS']._serialized_end=999
+  _globals['_SLOTLOGPROBS']._serialized_start=1001
+  _globals['_SLOTLOGPROBS']._serialized_end=1070
+  _globals['_SLOTFINISH']._serialized_start=1073
+  _globals['_SLOTFINISH']._serialized_end=1342
+  _globals['_SLOTFAILURE']._serialized_start=1344
+  _globals['_SLOTFAILURE']._serialized_end=1441
+  _globals['_PREFILLSTREAMREQUEST']._serialized_start=1444
+  _globals['_PREFILLSTREAMREQUEST']._serialized_end=1823
+  _globals['_PREFILLSTREAMRESPONSE']._serialized_start=1826
+  _globals['_PREFILLSTREAMRESPONSE']._serialized_end=2209
+  _globals['_PREFILLSUBMIT']._serialized_start=2212
+  _globals['_PREFILLSUBMIT']._serialized_end=2571
+  _globals['_PREFILLSTARTED']._serialized_start=2573
+  _globals['_PREFILLSTARTED']._serialized_end=2636
+  _globals['_PREFILLACCEPT']._serialized_start=2638
+  _globals['_PREFILLACCEPT']._serialized_end=2721
+  _globals['_PREFILLCANCEL']._serialized_start=2723
+  _globals['_PREFILLCANCEL']._serialized_end=2758
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=2760
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=2860
+  _globals['_PREFILLFAILED']._serialized_start=2862
+  _globals['_PREFILLFAILED']._serialized_end=2928
+  _globals['_WATCHSTATEREQUEST']._serialized_start=2930
+  _globals['_WATCHSTATEREQUEST']._serialized_end=2974
+  _globals['_WATCHSTATERESPONSE']._serialized_start=2976
+  _globals['_WATCHSTATERESPONSE']._serialized_end=3034
+  _globals['_WORKERSTATE']._serialized_start=3037
+  _globals['_WORKERSTATE']._serialized_end=3264
+  _globals['_WORKERLOAD']._serialized_start=3267
+  _globals['_WORKERLOAD']._serialized_end=3704
+  _globals['_WORKERSERVICE']._serialized_start=3707
+  _globals['_WORKERSERVICE']._serialized_end=3972
 # @@protoc_insertion_point(module_scope)

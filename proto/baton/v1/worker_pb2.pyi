@@ -22,6 +22,11 @@ class GenerateStreamRequest(google.protobuf.message.Message):
 
     ABORTS_FIELD_NUMBER: builtins.int
     SUBMITS_FIELD_NUMBER: builtins.int
+    PING_FIELD_NUMBER: builtins.int
+    ping: builtins.int
+    """Asks for a sign of life, in a message of its own: the answer is a frame with this number, sent at once by the
+    worker's front, whatever step its engine computes. A worker that gives none hangs. 0: not asked.
+    """
     @property
     def aborts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Slots whose requests are no longer wanted. An unknown slot is ignored."""
@@ -33,8 +38,9 @@ class GenerateStreamRequest(google.protobuf.message.Message):
         *,
         aborts: collections.abc.Iterable[builtins.int] | None = ...,
         submits: collections.abc.Iterable[global___SubmitRequest] | None = ...,
+        ping: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["aborts", b"aborts", "submits", b"submits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aborts", b"aborts", "ping", b"ping", "submits", b"submits"]) -> None: ...
 
 global___GenerateStreamRequest = GenerateStreamRequest
 
@@ -158,8 +164,11 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     FINISHES_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    PONG_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: grows, and is the same on all streams."""
+    pong: builtins.int
+    """The last ping that this answers. 0: none."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """One for each request that has new tokens."""
@@ -195,8 +204,9 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         finishes: collections.abc.Iterable[global___SlotFinish] | None = ...,
         failures: collections.abc.Iterable[global___SlotFailure] | None = ...,
         prompt_logprobs: collections.abc.Iterable[global___SlotPromptLogprobs] | None = ...,
+        pong: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
 
@@ -649,7 +659,7 @@ class WorkerState(google.protobuf.message.Message):
     epoch: builtins.int
     role: baton.v1.types_pb2.WorkerRole.ValueType
     draining: builtins.bool
-    """Takes no new requests; running ones go on."""
+    """Takes no new requests; running ones go on. Also while it is paused or sleeps (ControlService)."""
     @property
     def model(self) -> baton.v1.types_pb2.ModelInfo: ...
     @property
