@@ -26,43 +26,67 @@ from baton.v1 import kv_pb2 as baton_dot_v1_dot_kv__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xcd\x01\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\"\xbd\x04\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\x12\x18\n\x10num_failed_steps\x18\x11 \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x12 \x01(\x04\x12-\n\ttransfers\x18\x13 \x01(\x0b\x32\x1a.baton.v1.TransferCounters\x12/\n\nhost_cache\x18\x14 \x01(\x0b\x32\x1b.baton.v1.HostCacheCounters\"\xed\x01\n\x11HostCacheCounters\x12\x16\n\x0enum_hit_tokens\x18\x01 \x01(\x04\x12\x1c\n\x14num_offloaded_blocks\x18\x02 \x01(\x04\x12\x1b\n\x13num_offloaded_bytes\x18\x03 \x01(\x04\x12\x17\n\x0foffload_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13num_restored_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12num_restored_bytes\x18\x06 \x01(\x04\x12\x17\n\x0frestore_seconds\x18\x07 \x01(\x01\x12\x1a\n\x12num_dropped_blocks\x18\x08 \x01(\x04\"\xd1\x04\n\x10TransferCounters\x12\x15\n\rnum_transfers\x18\x01 \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\x02 \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x03 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x04 \x01(\x04\x12\x1c\n\x14num_refused_prefills\x18\x05 \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x06 \x01(\x04\x12-\n\x10transfer_seconds\x18\x07 \x01(\x0b\x32\x13.baton.v1.Histogram\x12,\n\x0f\x65xposed_seconds\x18\x08 \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_sent_transfers\x18\t \x01(\x04\x12\x16\n\x0enum_sent_bytes\x18\n \x01(\x04\x12\x19\n\x11num_failed_pushes\x18\x0b \x01(\x04\x12\x1b\n\x13num_failed_prefills\x18\x0c \x01(\x04\x12)\n\x0ctail_seconds\x18\r \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_expired_leases\x18\x0e \x01(\x04\x12\x16\n\x0enum_mismatches\x18\x0f \x01(\x04\x12\x18\n\x10num_stray_pieces\x18\x10 \x01(\x04\x12\x1b\n\x13num_stranded_blocks\x18\x11 \x01(\r\x12&\n\x05rates\x18\x12 \x03(\x0b\x32\x17.baton.v1.TransportRate\x12\x15\n\rnum_strangers\x18\x13 \x01(\x04\"x\n\rTransportRate\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x1d\n\x15sent_bytes_per_second\x18\x02 \x01(\x01\x12!\n\x19received_bytes_per_second\x18\x03 \x01(\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x13StartProfileRequest\x12\x11\n\tnum_steps\x18\x01 \x01(\r\"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"6\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r2\x83\x03\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponse\x12M\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1e.baton.v1.StartProfileResponse\x12J\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1d.baton.v1.StopProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/control.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"W\n\x0cPauseRequest\x12\x33\n\x10running_requests\x18\x01 \x01(\x0e\x32\x19.baton.v1.RunningRequests\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"%\n\rPauseResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"f\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\x12\x33\n\x10running_requests\x18\x02 \x01(\x0e\x32\x19.baton.v1.RunningRequests\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"M\n\rSleepResponse\x12\x17\n\x0fnum_freed_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x0f\n\rWakeUpRequest\"\x1f\n\x0eWakeUpResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"n\n\x14ReloadWeightsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x33\n\x10running_requests\x18\x02 \x01(\x0e\x32\x19.baton.v1.RunningRequests\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"L\n\x15ReloadWeightsResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r\" \n\x0fGetStatsRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\x8e\x02\n\x10GetStatsResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerState\x12*\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerCounters\x12\x17\n\x0fnum_held_blocks\x18\x03 \x01(\r\x12\x19\n\x11num_leased_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x18\n\x10num_empty_blocks\x18\x06 \x01(\r\x12*\n\x08\x61\x63tivity\x18\x07 \x01(\x0e\x32\x18.baton.v1.WorkerActivity\x12\x13\n\x0bsleep_level\x18\x08 \x01(\r\"\xbd\x04\n\x0eWorkerCounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x06 \x01(\x04\x12\x13\n\x0bnum_aborted\x18\x07 \x01(\x04\x12\x12\n\nnum_failed\x18\x08 \x01(\x04\x12\x15\n\rnum_transfers\x18\t \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\n \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x0b \x01(\x04\x12\x1a\n\x12num_expired_leases\x18\x0c \x01(\x04\x12\x1b\n\x13num_local_fallbacks\x18\r \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x0e \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x04\x12\x18\n\x10num_failed_steps\x18\x11 \x01(\x04\x12\x1c\n\x14num_discarded_tokens\x18\x12 \x01(\x04\x12-\n\ttransfers\x18\x13 \x01(\x0b\x32\x1a.baton.v1.TransferCounters\x12/\n\nhost_cache\x18\x14 \x01(\x0b\x32\x1b.baton.v1.HostCacheCounters\"\xed\x01\n\x11HostCacheCounters\x12\x16\n\x0enum_hit_tokens\x18\x01 \x01(\x04\x12\x1c\n\x14num_offloaded_blocks\x18\x02 \x01(\x04\x12\x1b\n\x13num_offloaded_bytes\x18\x03 \x01(\x04\x12\x17\n\x0foffload_seconds\x18\x04 \x01(\x01\x12\x1b\n\x13num_restored_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12num_restored_bytes\x18\x06 \x01(\x04\x12\x17\n\x0frestore_seconds\x18\x07 \x01(\x01\x12\x1a\n\x12num_dropped_blocks\x18\x08 \x01(\x04\"\xd1\x04\n\x10TransferCounters\x12\x15\n\rnum_transfers\x18\x01 \x01(\x04\x12\x1a\n\x12num_transfer_bytes\x18\x02 \x01(\x04\x12\x1c\n\x14num_failed_transfers\x18\x03 \x01(\x04\x12\x13\n\x0bnum_retries\x18\x04 \x01(\x04\x12\x1c\n\x14num_refused_prefills\x18\x05 \x01(\x04\x12\x1b\n\x13num_checksum_errors\x18\x06 \x01(\x04\x12-\n\x10transfer_seconds\x18\x07 \x01(\x0b\x32\x13.baton.v1.Histogram\x12,\n\x0f\x65xposed_seconds\x18\x08 \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_sent_transfers\x18\t \x01(\x04\x12\x16\n\x0enum_sent_bytes\x18\n \x01(\x04\x12\x19\n\x11num_failed_pushes\x18\x0b \x01(\x04\x12\x1b\n\x13num_failed_prefills\x18\x0c \x01(\x04\x12)\n\x0ctail_seconds\x18\r \x01(\x0b\x32\x13.baton.v1.Histogram\x12\x1a\n\x12num_expired_leases\x18\x0e \x01(\x04\x12\x16\n\x0enum_mismatches\x18\x0f \x01(\x04\x12\x18\n\x10num_stray_pieces\x18\x10 \x01(\x04\x12\x1b\n\x13num_stranded_blocks\x18\x11 \x01(\r\x12&\n\x05rates\x18\x12 \x03(\x0b\x32\x17.baton.v1.TransportRate\x12\x15\n\rnum_strangers\x18\x13 \x01(\x04\"x\n\rTransportRate\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x1d\n\x15sent_bytes_per_second\x18\x02 \x01(\x01\x12!\n\x19received_bytes_per_second\x18\x03 \x01(\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x19\n\x17ResetPrefixCacheRequest\")\n\x18ResetPrefixCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"(\n\x13StartProfileRequest\x12\x11\n\tnum_steps\x18\x01 \x01(\r\"$\n\x14StartProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"6\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r*\x85\x01\n\x0fRunningRequests\x12 \n\x1cRUNNING_REQUESTS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RUNNING_REQUESTS_ABORT\x10\x01\x12\x19\n\x15RUNNING_REQUESTS_WAIT\x10\x02\x12\x19\n\x15RUNNING_REQUESTS_KEEP\x10\x03*\xa4\x01\n\x0eWorkerActivity\x12\x1f\n\x1bWORKER_ACTIVITY_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_ACTIVITY_SERVING\x10\x01\x12\x1c\n\x18WORKER_ACTIVITY_DRAINING\x10\x02\x12\x1a\n\x16WORKER_ACTIVITY_PAUSED\x10\x03\x12\x1a\n\x16WORKER_ACTIVITY_ASLEEP\x10\x04\x32\xc3\x05\n\x0e\x43ontrolService\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12\x38\n\x05Pause\x12\x16.baton.v1.PauseRequest\x1a\x17.baton.v1.PauseResponse\x12;\n\x06Resume\x12\x17.baton.v1.ResumeRequest\x1a\x18.baton.v1.ResumeResponse\x12\x38\n\x05Sleep\x12\x16.baton.v1.SleepRequest\x1a\x17.baton.v1.SleepResponse\x12;\n\x06WakeUp\x12\x17.baton.v1.WakeUpRequest\x1a\x18.baton.v1.WakeUpResponse\x12P\n\rReloadWeights\x12\x1e.baton.v1.ReloadWeightsRequest\x1a\x1f.baton.v1.ReloadWeightsResponse\x12\x41\n\x08GetStats\x12\x19.baton.v1.GetStatsRequest\x1a\x1a.baton.v1.GetStatsResponse\x12Y\n\x10ResetPrefixCache\x12!.baton.v1.ResetPrefixCacheRequest\x1a\".baton.v1.ResetPrefixCacheResponse\x12M\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1e.baton.v1.StartProfileResponse\x12J\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1d.baton.v1.StopProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_RUNNINGREQUESTS']._serialized_start=2867
+  _globals['_RUNNINGREQUESTS']._serialized_end=3000
+  _globals['_WORKERACTIVITY']._serialized_start=3003
+  _globals['_WORKERACTIVITY']._serialized_end=3167
   _globals['_DRAINREQUEST']._serialized_start=78
   _globals['_DRAINREQUEST']._serialized_end=112
   _globals['_DRAINRESPONSE']._serialized_start=114
   _globals['_DRAINRESPONSE']._serialized_end=151
-  _globals['_GETSTATSREQUEST']._serialized_start=153
-  _globals['_GETSTATSREQUEST']._serialized_end=185
-  _globals['_GETSTATSRESPONSE']._serialized_start=188
-  _globals['_GETSTATSRESPONSE']._serialized_end=393
-  _globals['_WORKERCOUNTERS']._serialized_start=396
-  _globals['_WORKERCOUNTERS']._serialized_end=969
-  _globals['_HOSTCACHECOUNTERS']._serialized_start=972
-  _globals['_HOSTCACHECOUNTERS']._serialized_end=1209
-  _globals['_TRANSFERCOUNTERS']._serialized_start=1212
-  _globals['_TRANSFERCOUNTERS']._serialized_end=1805
-  _globals['_TRANSPORTRATE']._serialized_start=1807
-  _globals['_TRANSPORTRATE']._serialized_end=1927
-  _globals['_HISTOGRAM']._serialized_start=1929
-  _globals['_HISTOGRAM']._serialized_end=1985
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1987
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2012
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2014
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2055
-  _globals['_STARTPROFILEREQUEST']._serialized_start=2057
-  _globals['_STARTPROFILEREQUEST']._serialized_end=2097
-  _globals['_STARTPROFILERESPONSE']._serialized_start=2099
-  _globals['_STARTPROFILERESPONSE']._serialized_end=2135
-  _globals['_STOPPROFILEREQUEST']._serialized_start=2137
-  _globals['_STOPPROFILEREQUEST']._serialized_end=2157
-  _globals['_STOPPROFILERESPONSE']._serialized_start=2159
-  _globals['_STOPPROFILERESPONSE']._serialized_end=2213
-  _globals['_CONTROLSERVICE']._serialized_start=2216
-  _globals['_CONTROLSERVICE']._serialized_end=2603
+  _globals['_PAUSEREQUEST']._serialized_start=153
+  _globals['_PAUSEREQUEST']._serialized_end=240
+  _globals['_PAUSERESPONSE']._serialized_start=242
+  _globals['_PAUSERESPONSE']._serialized_end=279
+  _globals['_RESUMEREQUEST']._serialized_start=281
+  _globals['_RESUMEREQUEST']._serialized_end=296
+  _globals['_RESUMERESPONSE']._serialized_start=298
+  _globals['_RESUMERESPONSE']._serialized_end=314
+  _globals['_SLEEPREQUEST']._serialized_start=316
+  _globals['_SLEEPREQUEST']._serialized_end=418
+  _globals['_SLEEPRESPONSE']._serialized_start=420
+  _globals['_SLEEPRESPONSE']._serialized_end=497
+  _globals['_WAKEUPREQUEST']._serialized_start=499
+  _globals['_WAKEUPREQUEST']._serialized_end=514
+  _globals['_WAKEUPRESPONSE']._serialized_start=516
+  _globals['_WAKEUPRESPONSE']._serialized_end=547
+  _globals['_RELOADWEIGHTSREQUEST']._serialized_start=549
+  _globals['_RELOADWEIGHTSREQUEST']._serialized_end=659
+  _globals['_RELOADWEIGHTSRESPONSE']._serialized_start=661
+  _globals['_RELOADWEIGHTSRESPONSE']._serialized_end=737
+  _globals['_GETSTATSREQUEST']._serialized_start=739
+  _globals['_GETSTATSREQUEST']._serialized_end=771
+  _globals['_GETSTATSRESPONSE']._serialized_start=774
+  _globals['_GETSTATSRESPONSE']._serialized_end=1044
+  _globals['_WORKERCOUNTERS']._serialized_start=1047
+  _globals['_WORKERCOUNTERS']._serialized_end=1620
+  _globals['_HOSTCACHECOUNTERS']._serialized_start=1623
+  _globals['_HOSTCACHECOUNTERS']._serialized_end=1860
+  _globals['_TRANSFERCOUNTERS']._serialized_start=1863
+  _globals['_TRANSFERCOUNTERS']._serialized_end=2456
+  _globals['_TRANSPORTRATE']._serialized_start=2458
+  _globals['_TRANSPORTRATE']._serialized_end=2578
+  _globals['_HISTOGRAM']._serialized_start=2580
+  _globals['_HISTOGRAM']._serialized_end=2636
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=2638
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2663
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2665
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2706
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2708
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2748
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2750
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2786
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2788
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2808
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2810
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2864
+  _globals['_CONTROLSERVICE']._serialized_start=3170
+  _globals['_CONTROLSERVICE']._serialized_end=3877
 # @@protoc_insertion_point(module_scope)

@@ -9,10 +9,73 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _RunningRequests:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RunningRequestsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RunningRequests.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    RUNNING_REQUESTS_UNSPECIFIED: _RunningRequests.ValueType  # 0
+    """As ABORT."""
+    RUNNING_REQUESTS_ABORT: _RunningRequests.ValueType  # 1
+    """They fail with UNAVAILABLE; gateways go on with them on other workers."""
+    RUNNING_REQUESTS_WAIT: _RunningRequests.ValueType  # 2
+    """They run to their ends first."""
+    RUNNING_REQUESTS_KEEP: _RunningRequests.ValueType  # 3
+    """They stay, and go on afterwards; KV that they lose is computed again. Their deadlines run on."""
+
+class RunningRequests(_RunningRequests, metaclass=_RunningRequestsEnumTypeWrapper):
+    """What becomes of requests that run or wait when the worker is stopped between two steps."""
+
+RUNNING_REQUESTS_UNSPECIFIED: RunningRequests.ValueType  # 0
+"""As ABORT."""
+RUNNING_REQUESTS_ABORT: RunningRequests.ValueType  # 1
+"""They fail with UNAVAILABLE; gateways go on with them on other workers."""
+RUNNING_REQUESTS_WAIT: RunningRequests.ValueType  # 2
+"""They run to their ends first."""
+RUNNING_REQUESTS_KEEP: RunningRequests.ValueType  # 3
+"""They stay, and go on afterwards; KV that they lose is computed again. Their deadlines run on."""
+global___RunningRequests = RunningRequests
+
+class _WorkerActivity:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WorkerActivityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WorkerActivity.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WORKER_ACTIVITY_UNSPECIFIED: _WorkerActivity.ValueType  # 0
+    WORKER_ACTIVITY_SERVING: _WorkerActivity.ValueType  # 1
+    WORKER_ACTIVITY_DRAINING: _WorkerActivity.ValueType  # 2
+    """By Drain: running requests go on."""
+    WORKER_ACTIVITY_PAUSED: _WorkerActivity.ValueType  # 3
+    """By Pause."""
+    WORKER_ACTIVITY_ASLEEP: _WorkerActivity.ValueType  # 4
+    """By Sleep."""
+
+class WorkerActivity(_WorkerActivity, metaclass=_WorkerActivityEnumTypeWrapper):
+    """Whether a worker takes requests."""
+
+WORKER_ACTIVITY_UNSPECIFIED: WorkerActivity.ValueType  # 0
+WORKER_ACTIVITY_SERVING: WorkerActivity.ValueType  # 1
+WORKER_ACTIVITY_DRAINING: WorkerActivity.ValueType  # 2
+"""By Drain: running requests go on."""
+WORKER_ACTIVITY_PAUSED: WorkerActivity.ValueType  # 3
+"""By Pause."""
+WORKER_ACTIVITY_ASLEEP: WorkerActivity.ValueType  # 4
+"""By Sleep."""
+global___WorkerActivity = WorkerActivity
 
 @typing.final
 class DrainRequest(google.protobuf.message.Message):
@@ -47,6 +110,180 @@ class DrainResponse(google.protobuf.message.Message):
 global___DrainResponse = DrainResponse
 
 @typing.final
+class PauseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    running_requests: global___RunningRequests.ValueType
+    timeout_ms: builtins.int
+    """Milliseconds for them to end. 0: a minute."""
+    def __init__(
+        self,
+        *,
+        running_requests: global___RunningRequests.ValueType = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["running_requests", b"running_requests", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___PauseRequest = PauseRequest
+
+@typing.final
+class PauseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    num_requests: builtins.int
+    """That were kept."""
+    def __init__(
+        self,
+        *,
+        num_requests: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_requests", b"num_requests"]) -> None: ...
+
+global___PauseResponse = PauseResponse
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeRequest = ResumeRequest
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeResponse = ResumeResponse
+
+@typing.final
+class SleepRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    level: builtins.int
+    """1: frees the KV cache; weights on a GPU wait in host memory. 2: drops the weights too. 0 is 1."""
+    running_requests: global___RunningRequests.ValueType
+    timeout_ms: builtins.int
+    """Milliseconds for them to end. 0: a minute."""
+    def __init__(
+        self,
+        *,
+        level: builtins.int = ...,
+        running_requests: global___RunningRequests.ValueType = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["level", b"level", "running_requests", b"running_requests", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___SleepRequest = SleepRequest
+
+@typing.final
+class SleepResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_FREED_BYTES_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    num_freed_bytes: builtins.int
+    """Of the device that this call gave back; of the machine where the worker computes on its cores."""
+    num_requests: builtins.int
+    """That were kept."""
+    epoch: builtins.int
+    """The new one."""
+    def __init__(
+        self,
+        *,
+        num_freed_bytes: builtins.int = ...,
+        num_requests: builtins.int = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "num_freed_bytes", b"num_freed_bytes", "num_requests", b"num_requests"]) -> None: ...
+
+global___SleepResponse = SleepResponse
+
+@typing.final
+class WakeUpRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WakeUpRequest = WakeUpRequest
+
+@typing.final
+class WakeUpResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+global___WakeUpResponse = WakeUpResponse
+
+@typing.final
+class ReloadWeightsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A folder on the worker, or a hub id. Empty: the model that was loaded last, read again."""
+    running_requests: global___RunningRequests.ValueType
+    timeout_ms: builtins.int
+    """Milliseconds for them to end, once the weights are read. 0: a minute."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        running_requests: global___RunningRequests.ValueType = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "running_requests", b"running_requests", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___ReloadWeightsRequest = ReloadWeightsRequest
+
+@typing.final
+class ReloadWeightsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    digest: builtins.bytes
+    """Of the weights served now; 16 bytes. Another one is another namespace of blocks."""
+    epoch: builtins.int
+    """The new one."""
+    num_requests: builtins.int
+    """That were kept."""
+    def __init__(
+        self,
+        *,
+        digest: builtins.bytes = ...,
+        epoch: builtins.int = ...,
+        num_requests: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "epoch", b"epoch", "num_requests", b"num_requests"]) -> None: ...
+
+global___ReloadWeightsResponse = ReloadWeightsResponse
+
+@typing.final
 class GetStatsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -72,6 +309,8 @@ class GetStatsResponse(google.protobuf.message.Message):
     NUM_LEASED_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_CACHED_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_EMPTY_BLOCKS_FIELD_NUMBER: builtins.int
+    ACTIVITY_FIELD_NUMBER: builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: builtins.int
     num_held_blocks: builtins.int
     """Blocks that a request holds, that a transfer has leased, that are cached and
     reusable, and that are empty. They add up to num_blocks.
@@ -79,6 +318,9 @@ class GetStatsResponse(google.protobuf.message.Message):
     num_leased_blocks: builtins.int
     num_cached_blocks: builtins.int
     num_empty_blocks: builtins.int
+    activity: global___WorkerActivity.ValueType
+    sleep_level: builtins.int
+    """Of Sleep. 0: awake."""
     @property
     def state(self) -> baton.v1.worker_pb2.WorkerState: ...
     @property
@@ -92,9 +334,11 @@ class GetStatsResponse(google.protobuf.message.Message):
         num_leased_blocks: builtins.int = ...,
         num_cached_blocks: builtins.int = ...,
         num_empty_blocks: builtins.int = ...,
+        activity: global___WorkerActivity.ValueType = ...,
+        sleep_level: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
 
 global___GetStatsResponse = GetStatsResponse
 

@@ -40,6 +40,31 @@ class ControlServiceStub(object):
                 request_serializer=baton_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/baton.v1.ControlService/Pause',
+                request_serializer=baton_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/baton.v1.ControlService/Resume',
+                request_serializer=baton_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/baton.v1.ControlService/Sleep',
+                request_serializer=baton_dot_v1_dot_control__pb2.SleepRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/baton.v1.ControlService/WakeUp',
+                request_serializer=baton_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
+        self.ReloadWeights = channel.unary_unary(
+                '/baton.v1.ControlService/ReloadWeights',
+                request_serializer=baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/baton.v1.ControlService/GetStats',
                 request_serializer=baton_dot_v1_dot_control__pb2.GetStatsRequest.SerializeToString,
@@ -67,7 +92,51 @@ class ControlServiceServicer(object):
     """
 
     def Drain(self, request, context):
-        """Takes no new requests from now on. Running ones go on. Idempotent.
+        """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
+        a new epoch. Ended by Resume or by the process's end. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
+        DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
+        or another change is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
+        FAILED_PRECONDITION: it sleeps, or another change is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+        A deeper level may follow; the same one again, or a lighter one, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
+        sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadWeights(self, request, context):
+        """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
+        on as before. They are read while the worker serves; only then requests are handled as asked.
+        INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
+        DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +179,31 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.PauseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.ResumeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.SleepRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.WakeUpRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'ReloadWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadWeights,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -160,6 +254,141 @@ class ControlService(object):
             '/baton.v1.ControlService/Drain',
             baton_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             baton_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/Pause',
+            baton_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/Resume',
+            baton_dot_v1_dot_control__pb2.ResumeRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/Sleep',
+            baton_dot_v1_dot_control__pb2.SleepRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/WakeUp',
+            baton_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/ReloadWeights',
+            baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,52 @@ class ControlServiceStub:
         baton.v1.control_pb2.DrainRequest,
         baton.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new requests from now on. Running ones go on. Idempotent."""
+    """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
+    a new epoch. Ended by Resume or by the process's end. Idempotent.
+    """
+
+    Pause: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.PauseRequest,
+        baton.v1.control_pb2.PauseResponse,
+    ]
+    """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
+    DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
+    or another change is under way.
+    """
+
+    Resume: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.ResumeRequest,
+        baton.v1.control_pb2.ResumeResponse,
+    ]
+    """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
+    FAILED_PRECONDITION: it sleeps, or another change is under way.
+    """
+
+    Sleep: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.SleepRequest,
+        baton.v1.control_pb2.SleepResponse,
+    ]
+    """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+    A deeper level may follow; the same one again, or a lighter one, changes nothing.
+    """
+
+    WakeUp: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.WakeUpRequest,
+        baton.v1.control_pb2.WakeUpResponse,
+    ]
+    """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
+    sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+    """
+
+    ReloadWeights: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.ReloadWeightsRequest,
+        baton.v1.control_pb2.ReloadWeightsResponse,
+    ]
+    """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
+    on as before. They are read while the worker serves; only then requests are handled as asked.
+    INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
+    DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+    """
 
     GetStats: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.GetStatsRequest,
@@ -62,7 +107,52 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.DrainRequest,
         baton.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new requests from now on. Running ones go on. Idempotent."""
+    """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
+    a new epoch. Ended by Resume or by the process's end. Idempotent.
+    """
+
+    Pause: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.PauseRequest,
+        baton.v1.control_pb2.PauseResponse,
+    ]
+    """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
+    DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
+    or another change is under way.
+    """
+
+    Resume: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.ResumeRequest,
+        baton.v1.control_pb2.ResumeResponse,
+    ]
+    """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
+    FAILED_PRECONDITION: it sleeps, or another change is under way.
+    """
+
+    Sleep: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.SleepRequest,
+        baton.v1.control_pb2.SleepResponse,
+    ]
+    """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+    A deeper level may follow; the same one again, or a lighter one, changes nothing.
+    """
+
+    WakeUp: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.WakeUpRequest,
+        baton.v1.control_pb2.WakeUpResponse,
+    ]
+    """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
+    sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+    """
+
+    ReloadWeights: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.ReloadWeightsRequest,
+        baton.v1.control_pb2.ReloadWeightsResponse,
+    ]
+    """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
+    on as before. They are read while the worker serves; only then requests are handled as asked.
+    INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
+    DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+    """
 
     GetStats: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.GetStatsRequest,
@@ -101,7 +191,62 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.DrainResponse, collections.abc.Awaitable[baton.v1.control_pb2.DrainResponse]]:
-        """Takes no new requests from now on. Running ones go on. Idempotent."""
+        """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
+        a new epoch. Ended by Resume or by the process's end. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def Pause(
+        self,
+        request: baton.v1.control_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.PauseResponse, collections.abc.Awaitable[baton.v1.control_pb2.PauseResponse]]:
+        """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
+        DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
+        or another change is under way.
+        """
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: baton.v1.control_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.ResumeResponse, collections.abc.Awaitable[baton.v1.control_pb2.ResumeResponse]]:
+        """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
+        FAILED_PRECONDITION: it sleeps, or another change is under way.
+        """
+
+    @abc.abstractmethod
+    def Sleep(
+        self,
+        request: baton.v1.control_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.SleepResponse, collections.abc.Awaitable[baton.v1.control_pb2.SleepResponse]]:
+        """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+        A deeper level may follow; the same one again, or a lighter one, changes nothing.
+        """
+
+    @abc.abstractmethod
+    def WakeUp(
+        self,
+        request: baton.v1.control_pb2.WakeUpRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.WakeUpResponse, collections.abc.Awaitable[baton.v1.control_pb2.WakeUpResponse]]:
+        """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
+        sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+        """
+
+    @abc.abstractmethod
+    def ReloadWeights(
+        self,
+        request: baton.v1.control_pb2.ReloadWeightsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.ReloadWeightsResponse, collections.abc.Awaitable[baton.v1.control_pb2.ReloadWeightsResponse]]:
+        """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
+        on as before. They are read while the worker serves; only then requests are handled as asked.
+        INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
+        DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+        """
 
     @abc.abstractmethod
     def GetStats(
