@@ -291,7 +291,7 @@ async def test_a_wrong_record_in_redis_holds_up_no_other(redis_server, store, ca
         store.incr(VERSION)
         await ring.poll()
         assert not _is_good(ring, good)
-    assert counters.source_errors == 5
+    assert counters.source_errors == 6
 
 
 async def test_while_no_keys_could_be_read_nobody_is_let_in(free_port, redis_server):
