@@ -24,6 +24,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.is_ready = True
+        self.num_probes = 0
         self.sent: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
         self.handlers: dict[int, Callable[[int, bytes], None]] = {}
         self.lose: Callable[[ServiceError], None]
@@ -39,6 +40,9 @@ class FakeHost:
 
     async def writable(self) -> None:
         return
+
+    def probe(self) -> None:
+        self.num_probes += 1
 
     async def expect(self, kind: int) -> tuple[int, bytes]:
         async with asyncio.timeout(5):
@@ -176,3 +180,16 @@ async def test_the_state_is_repeated_at_the_interval_and_sent_when_it_changes(st
         assert (await slow.read()).state.epoch == 2
     watch.cancel()
     slow.cancel()
+
+
+async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, host: FakeHost) -> None:
+    call = stub.GenerateStream()
+    await call.write(worker_pb2.GenerateStreamRequest(ping=7))
+    answer = await call.read()
+    assert answer == worker_pb2.GenerateStreamResponse(pong=7)
+    assert host.num_probes == 1
+    both = worker_pb2.GenerateStreamRequest(aborts=[1], ping=8)
+    await call.write(both)
+    channel, _ = await host.expect(Kind.GENERATE_OPEN)
+    assert await host.expect(Kind.GENERATE) == (channel, both.SerializeToString())
+    call.cancel()

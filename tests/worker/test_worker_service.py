@@ -336,6 +336,30 @@ async def test_a_hung_engine_is_ended_by_the_watch(free_port: int) -> None:
                 await worker.serving
 
 
+async def test_a_stopped_engine_is_ended_soon_when_a_gateway_hears_nothing(free_port: int) -> None:
+    async with running_worker(free_port, engine_process=True) as worker:
+        stream = worker.stream()
+        await stream.call.write(worker_pb2.GenerateStreamRequest(ping=1))
+        assert (await stream.call.read()).pong == 1
+        engine_of(os.getpid()).send_signal(signal.SIGSTOP)
+        await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
+        with pytest.raises(InternalError, match="hung: it is stopped"):
+            async with asyncio.timeout(6):
+                await worker.serving
+
+
+async def test_a_long_step_is_no_hang(free_port: int) -> None:
+    fields = {"engine_process": True, "sim_slowness": 1.0, "sim_step_seconds": 1.0, "engine_silence_ms": 50}
+    async with running_worker(free_port, **fields) as worker:
+        stream = worker.stream()
+        await stream.send(submit(0, [5], max_tokens=2))
+        for ping in range(1, 11):
+            await stream.call.write(worker_pb2.GenerateStreamRequest(ping=ping))
+            await asyncio.sleep(0.1)
+        (slot,) = await stream.until_ended(0)
+        assert len(slot.tokens) == 2
+
+
 async def test_an_engine_whose_front_dies_ends_too(free_port: int) -> None:
     code = (
         "import asyncio; from baton.worker.config import WorkerConfig; from baton.worker.server import serve\n"

@@ -144,6 +144,15 @@ class WorkerConfig:
         default=120.0,
         metadata={"help": "Seconds without a sign from the engine until it counts as hung. 0: never.", "minimum": 0.0},
     )
+    engine_silence_ms: int = field(
+        default=160,
+        metadata={
+            "help": "Milliseconds that the engine's process may owe a sign of life while a gateway hears nothing; then "
+            "one that is stopped is ended. A long step is no silence. 0: never.",
+            "minimum": 0,
+            "maximum": 60000,
+        },
+    )
     sim_slowness: float = field(
         default=1.0, metadata={"help": "Factor on the simulator's step times. 0: steps take no time.", "minimum": 0.0}
     )

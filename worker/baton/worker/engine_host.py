@@ -21,6 +21,7 @@ from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unav
 from baton.v1 import types_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.link import Frame, FrontLink, Kind
+from baton.worker.pulse import Pulse
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class EngineHost:
         self._link: FrontLink | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
+        self._pulse: Pulse | None = None
         self._finishing: asyncio.Task[None] | None = None
         self.end: ServiceError | None = None
         self.ready = asyncio.Event()
@@ -103,6 +105,11 @@ class EngineHost:
         if self._link is not None:
             await self._link.writable()
 
+    def probe(self) -> None:
+        """Somebody hears nothing of this worker: whether its engine still runs is looked at, and it is ended if not."""
+        if self._pulse is not None and self.is_ready:
+            self._pulse.probe()
+
     async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
         """Asks the engine, between two steps. Raises ServiceError."""
         if self.end is not None:
@@ -135,23 +142,36 @@ class EngineHost:
             silent_checks = silent_checks + 1 if seen == self._num_frames else 0
             seen = self._num_frames
             if silent_checks >= _CHECKS_PER_STEP_TIMEOUT and self.ready.is_set():
-                self._failure = InternalError(
-                    f"the engine hung: no sign of life for {self._config.step_timeout:g} s; it was ended"
-                )
-                self._kill()
-                if self._link is not None:
-                    self._link.close()
+                self._give_up(f"no sign of life for {self._config.step_timeout:g} s")
                 await self.ended.wait()
 
+    def _give_up(self, why: str) -> None:
+        self._failure = InternalError(f"the engine hung: {why}; it was ended")
+        self._kill()
+        if self._link is not None:
+            self._link.close()
+
     async def _spawn(self, theirs: socket.socket) -> None:
-        words = (sys.executable, "-m", "baton.worker.engine_process", str(theirs.fileno()), str(os.getpid()))
+        pulse, their_pulse = socket.socketpair()
+        descriptors = (theirs.fileno(), their_pulse.fileno())
+        words = (sys.executable, "-m", "baton.worker.engine_process", *map(str, (*descriptors, os.getpid())))
         # Compute threads that spin between steps would take the cores from the services beside them. A stream that
         # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
-        with theirs:
+        with theirs, their_pulse:
             self._process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=environment
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
             )
+        silence = self._config.engine_silence_ms
+        if silence:
+            self._pulse = Pulse(
+                pulse,
+                self._process.pid,
+                silence / 1000,
+                lambda: self._give_up(f"it is stopped, silent for {silence} ms"),
+            )
+        else:
+            pulse.close()
         _log.debug("engine process started", extra={"engine_pid": self._process.pid})
 
     def _run_thread(self, theirs: socket.socket) -> None:
@@ -193,6 +213,8 @@ class EngineHost:
             self._finishing = asyncio.get_running_loop().create_task(self._finish())
 
     async def _finish(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
         # Streams are cut before the exit code is known: gateways must move on at once.
         self._lose(Unavailable("the worker's engine ended"))
         how = await self._reap()

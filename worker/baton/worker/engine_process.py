@@ -32,6 +32,7 @@ from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
 from baton.worker.model.resolve import resolve_model
 from baton.worker.profiler import StepProfiler
+from baton.worker.pulse import answer_pulse
 from baton.worker.settings import EngineSettings
 from baton.worker.spans import SpanSender
 from baton.worker.state import model_message
@@ -55,11 +56,12 @@ _ROLES = {
 
 
 def main(argv: list[str]) -> int:
-    """The process: `engine_process FD PARENT_PID`. Its front stops it; signals are the front's business."""
-    descriptor, parent_pid = int(argv[0]), int(argv[1])
+    """The process: `engine_process FD PULSE_FD PARENT_PID`. Its front stops it; signals are the front's business."""
+    descriptor, pulse, parent_pid = map(int, argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent_pid)
+    answer_pulse(socket.socket(fileno=pulse))
     return run_engine(socket.socket(fileno=descriptor), own_process=True)
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import ServiceError, Unavailable
 from baton.rpc.server import Context
@@ -25,6 +26,7 @@ SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 _DEFAULT_INTERVAL_MS = 1000
 _MIN_INTERVAL_MS = 100
+_MAX_PING_BYTES = 6  # its field's key, and a number
 
 
 class WorkerFront:
@@ -120,6 +122,10 @@ class WorkerFront:
     ) -> None:
         try:
             async for request in requests:
+                if kind is Kind.GENERATE and (ping := _ping_of(request)):
+                    self._host.probe()
+                    outbox.push(worker_pb2.GenerateStreamResponse(pong=ping).SerializeToString(), mergeable=True)
+                    continue
                 message, prompts = await self._read_prompts(kind, request)
                 if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
                     self._host.send(hashed_kind, channel, join_prompts(message, prompts))
@@ -180,3 +186,14 @@ class WorkerFront:
     def _on_prefill_close(self, channel: int, payload: bytes) -> None:
         if outbox := self._prefills.get(channel):
             outbox.close(error_of_status(payload) if payload else None)
+
+
+def _ping_of(request: bytes) -> int:
+    """The number of a message that is nothing but a ping; 0: it is something else."""
+    if len(request) > _MAX_PING_BYTES:
+        return 0
+    try:
+        message = worker_pb2.GenerateStreamRequest.FromString(request)
+    except DecodeError:
+        return 0
+    return 0 if message.aborts or message.submits else message.ping
