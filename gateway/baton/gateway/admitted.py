@@ -23,7 +23,7 @@ def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -
     model = catalog.get(name or "")
     if not identity.tenant.may_use(model.name):
         raise NotFound(f"The model `{name}` does not exist.", field="model")
-    return model
+    return model.seen_by(identity.tenant.cache_owner)
 
 
 class AdmittedGenerator:
@@ -67,6 +67,11 @@ class AdmittedGenerator:
         except BaseException:
             part.end(None)
             raise
+
+    @property
+    def standing(self) -> dict[str, str]:
+        """How the tenant stands, as x-ratelimit-* headers; empty before it was admitted, or without limits."""
+        return self._ticket.headers() if self._ticket is not None else {}
 
     def close(self) -> None:
         """Nothing more is started. Idempotent."""

@@ -92,6 +92,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
         admitted.close()
         try:
+            if admitted.standing:
+                await context.send_initial_metadata(tuple(admitted.standing.items()))
             async for response in sink.responses(generation):
                 yield response
         finally:
@@ -242,7 +244,9 @@ class _StreamSink:
 
 def _log_access(request_id: str, outcome: str, began: float) -> None:
     milliseconds = round((time.monotonic() - began) * 1000, 1)
-    _access_log.info("Generate %s", outcome, extra={"request_id": request_id, "milliseconds": milliseconds})
+    # What is no id may be anything: lines of a log, a prompt, a key.
+    shown = request_id if _REQUEST_ID.fullmatch(request_id) else "invalid"
+    _access_log.info("Generate %s", outcome, extra={"request_id": shown, "milliseconds": milliseconds})
 
 
 async def _encode(

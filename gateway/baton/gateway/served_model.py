@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections import OrderedDict
@@ -62,7 +63,17 @@ class ServedModel:
         self.defaults = defaults
         self.info: types_pb2.ModelInfo | None = None
         self._template_variables = dict(template_variables or {})
-        self._clients_templates: OrderedDict[str, ChatTemplate] = OrderedDict()  # the one used last is at the end
+        self._owner = ""
+        # By owner and text; the one used last is at the end.
+        self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
+
+    def seen_by(self, owner: str) -> ServedModel:
+        """The model for a client of this tenant: what other tenants' texts left in its caches makes nothing faster."""
+        if owner == self._owner:
+            return self
+        view = copy.copy(self)
+        view._owner = owner
+        return view
 
     def require_info(self) -> types_pb2.ModelInfo:
         """The workers' facts. Raises Unavailable while no worker has been heard of."""
@@ -99,7 +110,7 @@ class ServedModel:
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's token ids."""
-        return await self.tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        return await self.tokenizer.encode_async(text, add_special_tokens=add_special_tokens, owner=self._owner)
 
     async def encode_chat(
         self,
@@ -126,19 +137,19 @@ class ServedModel:
         # A stranger's template may take long before it is stopped.
         inline = template is None and len(messages) <= _INLINE_MESSAGES
         prompt = render() if inline else await self.tokenizer.beside(render)
-        return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens)
+        return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens, owner=self._owner)
 
     def _clients_template(self, text: str) -> ChatTemplate:
         """A template that came with a request, compiled."""
-        templates = self._clients_templates
-        found = templates.pop(text, None)
+        templates, key = self._clients_templates, (self._owner, text)
+        found = templates.pop(key, None)
         if found is None:
             try:
                 found = ChatTemplate({"default": text}, self.template.special_tokens, "the request")
             except InvalidRequest as error:
                 error.field = "chat_template"
                 raise
-        templates[text] = found
+        templates[key] = found
         if len(templates) > _MAX_CLIENTS_TEMPLATES:
             templates.popitem(last=False)
         return found

@@ -49,7 +49,7 @@ def can_be_cut(tokenizer: RustTokenizer, table: TokenTable | None, encode: Encod
 class SegmentEncoder:
     """Encodes texts that may be cut. Keeps at most `max_bytes` of them; the least recently used go first.
 
-    Thread-safe.
+    Thread-safe. What one owner's texts left here makes no other's faster: they could tell each other's texts by it.
     """
 
     def __init__(self, encode: Encode, max_bytes: int, segment_chars: int = _SEGMENT_CHARS) -> None:
@@ -57,7 +57,7 @@ class SegmentEncoder:
         self._max_bytes = max_bytes
         self._segment_chars = segment_chars
         self._num_bytes = 0
-        self._known: OrderedDict[str, array[int]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()  # by owner and segment
         self._lock = threading.Lock()
 
     @property
@@ -65,28 +65,30 @@ class SegmentEncoder:
         """What is kept, texts and token ids."""
         return self._num_bytes
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, owner: str = "") -> list[int]:
         """The token ids of `text`, without special tokens around. What it ends with is not kept."""
         *segments, rest = _cut(text, self._segment_chars)
         token_ids: list[int] = []
         for segment in segments:
-            token_ids.extend(self._ids_of(segment))
+            token_ids.extend(self._ids_of(segment, owner))
         token_ids.extend(self._encode(rest))
         return token_ids
 
-    def _ids_of(self, segment: str) -> Iterable[int]:
+    def _ids_of(self, segment: str, owner: str) -> Iterable[int]:
+        key = (owner, segment)
         with self._lock:
-            known = self._known.get(segment)
+            known = self._known.get(key)
             if known is not None:
-                self._known.move_to_end(segment)
+                self._known.move_to_end(key)
                 return known
         made = array("I", self._encode(segment))
         with self._lock:
-            if segment not in self._known:
-                self._known[segment] = made
+            if key not in self._known:
+                self._known[key] = made
                 self._num_bytes += _size(segment, made)
             while self._num_bytes > self._max_bytes:
-                self._num_bytes -= _size(*self._known.popitem(last=False))
+                (_, oldest), token_ids = self._known.popitem(last=False)
+                self._num_bytes -= _size(oldest, token_ids)
         return made
 
 
@@ -95,7 +97,7 @@ def _size(segment: str, token_ids: array[int]) -> int:
 
 
 def _cut(text: str, size: int) -> Iterator[str]:
-    """The text in pieces of `size` characters or somewhat more. Texts that begin alike have their first pieces alike."""
+    """The text in pieces of `size` characters or more. Texts that begin alike have their first pieces alike."""
     begin = 0
     while (found := _CUT.search(text, begin + size)) is not None:
         end = found.start() + 1

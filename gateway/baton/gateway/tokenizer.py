@@ -7,6 +7,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,12 +66,15 @@ class Tokenizer:
         """Tokens known, added ones included. The model's own vocabulary may be padded beyond it."""
         return self._rust.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without."""
+    def encode(self, text: str, *, add_special_tokens: bool, owner: str = "") -> list[int]:
+        """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without.
+
+        What a text of one `owner` begins with is encoded once, unless another owner's begins so too.
+        """
         if self._segments is None or len(text) <= _WHOLE_CHARS:
             return self._encode_text(text, add_special_tokens)
         before, behind = self._around if add_special_tokens else ([], [])
-        return [*before, *self._segments.encode(text), *behind]
+        return [*before, *self._segments.encode(text, owner), *behind]
 
     def _encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
         try:
@@ -86,11 +90,12 @@ class Tokenizer:
         at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         return full[:at], full[at + len(bare) :]
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode_async(self, text: str, *, add_special_tokens: bool, owner: str = "") -> list[int]:
         """The same, without keeping the event loop from other work while a long text is encoded."""
         if len(text) <= _INLINE_CHARS:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return await self.beside(lambda: self.encode(text, add_special_tokens=add_special_tokens), len(text))
+            return self.encode(text, add_special_tokens=add_special_tokens, owner=owner)
+        encode = partial(self.encode, text, add_special_tokens=add_special_tokens, owner=owner)
+        return await self.beside(encode, len(text))
 
     async def beside(self, work: Callable[[], T], size: int = 0) -> T:
         """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others."""

@@ -70,6 +70,11 @@ class Tenant:
     limits: Limits = field(default_factory=Limits)
     assumed_output_tokens: int = 1024  # reserved for an answer whose request gives no max_tokens
 
+    @property
+    def cache_owner(self) -> str:
+        """Who shares what was kept of texts: tenants of one salt, or of one name. Empty: nobody in particular."""
+        return f"salt {self.salt}" if self.salt else self.name and f"name {self.name}"
+
     def may_use(self, model: str) -> bool:
         """Whether the model is one of its own."""
         return not self.models or model in self.models

@@ -42,7 +42,10 @@ class _Entry:
 
 
 class Compiler:
-    """Makes matchers. Equal constraints share one compilation while it is kept."""
+    """Makes matchers. Equal constraints of one owner share one compilation while it is kept.
+
+    Of another owner's nobody could tell by the time that it takes whether it was compiled before.
+    """
 
     def __init__(
         self,
@@ -55,24 +58,28 @@ class Compiler:
         self.num_compiled = 0
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[tuple[bytes, Constraint], _Entry] = OrderedDict()  # least recently used first
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def matcher(self, constraint: Constraint) -> LLMatcher:
-        """A matcher at the answer's start, for the caller alone. Raises InvalidRequest that names the field."""
+    def matcher(self, constraint: Constraint, owner: bytes = b"") -> LLMatcher:
+        """A matcher at the answer's start, for the caller alone. Raises InvalidRequest that names the field.
+
+        `owner`: who may share it; a request's cache namespace.
+        """
+        key = (owner, constraint)
         with self._lock:
             self._expire()
-            entry = self._entries.get(constraint)
+            entry = self._entries.get(key)
             if entry is not None:
                 entry.used = self._clock()
-                self._entries.move_to_end(constraint)
+                self._entries.move_to_end(key)
                 return entry.matcher.deep_copy()
         matcher = self._compile(constraint)
         copy = matcher.deep_copy()
-        self._keep(constraint, matcher)
+        self._keep(key, matcher)
         return copy
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
@@ -101,13 +108,14 @@ class Compiler:
             raise refusal(constraint, matcher.get_error())
         return matcher
 
-    def _keep(self, constraint: Constraint, matcher: LLMatcher) -> None:
+    def _keep(self, key: tuple[bytes, Constraint], matcher: LLMatcher) -> None:
+        constraint = key[1]
         num_bytes = len(constraint.text) + sum(map(len, constraint.choices))
         limits = self.limits
         with self._lock:
-            if constraint in self._entries:
+            if key in self._entries:
                 return
-            self._entries[constraint] = _Entry(matcher, num_bytes, self._clock())
+            self._entries[key] = _Entry(matcher, num_bytes, self._clock())
             self._num_bytes += num_bytes
             while len(self._entries) > limits.max_cached or self._num_bytes > limits.max_cached_bytes:
                 self._drop_oldest()

@@ -28,6 +28,7 @@ class GrammarMatch:
         self.error: ServiceError | None = None
         self.mask: Int32 = np.empty(0, np.int32)
         self.constraint: Constraint = request.constraint
+        self._namespace = request.cache_namespace
         self._sampling = request.sampling
         self._num_prompt_tokens = request.num_prompt_tokens
         self._token_ids = request.token_ids  # only what was there at open is read
@@ -45,7 +46,7 @@ class GrammarMatch:
     def open(self, compiler: Compiler) -> None:
         """Compiles, and takes the output that the request came with. Raises InvalidRequest."""
         vocabulary = compiler.vocabulary
-        self._matcher = compiler.matcher(self.constraint)
+        self._matcher = compiler.matcher(self.constraint, self._namespace)
         self._prepare(vocabulary)
         output = self._token_ids[self._num_prompt_tokens :]
         if not self.consume(output):
