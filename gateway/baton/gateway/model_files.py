@@ -51,6 +51,9 @@ def read_model_files(source: str) -> ModelFiles:
     if not (folder / "tokenizer.json").is_file():
         raise _broken(folder / "tokenizer.json", "is missing; the gateway needs the model's fast tokenizer")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    if tokenizer_config.get("auto_map"):
+        problem = "has an auto_map: the tokenizer needs code of its own, and no code of a model folder is run"
+        raise _broken(folder / "tokenizer_config.json", problem)
     special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"))
     return ModelFiles(
         folder=folder,

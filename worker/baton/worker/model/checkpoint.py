@@ -14,6 +14,8 @@ from baton.worker.model.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Pickles, or made of them: to read one is to run what its author wrote.
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".bin.index.json")
 
 
 class Checkpoint:
@@ -77,10 +79,8 @@ class Checkpoint:
     def _open_single(self) -> None:
         path = self.folder / SINGLE_FILE
         if not path.exists():
-            others = sorted(found.name for found in self.folder.glob("*.safetensors"))
             raise InvalidRequest(
-                f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}"
-                f" ({'it holds ' + ', '.join(others[:4]) if others else 'and no other safetensors file'});"
+                f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE} ({_other_weights(self.folder)});"
                 " use --load-format dummy to run without weights",
                 field="model",
             )
@@ -110,3 +110,13 @@ class Checkpoint:
         if file is None:
             file = self._files[file_name] = SafetensorsFile(self.folder / file_name)
         return file
+
+
+def _other_weights(folder: Path) -> str:
+    """What it holds instead, in words."""
+    names = sorted(found.name for found in folder.iterdir())
+    if others := [name for name in names if name.endswith(".safetensors")]:
+        return "it holds " + ", ".join(others[:4])
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return f"it holds {', '.join(pickles[:4])}: pickles, which can run code; only safetensors are loaded"
+    return "and no other safetensors file"

@@ -155,6 +155,8 @@ def _architecture_name(fields: Fields) -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
+    if fields.raw.get("auto_map"):
+        raise fields.error("auto_map", "absent: the model needs code of its own, and no code of a model folder is run")
     if fields.raw.get("quantization_config"):
         raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")
     if fields.text("hidden_act", default="silu") != "silu":

@@ -1,0 +1,8 @@
+"""The scripts of requirements/ as modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "requirements"))

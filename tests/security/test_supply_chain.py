@@ -1,0 +1,223 @@
+"""What comes from elsewhere is data: no code of the product unpickles, evaluates or loads what it was given."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.gateway.model_files import read_model_files
+from baton.rpc.errors import InvalidRequest
+from baton.worker.model.checkpoint import Checkpoint
+from baton.worker.model.config import load_config
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("proto", "services", "gateway", "router", "worker", "kvstore", "kernels")
+MODEL = ROOT / "models" / "storyteller-7m"
+
+# Modules that make objects of whatever class bytes name, or code of text.
+UNSAFE_MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "code",
+    "codeop",
+}
+UNSAFE_MODULES |= {"yaml", "ruamel", "xmlrpc", "telnetlib", "transformers", "imp", "multiprocessing.managers"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
+# torch.load, numpy.load(allow_pickle), pandas.read_pickle, Connection.recv of multiprocessing, subprocess by a shell.
+UNSAFE_ATTRIBUTES = {
+    ("torch", "load"),
+    ("torch", "compile_from_source"),
+    ("np", "load"),
+    ("numpy", "load"),
+    ("os", "system"),
+    ("os", "popen"),
+    ("importlib", "reload"),
+}
+UNSAFE_KEYWORDS = {"trust_remote_code", "allow_pickle", "shell"}
+# What the operator says at the command line, on their own machine, may name code; what else, is a mistake here.
+ALLOWED = {
+    ("gateway/baton/gateway/parsing/format_choice.py", "runpy"): "--tool-parser-plugin names a file of the operator's",
+    ("services/baton/services/simulate/cell.py", "multiprocessing"): "the simulator's own processes of one run",
+    ("services/baton/services/simulate/cell.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
+    ("services/baton/services/simulate/cell.py", "import_module"): "--policies names a module of the operator's",
+    ("services/baton/services/simulate/chaos.py", "multiprocessing"): "the simulator's own processes of one run",
+    ("services/baton/services/simulate/chaos.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
+    ("services/baton/services/cli.py", "import_module"): "one of the product's own services",
+    ("worker/baton/worker/transfer/rdma_nixl.py", "import_module"): "one of two names of one package",
+}
+
+
+def findings(source: str) -> Iterator[tuple[int, str]]:
+    """Lines that could make code or objects of what they read, and the names they do it with."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from ((node.lineno, name) for name in (_unsafe_module(alias.name),) if name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [_unsafe_module(node.module), *(_unsafe_module(f"{node.module}.{one.name}") for one in node.names)]
+            yield from ((node.lineno, name) for name in set(names) if name)
+        elif isinstance(node, ast.Call):
+            yield from _unsafe_call(node)
+
+
+def _unsafe_module(module: str) -> str:
+    top = module.partition(".")[0]
+    if module == "concurrent.futures.ProcessPoolExecutor":
+        return module
+    if top in ("multiprocessing", "runpy"):
+        return top
+    return module if module in UNSAFE_MODULES else top if top in UNSAFE_MODULES else ""
+
+
+def _unsafe_call(node: ast.Call) -> Iterator[tuple[int, str]]:
+    function = node.func
+    if isinstance(function, ast.Name) and function.id in (*UNSAFE_CALLS, "import_module"):
+        yield node.lineno, function.id
+    if isinstance(function, ast.Attribute):
+        owner = function.value.id if isinstance(function.value, ast.Name) else ""
+        if (owner, function.attr) in UNSAFE_ATTRIBUTES:
+            yield node.lineno, f"{owner}.{function.attr}"
+        if function.attr in ("import_module", "exec_module", "allow_unsafe", "read_pickle"):
+            yield node.lineno, function.attr
+    for keyword in node.keywords:
+        is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+        if keyword.arg in UNSAFE_KEYWORDS and not is_off:
+            yield node.lineno, f"{keyword.arg}="
+
+
+def product_files() -> list[Path]:
+    files = [path for folder in PRODUCT for path in sorted((ROOT / folder / "baton").rglob("*.py"))]
+    assert len(files) > 300, "this walks all of the product"
+    return files
+
+
+def test_no_code_of_the_product_unpickles_evaluates_or_loads_code():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in product_files()
+        for line, name in findings(path.read_text())
+        if (str(path.relative_to(ROOT)), name) not in ALLOWED
+    ]
+    assert not found
+
+
+def test_each_exception_is_still_needed():
+    used = {(str(path.relative_to(ROOT)), name) for path in product_files() for _, name in findings(path.read_text())}
+    assert set(ALLOWED) <= used
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load(path)",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+        "np.load(path)",
+        "f(trust_remote_code=True)",
+        "f(trust_remote_code=flag)",
+        "eval(text)",
+        "exec(text)",
+        "compile(text, 'x', 'exec')",
+        "from yaml import load",
+        "import marshal",
+        "from multiprocessing import connection",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "import importlib\nimportlib.import_module(name)",
+        "import subprocess\nsubprocess.run(text, shell=True)",
+        "os.system(text)",
+        "def later():\n    from transformers import AutoModel",
+    ],
+)
+def test_the_walk_finds(source: str):
+    assert list(findings(source))
+
+
+@pytest.mark.parametrize("source", ["import json", "re.compile(x)", "f(shell=False)", "model.eval()", "torch.empty(3)"])
+def test_the_walk_lets_pass(source: str):
+    assert not list(findings(source))
+
+
+# A model folder of a stranger.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt", "pytorch_model.bin.index.json"]
+)
+def test_weights_that_are_no_safetensors_are_refused_and_not_read(folder: Path, name: str):
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(InvalidRequest) as caught, Checkpoint(folder):
+        pass
+    assert "model.safetensors" in caught.value.message
+    assert name in caught.value.message
+    assert "only safetensors are loaded" in caught.value.message
+
+
+def test_a_pickle_that_is_called_safetensors_is_refused(folder: Path):
+    import pickle
+
+    (folder / "model.safetensors").write_bytes(pickle.dumps({"weight": list(range(1000))}))
+    with pytest.raises(InvalidRequest) as caught, Checkpoint(folder):
+        pass
+    assert "model.safetensors" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_folder_that_brings_code_is_refused(folder: Path, name: str):
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling.Model"}}))
+    (folder / "modeling.py").write_text("raise SystemExit('code of a model folder ran')")
+    with pytest.raises(InvalidRequest) as caught:
+        load_config(folder) if name == "config.json" else read_model_files(str(folder))
+    assert "auto_map" in caught.value.message
+    assert name in caught.value.message
+
+
+def test_a_python_file_in_a_folder_is_never_run(folder: Path, tmp_path: Path):
+    for name in ("modeling.py", "tokenization.py", "__init__.py", "conftest.py"):
+        (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    load_config(folder)
+    read_model_files(str(folder))
+    with Checkpoint(folder) as checkpoint:
+        assert checkpoint.names
+    assert not (tmp_path / "ran").exists()
+
+
+def test_downloads_take_no_code_and_no_pickles():
+    from baton.gateway import model_files
+    from baton.worker.model import resolve
+
+    allowed = {*model_files._HUB_PATTERNS, *resolve._FILES}
+    assert all(pattern.endswith((".json", ".jinja", ".safetensors")) for pattern in allowed)
+
+
+# The dependencies.
+
+
+def test_the_lock_files_are_those_of_pyproject_and_name_no_host():
+    import lock
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for file in lock.lock_files(project):
+        text = file.path.read_text()
+        assert list(lock.problems_of(project, file, text)) == []
+        assert "://" not in text
+        assert "--index" not in text
+        assert "--find-links" not in text
