@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 _HEAR_SECONDS = 1.0
 
+# A name of grpc.health.v1 that is SERVING for as long as the process answers, whether it takes work or not.
+LIVENESS = "liveness"
+
 Servicer = Any  # any generated servicer
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -80,6 +83,7 @@ class RpcServer:
                 f"cannot listen on {self._field}={self._address}: is the port in use?", field=self._field
             ) from error
         await self.set_ready(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
         return self
 
