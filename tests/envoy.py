@@ -139,6 +139,7 @@ class Envoy:
         """Ready when it listens, and has looked at its upstreams once."""
         # No hot restart: other Envoys of this machine have the same base id.
         flags = ("--concurrency", "2", "--disable-hot-restart", "--log-level", "warning", "--drain-time-s", "1")
+        flags += ("--file-flush-interval-msec", "100")  # access logs
         words = [str(program()), "-c", str(self._written()), *flags]
         with (self.folder / "envoy.log").open("ab") as log, (self.folder / "access.log").open("ab") as access:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=access, stderr=log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 
 import grpc
@@ -54,4 +55,6 @@ async def _http_ready(address: str, edge_ca: str) -> bool:
         status_line = await reader.readline()
     finally:
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()  # TLS says goodbye first
     return status_line.split(b" ")[1:2] == [b"200"]
