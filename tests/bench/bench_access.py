@@ -2,8 +2,9 @@
 
 python tests/bench/bench_access.py [--requests 20000] [--concurrent 32] [--json PATH]
 
-A request is identified by its headers, admitted by all five limits, and settled with less than it reserved. CPU is that
-of the whole process, the loop's and the kernel's for it included; Redis is a process of its own. The best of the runs.
+A request is identified by its headers, runs through what the gateway puts around its generation, is admitted by five
+limits, told as headers, and settled with less than it reserved. CPU is that of the whole process, the loop's and the
+kernel's for it included; Redis is a process of its own. The best of the runs.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from access_rig import key_file
 from report import facts_line, machine_facts, render_table, write_json
 
 from baton.gateway.access.access_control import open_gate
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers
-from baton.gateway.access.gate import Gate
+from baton.gateway.access.gate import Gate, Ticket
 from baton.gateway.access.identity import Scope
 from baton.gateway.access.settings import AccessSettings
+from baton.gateway.admitted import AdmittedGenerator
+from baton.gateway.generation import Delta, Generation, GenerationRequest, Sink, Usage
+from baton.rpc.errors import ServiceError
 from baton.services.ports import free_ports
+from baton.v1 import types_pb2
 
 LIMITS = {
     "requests_per_minute": 1 << 40,
@@ -98,18 +102,52 @@ def refusals(gate: Gate, key: str, num_requests: int) -> float:
 async def cpu_of(gate: Gate, key: str, num_requests: int, concurrent: int) -> float:
     """Microseconds of CPU a request."""
     headers = {b"host": b"x", b"authorization": f"Bearer {key}".encode(), b"content-type": b"application/json"}
-    ask, used = Ask(512, 256), Used(512, 200)
+    request = GenerationRequest("r", "m", [7] * 512, stop=types_pb2.StopConditions(max_tokens=256))
+    inner, sink = Nothing(), NoSink()
+
+    def note(ticket: Ticket) -> None:
+        ticket.headers()
 
     async def client() -> None:
         for _ in range(num_requests // concurrent):
             identity = gate.identify(keys_in_headers(headers), Scope.INFERENCE)
-            ticket = await gate.admit(identity, ask)
-            ticket.headers()
-            ticket.settle(used)
+            admitted = AdmittedGenerator(inner, gate, identity, [request], 4096, note)
+            await admitted.start(request, sink)
+            admitted.close()
 
     began = time.process_time()
     await asyncio.gather(*(client() for _ in range(concurrent)))
     return (time.process_time() - began) / (num_requests // concurrent * concurrent) * 1e6
+
+
+class Nothing:
+    """A Generator that has ended at once."""
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        if request.on_end is not None:
+            request.on_end(Usage(512, 200, 0))
+        return self
+
+    def abort(self) -> None:
+        """It is over."""
+
+    def resume(self) -> None:
+        """It is over."""
+
+
+class NoSink:
+    """Hears nothing."""
+
+    writable = True
+
+    def on_delta(self, delta: Delta) -> None:
+        """Never called."""
+
+    def on_done(self, usage: Usage) -> None:
+        """Never called."""
+
+    def on_error(self, error: ServiceError) -> None:
+        """Never called."""
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 import redis
-from access_rig import refused, replica, tenant, use
+from access_rig import Clock, refused, replica, tenant, use
 from scripted_services import until
 
 from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import LimitKind, RateLimited
+from baton.gateway.access.ledger import Ledger
 from baton.gateway.access.redis_link import RedisLink
 
 MINUTE = "baton:minute:{acme}"
@@ -265,6 +266,21 @@ async def test_a_clock_of_redis_that_jumps_opens_no_limit(redis_server, store):
         for jump in (2400, -2400):
             store.hincrby(MINUTE, "cell", jump)
             assert await num_admitted(who, gateway) <= 1
+
+
+async def test_gateways_whose_clocks_are_ten_minutes_apart_agree(redis_server):
+    who = tenant(requests_per_minute=10, concurrent_requests=3, tokens_per_month=1000)
+    clocks = [(Clock(5.0), Clock(1_800_000_000.0)), (Clock(90_000.0), Clock(1_800_000_600.0))]
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(replica(redis_server.url, ledger=Ledger(*pair))) for pair in clocks
+        ]
+        held = [await gateway.limiter.reserve(who, Ask(1, 1)) for gateway in (one, other, one)]
+        assert (await refused(other.limiter, who, Ask())).kind is LimitKind.CONCURRENCY
+        for gateway, reservation in zip((one, other, one), held, strict=True):
+            gateway.limiter.settle(reservation, Used(1, 1))
+        assert await num_admitted(who, one, other) == 7
+        assert one.counters.redis_lost == other.counters.redis_lost == 0
 
 
 async def test_a_client_that_leaves_while_redis_decides_holds_nothing(redis_server, store):

@@ -230,7 +230,9 @@ async def test_limits_over_grpc_are_resource_exhausted_with_a_delay(gateway):
     metadata = (("authorization", f"Bearer {gateway.keys['small']}"),)
     async with stub_of(gateway) as stub:
         for _ in range(2):
-            await collect(stub.Generate(generate(5), metadata=metadata))
+            call = stub.Generate(generate(5), metadata=metadata)
+            await collect(call)
+        assert dict(await call.initial_metadata())["x-ratelimit-remaining-requests"] == "0"
         with pytest.raises(grpc.aio.AioRpcError) as limited:
             await collect(stub.Generate(generate(5), metadata=metadata))
     assert limited.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
