@@ -254,6 +254,23 @@ def test_a_request_that_waits_for_leases_to_end_is_not_overtaken_by_new_ones():
     check_all(rig, [first, big, second])
 
 
+def test_asking_in_vain_for_room_is_no_work_for_the_engine():
+    rig = make_rig(make_executor(num_blocks=16))
+    first = submit_remote(rig, prompt_of(30))
+    receive(rig, first)
+    big = make_request(prompt_of(50, salt=1), 10)
+    rig.submit(big)
+    rig.drain()
+    urgent = submit_remote(rig, prompt_of(50, salt=2), priority=-1)
+    rig.drain()
+    assert rig.engine.reserve_blocks(urgent.request_id) is None
+    assert not rig.engine.has_work(), "it would be asked, and step, without end"
+    rig.engine.finish_transfer(first.request_id)
+    rig.engine.prefill_locally(urgent.request_id)
+    rig.drain()
+    check_all(rig, [first, big, urgent])
+
+
 def test_a_transferred_prompt_runs_before_those_who_wait_for_its_blocks():
     rig = make_rig(make_executor(num_blocks=16, max_num_requests=1), max_num_requests=1)
     remote = submit_remote(rig, prompt_of(40), priority=2)

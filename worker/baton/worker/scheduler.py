@@ -146,8 +146,10 @@ class Scheduler:
         """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
         if not state.leased and self._pin_blocked is not None and self._pin_blocked < state.rank:
             return None
-        self.stalled = False
-        return self._arrivals.reserve(state)
+        leased = self._arrivals.reserve(state)
+        if leased is not None:
+            self.stalled = False
+        return leased
 
     def finish_transfer(self, state: RequestState) -> None:
         """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
@@ -225,6 +227,16 @@ class Scheduler:
         for state in states:
             self._wake(self._prefixes.end(state))
 
+    def recompute_all(self) -> None:
+        """Puts every request that has blocks back into the queue, to be computed anew. No step is in flight, no lease
+        open, and nothing is on its way from host memory."""
+        draft = Draft(0)
+        for state in self.batch.running():
+            self._preempt(state, draft)
+        for state in list(self.places.ready):
+            self.places.ready.discard(state)
+            self._preempt(state, draft)
+
     def restore_ended(self, restore_id: int, landed: bool) -> int:
         """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
         num_blocks, woken = self._arrivals.end_restore(restore_id, landed)
@@ -290,9 +302,10 @@ class Scheduler:
         return max(candidates, key=lambda state: state.rank, default=None)
 
     def _preempt(self, state: RequestState, draft: Draft) -> None:
-        row = self.batch.remove(state)
-        self._freed_rows.append(row)
-        draft.take_out(state, row)
+        if state.row != NO_ROW:
+            row = self.batch.remove(state)
+            self._freed_rows.append(row)
+            draft.take_out(state, row)
         woken = self._holdings.free_early(state)
         state.caching = self._settings.prefix_caching
         state.phase = Phase.WAITING
