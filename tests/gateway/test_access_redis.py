@@ -293,7 +293,8 @@ async def test_a_client_that_leaves_while_redis_decides_holds_nothing(redis_serv
         leaving.cancel()
         await asyncio.wait([leaving])
         assert gateway.ledger.account("acme").running == 0
-        await use(gateway.limiter, who, Ask())
+        async with replica(redis_server.url) as other:
+            await use(other.limiter, who, Ask())
 
 
 async def test_a_password_and_a_database_are_used(redis_server, store):

@@ -113,10 +113,12 @@ class RedisLimiter:
             self._failed(error)
             return self._local.decide(tenant, ask, account)
         except BaseException:
-            # Whoever asked has gone: Redis hears with the next question, or heartbeat, that this request does not run.
+            # Whoever asked has gone. What Redis may have reserved of the minute is free again when the minute is over.
             account.running -= ask.requests
             account.reserved -= ask.tokens
             self._ledger.put_back(account, untold)
+            if account.has_lease and self._link.up:
+                self._tell(tenant.name, account, (-1, 0, 0, 0), 0, False)
             raise
         if not self._ledger.heard(account, mark, month, spent, untold):
             self._counters.redis_lost += 1
