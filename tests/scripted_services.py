@@ -46,6 +46,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.break_after_tokens: int | None = None  # the stream breaks once a request has this many
         self.cached_tokens = 0
         self.silent = False  # reads, says nothing
+        self.steps_last = False  # pings are answered, no step ends
         self.num_streams = 0
         self._server = RpcServer("127.0.0.1:0", [], 0)
 
@@ -71,7 +72,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         step = 0
         try:
             while True:
-                messages = [] if active and not self.silent else [await inbox.get()]
+                messages = [] if active and not (self.silent or self.steps_last) else [await inbox.get()]
                 while not inbox.empty():
                     messages.append(inbox.get_nowait())
                 step += 1
@@ -81,7 +82,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                         return
                     self._take(message, active, frame)
                 if not self.silent:
-                    self._advance(active, frame)
+                    if not self.steps_last:
+                        self._advance(active, frame)
                     yield frame
                 await asyncio.sleep(self.step_seconds)
         finally:
@@ -99,6 +101,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                 frame.finishes.add(
                     slot=slot, reason=types_pb2.FINISH_REASON_ABORT, num_cached_tokens=self.cached_tokens
                 )
+        frame.pong = message.ping
         for submit in message.submits:
             self.submits.append(submit)
             if self.refusal is not None:

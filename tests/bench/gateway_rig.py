@@ -34,6 +34,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._running: dict[int, int] = {}  # slot: the step of its last token
         self._ending: dict[int, list[int]] = defaultdict(list)  # by step
         self._aborted: list[int] = []
+        self._ping = 0  # to be answered
         self._news = asyncio.Event()
         self._server = RpcServer("127.0.0.1:0", [], 0)
         self.first_steps: dict[int, int] = {}  # by seed
@@ -57,7 +58,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
         due = time.perf_counter()
         try:
             while True:
-                if not self._running and not self._aborted:
+                if not self._running and not self._aborted and not self._ping:
                     self._news.clear()
                     await self._news.wait()
                 # One late step does not make the next ones follow at once.
@@ -71,6 +72,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _read(self, messages: Any) -> None:
         async for message in messages:
+            self._ping = message.ping or self._ping
             for slot in message.aborts:
                 if self._running.pop(slot, None) is not None:
                     self._aborted.append(slot)
@@ -94,6 +96,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
         for slot in self._aborted:
             frame.finishes.add(slot=slot, reason=types_pb2.FINISH_REASON_ABORT)
         self._aborted.clear()
+        frame.pong, self._ping = self._ping, 0
         return frame
 
 

@@ -11,11 +11,20 @@ from scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.generation import GenerationRequest
 from baton.gateway.generator import WorkerGenerator
+from baton.gateway.retry_budget import PoisonousRequest
 from baton.gateway.router_client import RouterClient, RouterTimes
 from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
 from baton.rpc.block_hash import cache_namespace, hash_blocks
-from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity, NotFound, Unavailable
+from baton.rpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NoCapacity,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 from baton.v1 import types_pb2
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"
@@ -266,10 +275,9 @@ async def test_a_slow_sink_gets_merged_deltas(fleet, story):
 @pytest.mark.parametrize("tokens_a_step", [1, 3])
 async def test_a_lost_worker_loses_and_repeats_nothing(fleet, story, after_tokens, tokens_a_step):
     first, second = fleet.workers[:2]
-    for worker in (first, second):
-        worker.break_after_tokens = after_tokens
-        worker.tokens_a_step = tokens_a_step
-        after_tokens += 4
+    first.break_after_tokens = after_tokens
+    first.tokens_a_step = tokens_a_step
+    second.refusal = Unavailable("it drains")
     sink = await fleet.run(n=2, stop={"stop": ["### nothing"]})
     for index in range(2):
         assert sink.text(index) == STORY
@@ -318,11 +326,50 @@ async def test_a_third_failure_is_the_clients(fleet):
 
 
 async def test_a_failure_that_no_worker_could_help_is_not_retried(fleet):
-    fleet.workers[0].refusal = InternalError("step failed")
+    fleet.workers[0].refusal = Unsupported("no such adapter")
     sink = await fleet.run(n=2)
-    assert isinstance(sink.error, InternalError)
+    assert isinstance(sink.error, Unsupported)
     assert sink.error.worker_id == "w0"
     assert len(fleet.router.places) == 1
+
+
+async def test_a_request_that_kills_two_workers_is_not_given_to_a_third(fleet):
+    for worker in fleet.workers:
+        worker.break_after_tokens = 5
+    sink = await fleet.run(n=2)
+    assert isinstance(sink.error, PoisonousRequest)
+    assert "2 workers died" in sink.error.message
+    assert [bool(worker.submits) for worker in fleet.workers] == [True, True, False, False]
+    assert fleet.counters.poisonous_requests == 1
+
+
+async def test_a_failed_step_is_tried_elsewhere_once(fleet):
+    fleet.workers[0].refusal = InternalError("step failed")
+    sink = await fleet.run()
+    assert sink.text() == STORY
+    fleet.workers[1].refusal = InternalError("step failed")
+    sink = await fleet.run()
+    assert isinstance(sink.error, PoisonousRequest)
+    assert not fleet.workers[2].submits
+
+
+async def test_a_silent_worker_is_left_and_avoided_by_the_next_request(fleet, story):
+    fleet.workers[0].silent = True
+    sink = await fleet.run()
+    assert sink.text() == STORY
+    assert not fleet.router.places[0].excluded_worker_ids
+    sink = await fleet.run()
+    assert fleet.router.places[-1].excluded_worker_ids == ["w0"]
+    assert sink.text() == STORY
+
+
+async def test_a_silent_worker_is_better_than_none(fleet, story):
+    del fleet.router.workers[1:]
+    fleet.workers[0].silent = True
+    running = asyncio.create_task(fleet.run())
+    await until(lambda: fleet.counters.silent_workers)
+    fleet.workers[0].silent = False
+    assert (await running).text() == STORY
 
 
 async def test_the_time_limit_ends_the_request_and_stops_the_worker(fleet):

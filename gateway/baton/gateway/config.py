@@ -172,6 +172,15 @@ class GatewayConfig:
     drain_timeout: float = field(
         default=30.0, metadata={"help": "Seconds that running requests get after SIGTERM.", "minimum": 0}
     )
+    worker_silence_ms: int = field(
+        default=300,
+        metadata={
+            "help": "Milliseconds without a sign of life after which a worker's requests go on on another one; a "
+            "worker gives one whatever it computes. 0: never.",
+            "minimum": 0,
+            "maximum": 600_000,
+        },
+    )
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from baton.gateway.worker_streams import WorkerStreams
 from baton.rpc.block_hash import cache_namespace
 from baton.v1 import types_pb2
 
-_MAX_FAILOVERS = 2  # of one choice
-
 
 class WorkerGenerator:
     """Implements Generator over routers and workers."""
@@ -37,7 +35,7 @@ class WorkerGenerator:
         self._catalog = catalog
         self._limits = limits or Limits()
         self._hashes = PromptHashes()
-        self._ways = Pathways(router, streams, counters, _MAX_FAILOVERS)
+        self._ways = Pathways(router, streams, counters)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -106,8 +106,12 @@ class RouterClient:
         for router in self._routers:
             await router.link.close()
 
-    async def place(self, request: router_pb2.PlaceRequest) -> Placed:
-        """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers."""
+    async def place(self, request: router_pb2.PlaceRequest, avoided: Collection[str] = ()) -> Placed:
+        """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers.
+
+        `avoided`: workers that are excluded while there are others.
+        """
+        request.excluded_worker_ids.extend(sorted(avoided))
         started = time.monotonic()
         limit = started + self._patience(self._times.total, request)
         answered: ServiceError | None = None
@@ -123,6 +127,10 @@ class RouterClient:
                     if refusal is not None and answered is None:
                         limit = min(limit, time.monotonic() + self._patience(self._times.no_worker, request))
                     answered = refusal or answered
+                    if avoided and failed.told:
+                        kept = [one for one in request.excluded_worker_ids if one not in avoided]
+                        request.excluded_worker_ids[:] = kept
+                        avoided = ()
                     failures.append(f"{router.link.address}: {failed}")
                     self._counters.placement_retries += 1
                 else:

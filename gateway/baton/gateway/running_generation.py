@@ -12,7 +12,9 @@ from baton.gateway.choice import Choice
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.generation import GenerationRequest, Sink, Usage
-from baton.gateway.router_client import Placed, RouterClient
+from baton.gateway.placement_use import PlacementUse
+from baton.gateway.retry_budget import Loss, PoisonousRequest, RetryBudget, loss_of
+from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
 from baton.gateway.structured_output import name_field
 from baton.gateway.worker_stream import WorkerStream
@@ -20,11 +22,9 @@ from baton.gateway.worker_streams import WorkerStreams
 from baton.rpc.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     NoCapacity,
     ServiceError,
     Unavailable,
-    Unsupported,
 )
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
@@ -43,7 +43,6 @@ class Pathways:
     router: RouterClient
     streams: WorkerStreams
     counters: GenerationCounters
-    max_failovers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +54,12 @@ class Prompt:
     block_hashes: bytes
 
 
-class _Use:
-    """A placement that one or more choices use; reported when the last one is done with it."""
-
-    def __init__(self, router: RouterClient, placed: Placed, num_choices: int) -> None:
-        self._router = router
-        self._placed = placed
-        self._left = num_choices
-        self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
-        self._cached: list[int] = []
-        self.waits = True  # no token has come
-
-    def first_token(self) -> None:
-        """The first token of any choice came."""
-        self.waits = False
-        self._outcome.first_token_us = max(1, round((time.monotonic() - self._placed.at) * 1e6))
-
-    @property
-    def predicted_cached_tokens(self) -> int:
-        """What the router expected."""
-        return max(self._placed.response.decode_cached_tokens, self._placed.response.prefill_cached_tokens)
-
-    def done(self, num_output_tokens: int, num_cached_tokens: int | None, worker_failed: bool) -> None:
-        """One choice ended here."""
-        self._left -= 1
-        self._outcome.num_output_tokens += num_output_tokens
-        self._outcome.worker_failed |= worker_failed
-        if num_cached_tokens is not None:
-            self._cached.append(num_cached_tokens)
-        if self._left == 0:
-            # The other choices found what the first one computed.
-            self._outcome.num_cached_tokens = min(self._cached, default=0)
-            self._router.report(self._placed, self._outcome)
-
-
 class _Run:
     """One choice on one worker: a slot's receiver."""
 
     __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use")
 
-    def __init__(self, generation: RunningGeneration, choice: Choice, use: _Use, stream: WorkerStream) -> None:
+    def __init__(self, generation: RunningGeneration, choice: Choice, use: PlacementUse, stream: WorkerStream) -> None:
         self._generation = generation
         self._num_before = len(choice.output_token_ids)
         self.choice = choice
@@ -134,7 +99,7 @@ class _Run:
         self._generation.settle(self, cached)
 
     def on_failure(self, error: ServiceError) -> None:
-        self._close(None, worker_failed=not isinstance(error, NoCapacity | InvalidRequest | Unsupported))
+        self._close(None, worker_failed=loss_of(error) is not Loss.REFUSED)
         if self.choice.finished:
             self._generation.settle(self, None)
         else:
@@ -169,7 +134,8 @@ class RunningGeneration:
         self._unsettled = len(choices)
         self._lost: list[tuple[Choice, ServiceError]] = []
         self._excluded: list[str] = []
-        self._num_failovers = [0] * len(choices)
+        self._silent: set[str] = set()  # of those excluded, the ones that may be there
+        self._budget = RetryBudget(len(choices))
         self._failover: asyncio.Task[None] | None = None
         self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
         self._timers: list[asyncio.TimerHandle] = []
@@ -224,12 +190,17 @@ class RunningGeneration:
             self.settle(run, None)
             return
         del self._runs[choice.index]
-        self._num_failovers[choice.index] += 1
-        if not error.retryable or self._num_failovers[choice.index] > self._ways.max_failovers:
-            self._fail(error)
+        try:
+            self._budget.spend(choice.index, len(choice.output_token_ids), error, run.stream)
+        except ServiceError as final:
+            self._ways.counters.poisonous_requests += isinstance(final, PoisonousRequest)
+            self._fail(final)
             return
-        if run.stream.worker_id not in self._excluded:
-            self._excluded.append(run.stream.worker_id)
+        worker_id = run.stream.worker_id
+        if run.stream.hangs:
+            self._silent.add(worker_id)
+        elif worker_id not in self._excluded:
+            self._excluded.append(worker_id)
         self._lost.append((choice, error))
         if self._failover is None:
             self._failover = asyncio.get_running_loop().create_task(self._move_lost())
@@ -276,12 +247,13 @@ class RunningGeneration:
                 adapter=self._request.adapter,
                 timeout_ms=self._remaining_ms(),
                 excluded_worker_ids=self._excluded,
-            )
+            ),
+            self._silent.union(self._ways.streams.avoided()),
         )
         if self._stopped:
-            _Use(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+            PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
             return
-        use = _Use(self._ways.router, placed, len(choices))
+        use = PlacementUse(self._ways.router, placed, len(choices))
         stream = self._ways.streams.get(placed.response.decode)
         for choice in choices:
             run = _Run(self, choice, use, stream)

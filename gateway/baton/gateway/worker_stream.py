@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import grpc
 
 from baton.gateway.counters import GenerationCounters
+from baton.gateway.retry_budget import Loss, WorkerLost
 from baton.rpc.channel import Dial
-from baton.rpc.errors import InternalError, ServiceError, Unavailable, error_from_detail, problem_of
+from baton.rpc.errors import InternalError, ServiceError, error_from_detail, problem_of
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -22,6 +23,12 @@ _MAX_MESSAGE_TOKENS = 1 << 20
 
 # Where the gateway lags, frames wait at the worker, which merges them, and a newcomer's first token is among the next.
 _WINDOW_BYTES = 8 << 10
+
+# Ticks without a word after which the worker is asked for one, and after which it hangs; a connection takes longer.
+_MAX_PING = (1 << 31) - 1
+_PING_TICK = 2
+_LAST_TICK = 6
+_LAST_CONNECTING_TICK = 24
 
 _PLAIN = Dial()
 
@@ -66,6 +73,13 @@ class WorkerStream:
         self._num_slots = 0
         self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
         self._aborts: dict[int, None] = {}  # slots, in order
+        self._sent: set[int] = set()  # slots whose submits the worker's host has
+        self._ping = 0  # the last one
+        self._wants_ping = False
+        self._silent_ticks = 0
+        self._was_heard = False  # ever
+        self._hangs = False
+        self._was_cut = False
         self._wake = asyncio.Event()
         self._ended = False
         self._task = asyncio.create_task(self._run(), name=f"stream to {worker_id}")
@@ -80,10 +94,32 @@ class WorkerStream:
         """Takes nothing more."""
         return self._ended
 
+    @property
+    def hangs(self) -> bool:
+        """It ended for want of a sign of life."""
+        return self._hangs
+
+    def tick(self) -> None:
+        """A sixth of the silence that a worker may keep has passed; what it said meanwhile was dispatched.
+
+        Ticks are counted, not seconds: a process that was itself held up blames nobody.
+        """
+        if not self._receivers:
+            self._silent_ticks = 0
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks >= (_LAST_TICK if self._was_heard else _LAST_CONNECTING_TICK):
+            self._hangs = True
+            self._counters.silent_workers += 1
+            self.fail("it gives no sign of life")
+        elif self._silent_ticks == _PING_TICK:
+            self._wants_ping = True
+            self._wake.set()
+
     def submit(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
-        """Sends a request, soon; sets its slot and returns it. Raises Unavailable once the stream has ended."""
+        """Sends a request, soon; sets its slot and returns it. Raises WorkerLost once the stream has ended."""
         if self._ended:
-            raise self._loss("it ended")
+            raise self._loss("it ended", False)
         if self._free_slots:
             slot = self._free_slots.pop()
         else:
@@ -118,8 +154,11 @@ class WorkerStream:
 
     def dispatch(self, frame: Frame) -> None:
         """Hands a frame to its requests."""
-        self.last_used = time.monotonic()
+        self._silent_ticks = 0
+        self._was_heard = True
         slots, token_ids = frame.slots[:], frame.token_ids[:]
+        if slots or not frame.pong:  # a pong says that it lives, not that it gets on
+            self.last_used = time.monotonic()
         counts = frame.token_counts[:]
         if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
             raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
@@ -186,6 +225,7 @@ class WorkerStream:
 
     def _free(self, slot: int) -> SlotReceiver | None:
         receiver = self._receivers.pop(slot, None)
+        self._sent.discard(slot)
         if receiver is None:
             self._counters.protocol_errors += 1
             _log.warning("worker %s ended slot %d, which is not in use", self.worker_id, slot)
@@ -228,6 +268,8 @@ class WorkerStream:
                 call.cancel()
         except grpc.aio.AioRpcError as error:
             reason = problem_of(error)
+            # It lives, and cut this reader off.
+            self._was_cut = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         except asyncio.CancelledError:
             reason = "it was closed"
         except Exception as error:
@@ -244,7 +286,13 @@ class WorkerStream:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._submits or self._aborts:
-                    await call.write(self._take_message())
+                    message = self._take_message()
+                    await call.write(message)
+                    self._sent.update(submit.slot for submit in message.submits)
+                if self._wants_ping:
+                    self._wants_ping = False
+                    self._ping = self._ping % _MAX_PING + 1
+                    await call.write(worker_pb2.GenerateStreamRequest(ping=self._ping))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The call has ended; its reader says why.
             return
@@ -265,7 +313,7 @@ class WorkerStream:
         if self._ended:
             return
         self._ended = True
-        receivers, self._receivers = list(self._receivers.values()), {}
+        receivers, self._receivers = self._receivers, {}
         self._submits.clear()
         self._on_end(self)
         if receivers:
@@ -277,15 +325,19 @@ class WorkerStream:
                 len(receivers),
                 reason,
             )
-        for receiver in receivers:
-            self._tell_failure(receiver, self._loss(reason))
+        for slot, receiver in receivers.items():
+            died = slot in self._sent and not (self._hangs or self._was_cut)
+            self._tell_failure(receiver, self._loss(reason, died))
 
-    def _loss(self, reason: str) -> Unavailable:
-        return Unavailable(
+    def _loss(self, reason: str, died: bool) -> WorkerLost:
+        """`died`: the worker ended with the request on it."""
+        error = WorkerLost(
             f"lost the stream to worker {self.worker_id} at {self.address}: {reason}",
             phase=types_pb2.PHASE_DECODE,
             worker_id=self.worker_id,
         )
+        error.loss = Loss.DIED if died else Loss.GONE
+        return error
 
 
 class _Ignored:

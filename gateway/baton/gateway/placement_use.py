@@ -1,0 +1,42 @@
+"""A placement from its use to its report."""
+
+from __future__ import annotations
+
+import time
+
+from baton.gateway.router_client import Placed, RouterClient
+from baton.v1 import router_pb2
+
+
+class PlacementUse:
+    """A placement that one or more choices use; reported when the last one is done with it."""
+
+    def __init__(self, router: RouterClient, placed: Placed, num_choices: int) -> None:
+        self._router = router
+        self._placed = placed
+        self._left = num_choices
+        self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
+        self._cached: list[int] = []
+        self.waits = True  # no token has come
+
+    def first_token(self) -> None:
+        """The first token of any choice came."""
+        self.waits = False
+        self._outcome.first_token_us = max(1, round((time.monotonic() - self._placed.at) * 1e6))
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        """What the router expected."""
+        return max(self._placed.response.decode_cached_tokens, self._placed.response.prefill_cached_tokens)
+
+    def done(self, num_output_tokens: int, num_cached_tokens: int | None, worker_failed: bool) -> None:
+        """One choice ended here."""
+        self._left -= 1
+        self._outcome.num_output_tokens += num_output_tokens
+        self._outcome.worker_failed |= worker_failed
+        if num_cached_tokens is not None:
+            self._cached.append(num_cached_tokens)
+        if self._left == 0:
+            # The other choices found what the first one computed.
+            self._outcome.num_cached_tokens = min(self._cached, default=0)
+            self._router.report(self._placed, self._outcome)

@@ -1,0 +1,103 @@
+"""How often a request may start anew on another worker, and when it is taken for the cause. Pure; knows no worker.
+
+The rule. A worker that died, or failed a step, while it ran the request is held against the request, once, however
+many of its choices ran there. The second one ends it: it is given to no third worker. What has run on for
+LET_OFF_TOKENS since the worker before died is let off: a request that was only near two deaths goes on, one that ends
+its worker at the same place again does not. Not even those die with more than MAX_DEATHS workers. A worker that could
+not be reached, that is silent, or that gives its requests up to drain is held against nobody; a choice is moved
+MAX_MOVES times in a row without a token in between. A refusal is passed on MAX_REFUSALS times.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from baton.rpc.errors import InternalError, ServiceError, Unavailable
+
+LET_OFF_TOKENS = 64
+MAX_BLAMED_DEATHS = 2
+MAX_DEATHS = 5
+MAX_MOVES = 8
+MAX_REFUSALS = 2
+
+
+class Loss(enum.Enum):
+    """How a worker lost a choice."""
+
+    DIED = "died"  # it ran the choice when its process or its step failed
+    GONE = "gone"  # nothing says that it ran the choice, or that the choice is the cause
+    REFUSED = "refused"  # it is there, and said no
+
+
+class PoisonousRequest(InternalError):
+    """A request whose workers die. Not retryable: another try would end another worker."""
+
+
+class WorkerLost(Unavailable):
+    """The stream to a worker ended. `loss`: what it means for a request that was on it."""
+
+    loss = Loss.GONE
+
+
+def loss_of(error: ServiceError) -> Loss:
+    """What a failure says of the worker."""
+    if isinstance(error, WorkerLost):
+        return error.loss
+    if isinstance(error, InternalError):
+        return Loss.DIED
+    return Loss.GONE if isinstance(error, Unavailable) else Loss.REFUSED
+
+
+def may_move(error: ServiceError) -> bool:
+    """Whether another worker may do better."""
+    return error.retryable or loss_of(error) is Loss.DIED
+
+
+class RetryBudget:
+    """One request's. Raises what ends it."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._refusals = [0] * num_choices
+        self._moves = [0] * num_choices
+        self._tokens = [0] * num_choices  # of the output, at the choice's last move
+        self._tokens_at_death = [0] * num_choices  # at the last one that is held against the request
+        self._stories: list[str] = []  # of the workers held against it
+        self._last_death: object = None
+        self._num_deaths = 0
+
+    def spend(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
+        """A choice lost its worker, after so many tokens of output. Raises the error that the client is to be told.
+
+        `worker`: the same for choices that were lost together.
+        """
+        if not may_move(error):
+            raise error
+        if num_tokens > self._tokens[choice]:
+            self._tokens[choice] = num_tokens
+            self._moves[choice] = self._refusals[choice] = 0
+        loss = loss_of(error)
+        if loss is Loss.REFUSED:
+            self._refusals[choice] += 1
+        else:
+            self._moves[choice] += 1
+        if self._refusals[choice] > MAX_REFUSALS or self._moves[choice] > MAX_MOVES:
+            raise error
+        if loss is Loss.DIED:
+            self._blame(choice, num_tokens, error, worker)
+
+    def _blame(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
+        since, self._tokens_at_death[choice] = num_tokens - self._tokens_at_death[choice], num_tokens
+        if worker is self._last_death:
+            return
+        self._last_death = worker
+        self._num_deaths += 1
+        if since >= LET_OFF_TOKENS:
+            self._stories.clear()
+        self._stories.append(f"{error.worker_id or 'a worker'} after {num_tokens} tokens: {error.message}")
+        if len(self._stories) >= MAX_BLAMED_DEATHS or self._num_deaths >= MAX_DEATHS:
+            raise PoisonousRequest(
+                f"{self._num_deaths} workers died or failed while they ran this request, and it is not given to "
+                f"another one ({'; '.join(self._stories)})",
+                phase=error.phase,
+                worker_id=error.worker_id,
+            ) from error
