@@ -67,6 +67,11 @@ audit: $(VENV)/.installed-dev ## Look the pinned dependencies up among the known
 	$(PIP) pip-audit==2.10.1
 	$(BIN)/python requirements/audit.py $(AUDIT_FLAGS)
 
+metrics: $(VENV)/.installed-dev ## Write deploy/metrics.md, the table of every metric
+	@mkdir -p build
+	@sed '/^## /,$$d' deploy/metrics.md > build/metrics.md && $(BIN)/baton metrics --markdown >> build/metrics.md
+	@mv build/metrics.md deploy/metrics.md
+
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)

@@ -80,7 +80,9 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     async with (
         open_gate(config.access, access_counters) as gate,
         RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
-        WorkerStreams(counters, dial=Dial(tls.services, WORKER)) as streams,
+        WorkerStreams(
+            counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
+        ) as streams,
     ):
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
         core = _Core(catalog, counters, generator, Admission(config.max_streams), limits, gate, access_counters)
@@ -147,6 +149,7 @@ def _http_server(
     """REST, and the servicer that tells Envoy what its routes need."""
     connections = Connections()
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
+    metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate)

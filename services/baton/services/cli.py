@@ -30,6 +30,8 @@ TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "certs": "Makes a development CA and certificates for TLS between services.",
     "keys": "Makes, lists and revokes API keys of the gateway.",
+    "probe": "Asks a service's gRPC health once, with a certificate where the fleet has TLS.",
+    "metrics": "Lists every Prometheus metric.",
     "bench": "Runs a benchmark of tests/bench.",
     "simulate": "Runs a simulated fleet under virtual time.",
 }
@@ -54,6 +56,14 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import keys
 
         return keys.main(rest, variables)
+    if command == "probe":
+        from baton.services import probe
+
+        return probe.main(rest, variables)
+    if command == "metrics":
+        from baton.services import metrics_table
+
+        return metrics_table.main(rest)
     if command == "bench":
         from baton.services import bench
 

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from baton.v1 import control_pb2
 from baton.worker.transfer_metrics import transfer_metrics
+from baton.worker.vllm_metrics import vllm_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class WorkerCollector(Collector):
 
 
 def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
-    """The metrics that some stats stand for. Aliases under other engines' names belong here, beside these."""
+    """The metrics that some stats stand for, and some of them under vLLM's names too."""
     for field, name, text in _COUNTERS:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters, field))
@@ -127,3 +128,4 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     draining = GaugeMetricFamily("baton_worker_draining", "1 when no new requests are taken.", labels=_LABELS)
     draining.add_metric((model_name,), float(stats.state.draining))
     yield draining
+    yield from vllm_metrics(stats, model_name)
