@@ -9,7 +9,12 @@ from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
 from baton.worker.control import Method
 from baton.worker.engine_control import EngineControl
+from baton.worker.lifecycle import Lifecycle
 from baton.worker.link import Kind
+
+
+class Halted:
+    """What no test here changes."""
 
 
 class Operated:
@@ -40,7 +45,7 @@ def test_stats_walk_the_pool_only_when_asked_and_say_the_same(audit):
     operated.rig.submit(make_request(prompt_of(50, 1), 40))
     operated.rig.step()
     sent: list[tuple[int, int, bytes]] = []
-    control = EngineControl(operated, lambda *frame: sent.append(frame))  # type: ignore[arg-type]
+    control = EngineControl(operated, lambda *frame: sent.append(frame), Lifecycle(Halted()))  # type: ignore[arg-type]
     control.call(3, bytes([Method.GET_STATS]) + control_pb2.GetStatsRequest(audit=audit).SerializeToString())
     ((kind, channel, payload),) = sent
     assert (kind, channel) == (Kind.REPLY, 3)

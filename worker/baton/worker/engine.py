@@ -61,6 +61,7 @@ class Engine:
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
         # Called between schedule and launch, so that a peer can be told before its prompt is computed.
         self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        self.frozen = False  # nothing is scheduled; what is in flight lands
         self.waits = False  # the device has all it can take, and is not done
         self._executor = executor
         self._settings = settings
@@ -130,7 +131,7 @@ class Engine:
         self._copier.land()
         if self._grammars is not None and self._grammars.pending:
             self._settle_grammars(self._grammars)
-        scheduled = None if self._in_flight.full else self._scheduler.schedule()
+        scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
         self._copier.start()
         if scheduled is not None:
             self._tell_started(scheduled)
@@ -150,7 +151,16 @@ class Engine:
         scheduler = self._scheduler
         working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
         pending = self._grammars is not None and self._grammars.pending
-        return bool(working or pending or scheduler.runnable())
+        return bool(working or pending or (not self.frozen and scheduler.runnable()))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the device has nothing to do: no step in flight, no block on its way from host memory."""
+        return not self._in_flight and not self._copier.busy
+
+    def recompute_all(self) -> None:
+        """Takes every request's blocks; they are computed again once the engine is not frozen. While settled, only."""
+        self._scheduler.recompute_all()
 
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""

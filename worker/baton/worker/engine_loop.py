@@ -12,8 +12,10 @@ from baton.worker.block_pool import PoolAudit
 from baton.worker.engine import Engine
 from baton.worker.engine_control import EngineControl
 from baton.worker.events import EventLog
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import ServingExecutor
+from baton.worker.halt import EngineHalt
 from baton.worker.handover.handover import Handover
+from baton.worker.lifecycle import Lifecycle
 from baton.worker.link import EngineLink, Frame, Kind
 from baton.worker.outputs import StepOutputs
 from baton.worker.profiler import StepProfiler
@@ -36,7 +38,7 @@ class EngineLoop:
         self,
         link: EngineLink,
         engine: Engine,
-        executor: Executor,
+        executor: ServingExecutor,
         handover: Handover,
         identity: worker_pb2.WorkerState,
         profiler: StepProfiler,
@@ -58,7 +60,8 @@ class EngineLoop:
         self._clock = clock
         self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
-        self._control = EngineControl(self, link.send, clock)
+        halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
+        self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
         self._changing = False
         self._stopping = False
@@ -141,6 +144,10 @@ class EngineLoop:
         """Takes no new work from now on."""
         self._sessions.draining = True
         self._handover.begin_drain()
+        self._state.report(self._clock(), at_once=True)
+
+    def _end_drain(self) -> None:
+        self._sessions.draining = False
         self._state.report(self._clock(), at_once=True)
 
     def abort_all(self, reason: str) -> None:

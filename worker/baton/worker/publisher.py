@@ -33,6 +33,7 @@ _PATIENCE_SECONDS = 0.75
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
+_SETTLE_SECONDS = 0.01
 # A snapshot of 2 M blocks fits. A store that is further behind gets a new stream, and so a new snapshot.
 _MAX_BACKLOG_BYTES = 64 << 20
 
@@ -91,6 +92,15 @@ class Publisher:
                     backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
         finally:
             self._host.send(Kind.PUBLISH_CLOSE, self._stream)
+
+    async def settle(self, seconds: float) -> None:
+        """Returns when the store has answered whatever it was sent, or is not there, or after so many seconds."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.connected and (self._answered or self._asked is not None):
+            if asyncio.get_running_loop().time() >= deadline:
+                _log.warning("the kvstore did not hear within %g s that this worker ends; its lease will tell", seconds)
+                return
+            await asyncio.sleep(_SETTLE_SECONDS)
 
     async def _attempt(self, address: str) -> str:
         """Publishes over one stream to its end; returns why it ended."""

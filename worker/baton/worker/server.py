@@ -31,6 +31,8 @@ from baton.worker.publisher import Publisher
 
 _log = logging.getLogger(__name__)
 
+_INDEX_SECONDS = 1.0  # for the index to hear that this worker holds nothing
+
 _ANY_HOSTS = ("0.0.0.0", "[::]")
 
 
@@ -48,7 +50,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     if config.kvstore:
         publisher = Publisher(host, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
     server: RpcServer
-    servicer = control.ControlServicer(host, lambda: server.set_ready(False))
+    servicer = control.ControlServicer(host, lambda ready: server.set_ready(ready))
     services = (
         Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
@@ -75,6 +77,8 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
                 await server.set_ready(False)
                 if not host.ended.is_set():
                     await servicer.shut_down(config.drain_timeout)
+                    if publisher is not None:
+                        await publisher.settle(_INDEX_SECONDS)
         finally:
             worker.close(Unavailable(f"worker {worker_id} has shut down", worker_id=worker_id))
             await peers.close()

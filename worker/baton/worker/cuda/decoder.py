@@ -93,6 +93,16 @@ class Decoder:
         self._fast_prefill = None if batch_invariant else _fast_prefill(cache)
         self._fuses = not (config.o_bias or config.mlp_bias)  # the fused linears have no bias
 
+    @property
+    def weights(self) -> ModelWeights:
+        """In use."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: ModelWeights) -> None:
+        """Graphs that were captured before read the old ones."""
+        self._weights = weights
+
     def reset(self) -> None:
         """After a step that failed midway: what launches leave behind for one another is as at the start."""
         self._workspace.arrived.zero_()

@@ -7,10 +7,11 @@ whose order depends on the sequence alone, and blocks of generated tokens are no
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.cuda.batch import DeviceBatch
@@ -37,10 +38,11 @@ from baton.worker.cuda.stepper import Computed, Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
-from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.model.config import ModelConfig
-from baton.worker.model.loading import LoadedModel, load_model, read_config
+from baton.worker.model.loading import LoadedModel, check_same, load_model, read_config
 from baton.worker.model.rope import cos_sin_table
+from baton.worker.model.weights import ModelWeights, pinned
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,11 @@ class CudaExecutor:
         self.kv_bytes: NDArray[np.uint8] | None = None
         self.host: HostCache | None = None
         self._config = config
+        self._model_config = model_config
+        self._dtype = dtype
+        self._source = config.model
+        self._offloaded: ModelWeights | None = None  # in host memory, while asleep
+        self._asleep = False
         self._device = device
         self._graphs: DecodeGraphs | None = None
         self._launched: deque[_Launched] = deque()
@@ -95,13 +102,7 @@ class CudaExecutor:
             self.num_blocks = self._num_blocks(model_config, dtype)
             self._decoder.cache = allocate_kv(self.layout, self._kv_dtype, self.num_blocks, device)
             phases.end("KV pool")
-            if config.cuda_graphs:
-                sizes = graph_sizes(config.max_num_requests)
-                self._graphs = DecodeGraphs(sizes, device, self._record, phases.progress("decode graphs"))
-                phases.end("decode graphs")
-                if not config.batch_invariant:
-                    self._stepper.pieces = self._make_pieces(model_config, dtype, phases.progress("layer graphs"))
-                    phases.end("layer graphs")
+            self._record_graphs(phases)
         phases.log(self.num_blocks, config.block_size)
 
     @torch.inference_mode()
@@ -192,6 +193,79 @@ class CudaExecutor:
             except Exception as error:  # said when it was found; closing must go on
                 _log.debug("the device failed before it was closed: %s", error)
         self._watch.close()
+
+    # Memory that leaves and comes back.
+
+    def read_weights(self, model: str) -> NewWeights:
+        """Reads weights of the same architecture into host memory."""
+        source = model or self._source
+        load_format = self._config.load_format
+        check_same(self._model_config, read_config(source, load_format), source)
+        loaded = load_model(source, load_format, self._dtype)
+        layout = _layout(self._model_config, loaded, self.layout.block_size, self._kv_dtype)
+        if layout.kv_scales != self.layout.kv_scales:
+            raise Mismatch(
+                f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
+            )
+        return NewWeights(source, loaded.digest, loaded.weights)
+
+    @torch.inference_mode()
+    def use_weights(self, new: NewWeights) -> None:
+        """Writes them over those in use: graphs know where those lie."""
+        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
+        if not self._asleep:
+            for ours, theirs in zip(self._decoder.weights.tensors(), new.weights.tensors(), strict=True):
+                ours.copy_(theirs)
+            self._wait()
+        self._source = new.model
+        self.model = replace(self.model, digest=new.digest)
+        self.layout = replace(self.layout, model_digest=new.digest)
+
+    @torch.inference_mode()
+    def sleep(self, level: int) -> int:
+        """Frees the KV pool and the graphs; weights go to pinned host memory or, from level 2 on, nowhere."""
+        self._wait()
+        before, _ = torch.cuda.mem_get_info(self._device)
+        if not self._asleep:
+            if level == 1:
+                self._offloaded = self._decoder.weights.mapped(pinned)
+            self._let_go()
+            self._asleep = True
+        if level > 1:
+            self._offloaded = None
+        after, _ = torch.cuda.mem_get_info(self._device)
+        return max(0, after - before)
+
+    @torch.inference_mode()
+    def wake(self, new: NewWeights | None) -> None:
+        """Brings the weights back, allocates the pool, and captures the graphs again."""
+        weights = self._offloaded if new is None else new.weights
+        assert isinstance(weights, ModelWeights), "after level 2 with new weights, else with those that were kept"
+        phases = StartPhases(self._wait)
+        try:
+            self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
+            phases.end("weights")
+            self._decoder.cache = allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)
+            phases.end("KV pool")
+            self._record_graphs(phases)
+        except (torch.OutOfMemoryError, InvalidRequest) as error:
+            self._let_go()
+            free, _ = torch.cuda.mem_get_info(self._device)
+            raise NoCapacity(
+                f"the device has {free >> 20} MiB free, too little to wake up: another process has taken what was freed"
+            ) from error
+        if new is not None:
+            self.use_weights(new)
+        self._asleep, self._offloaded = False, None
+
+    def _let_go(self) -> None:
+        """Drops whatever wake brings back."""
+        self._graphs = None
+        self._stepper.pieces = None
+        self._decoder.weights = self._decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
+        self._decoder.cache = self._decoder.cache.new_empty((self.layout.num_layers, 0))
+        gc.collect()
+        torch.cuda.empty_cache()
 
     # Steps.
 
@@ -295,8 +369,21 @@ class CudaExecutor:
         except Exception as error:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
 
-    def _make_pieces(self, model: ModelConfig, dtype: torch.dtype, progress: Progress) -> Pieces:
-        pieces = Pieces(self._decoder, model, self._config.max_num_batched_tokens, dtype, self._device)
+    def _record_graphs(self, phases: StartPhases) -> None:
+        """Captures the steps over the weights and the pool as they lie now."""
+        config = self._config
+        if not config.cuda_graphs:
+            return
+        sizes = graph_sizes(config.max_num_requests)
+        self._graphs = DecodeGraphs(sizes, self._device, self._record, phases.progress("decode graphs"))
+        phases.end("decode graphs")
+        if not config.batch_invariant:
+            self._stepper.pieces = self._make_pieces(phases.progress("layer graphs"))
+            phases.end("layer graphs")
+
+    def _make_pieces(self, progress: Progress) -> Pieces:
+        most = self._config.max_num_batched_tokens
+        pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device)
         pieces.record(progress)
         return pieces
 

@@ -157,3 +157,40 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Frees the device. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """Weights that were read and fit the executor, and are not in use yet."""
+
+    model: str  # the folder or hub id
+    digest: bytes  # 16 bytes
+    weights: object  # the executor's own
+
+
+class Resident(Protocol):
+    """What of an executor lies in memory, and can leave it. Called with no step in flight and no block held or leased,
+    but read_weights."""
+
+    model: ModelSpec
+    layout: KvLayout
+
+    def read_weights(self, model: str) -> NewWeights:
+        """Reads a folder or hub id; empty: the model loaded last. Changes nothing, and may run on any thread.
+
+        Raises InvalidRequest for what cannot be loaded, Mismatch for another architecture.
+        """
+
+    def use_weights(self, new: NewWeights) -> None:
+        """The next step computes with these; `model` and `layout` tell their digest."""
+
+    def sleep(self, level: int) -> int:
+        """Frees the blocks' memory and, from level 2 on, the weights. Returns the bytes. Idempotent."""
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Takes it back; `new`: the weights, after level 2. Blocks are zeros. Raises a ServiceError where there is no
+        room, and sleeps on."""
+
+
+class ServingExecutor(Executor, Resident, Protocol):
+    """What a worker has: it computes, and its memory can be taken back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ from baton.kernels.reference.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.executor.host import usable_cores, usable_memory
 from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.kv_memory import KvMemory
@@ -23,8 +24,9 @@ from baton.worker.executor.sampler import Sampler
 from baton.worker.executor.step_inputs import make_step_inputs
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.decoder import Decoder
-from baton.worker.model.loading import load_model
+from baton.worker.model.loading import check_same, load_model, read_config
 from baton.worker.model.rope import cos_sin_table
+from baton.worker.model.weights import ModelWeights
 
 _DTYPES = {
     "auto": torch.float32,
@@ -46,6 +48,10 @@ class CpuExecutor:
         dtype = _DTYPES[config.dtype]
         loaded = load_model(config.model, config.load_format, dtype)
         self._config = loaded.config
+        self._source = config.model
+        self._load_format = config.load_format
+        self._dtype = dtype
+        self._asleep = False
         self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
@@ -60,9 +66,8 @@ class CpuExecutor:
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
         self._prompt_logprobs = PromptLogprobs(self._rows)
-        self._decoder = Decoder(
-            loaded.config, loaded.weights, cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
-        )
+        self._cos_sin = cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
+        self._decoder: Decoder | None = Decoder(loaded.config, loaded.weights, self._cos_sin)
         self._results: list[StepResult] = []
         self._ended: float | None = None  # when the last step was computed
 
@@ -110,6 +115,38 @@ class CpuExecutor:
         """Drops what was launched; the memory goes with the executor."""
         self._results.clear()
 
+    def read_weights(self, model: str) -> NewWeights:
+        """Reads weights of the same architecture, beside those in use."""
+        source = model or self._source
+        check_same(self._config, read_config(source, self._load_format), source)
+        loaded = load_model(source, self._load_format, self._dtype)
+        return NewWeights(source, loaded.digest, loaded.weights)
+
+    def use_weights(self, new: NewWeights) -> None:
+        """The next step computes with these."""
+        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
+        self._decoder = Decoder(self._config, new.weights, self._cos_sin)
+        self._source = new.model
+        self.model = dataclasses.replace(self.model, digest=new.digest)
+        self.layout = dataclasses.replace(self.layout, model_digest=new.digest)
+
+    def sleep(self, level: int) -> int:
+        """Gives the blocks' pages back, those of host memory too; from level 2 on drops the weights."""
+        freed = 0
+        if not self._asleep:
+            freed = self._memory.free() + (self.host.free() if self.host is not None else 0)
+        self._asleep = True
+        if level > 1 and self._decoder is not None:
+            freed += self._decoder.num_bytes
+            self._decoder = None
+        return freed
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Pages come back when they are written."""
+        self._asleep = False
+        if new is not None:
+            self.use_weights(new)
+
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.freed:
             self._sampler.free(row)
@@ -122,11 +159,13 @@ class CpuExecutor:
             self._rows.add_blocks(row, block_ids)
 
     def _compute(self, plan: StepPlan, result: StepResult) -> None:
+        decoder = self._decoder
+        assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
         hook = self.layer_hook
         on_layer = None if hook is None else lambda layer: hook(plan, layer)
-        hidden = self._decoder.hidden_states(inputs, self._memory.tensor, on_layer)
-        result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, self._decoder.logits)
+        hidden = decoder.hidden_states(inputs, self._memory.tensor, on_layer)
+        result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)
         if not plan.samples.any():
             return
         if not plan.samples.all() or len(hidden) != len(plan.rows):
@@ -134,7 +173,7 @@ class CpuExecutor:
             hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
         rows = plan.rows[plan.samples].astype(np.int64)
         num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        logits = self._decoder.logits(hidden)
+        logits = decoder.logits(hidden)
         token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, plan.masks)
         self._rows.append(rows, token_ids)
         result.token_ids = token_ids.astype(np.int32)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import ServingExecutor
 
 if TYPE_CHECKING:
     from baton.worker.executor.sim import SimSettings
@@ -17,12 +19,12 @@ _SIM_NUM_BLOCKS = 8192
 _SIM_BYTES_PER_TOKEN = 131072  # of host memory: an 8B model's KV, as the simulator's speed is
 
 
-def make_executor(config: WorkerConfig) -> Executor:
+def make_executor(config: WorkerConfig) -> ServingExecutor:
     """Loads the model. Raises InvalidRequest where the configuration or the model's folder is wrong."""
     if config.executor == "sim":
         from baton.worker.executor.sim import SimExecutor
 
-        return SimExecutor(sim_settings(config))
+        return SimExecutor(sim_settings(config), read_settings=lambda model: _sim_settings_of(config, model))
     if config.executor == "cuda":
         from baton.worker.cuda.executor import CudaExecutor
 
@@ -57,6 +59,19 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
         speed=speed,
     )
+
+
+def _sim_settings_of(config: WorkerConfig, model: str) -> SimSettings:
+    """The simulator of another folder, which must be there. Folders with the same config.json are the same model."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        raise InvalidRequest(f"model={model!r}: there is no {path}", field="model")
+    settings = sim_settings(dataclasses.replace(config, model=model))
+    text = path.read_bytes()
+    before = Path(config.model) / "config.json"
+    if before.is_file() and before.read_bytes() == text:
+        return settings
+    return dataclasses.replace(settings, digest=hashlib.blake2b(settings.model_digest + text, digest_size=16).digest())
 
 
 def _read_model_config(folder: str) -> dict[str, Any]:

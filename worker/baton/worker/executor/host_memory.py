@@ -12,7 +12,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, HostSlot
 from baton.worker.executor.base import LandedCopies, RestoreCopy
 from baton.worker.executor.host import usable_memory
-from baton.worker.executor.kv_memory import KvMemory, reserve
+from baton.worker.executor.kv_memory import KvMemory, free_pages, reserve
 
 
 class HostMemory:
@@ -23,6 +23,7 @@ class HostMemory:
         self._blocks = memory.bytes  # [num_layers, num_blocks, bytes of a block's layer]
         num_layers, _, size = self._blocks.shape
         pages = reserve_slots(num_slots, num_layers * size)
+        self._pages = pages
         self._slots = np.frombuffer(pages, np.uint8).reshape(num_slots, num_layers, size)
         self._landed = LandedCopies()
 
@@ -55,6 +56,10 @@ class HostMemory:
 
     def wait(self, seconds: float) -> None:
         """Nothing is ever under way."""
+
+    def free(self) -> int:
+        """Gives the slots' pages back. Returns the bytes."""
+        return free_pages(self._pages)
 
 
 def reserve_slots(num_slots: int, bytes_per_block: int) -> mmap.mmap:

@@ -28,6 +28,7 @@ class KvMemory:
         self._num_heads = layout.num_rank_kv_heads
         shape = (layout.num_layers, num_blocks + 1, 2, self._num_heads, layout.block_size, layout.head_dim)
         memory = reserve(layout.bytes_per_block * (num_blocks + 1), f"{num_blocks} KV blocks", "kv_cache_memory")
+        self._pages = memory
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
         # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.
         self.bytes = np.frombuffer(memory, dtype=np.uint8).reshape(layout.num_layers, num_blocks + 1, self._block_bytes)
@@ -69,6 +70,10 @@ class KvMemory:
             else:
                 self._heads[layer, blocks, :, first : first + count] = values.reshape(len(blocks), 2, count, -1)
 
+    def free(self) -> int:
+        """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
+        return free_pages(self._pages)
+
     def _check(self, layer: int, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         blocks = np.fromiter(block_ids, np.int64, len(block_ids))
         num_layers = self.bytes.shape[0]
@@ -85,10 +90,19 @@ class KvMemory:
 def reserve(num_bytes: int, what: str, field: str) -> mmap.mmap:
     """Zeroed pages, made when they are written. Raises InvalidRequest, naming `field`, where there are not so many."""
     try:
-        return mmap.mmap(-1, num_bytes)
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
         alternative = " or num_blocks" if field == "kv_cache_memory" else ""
         raise InvalidRequest(
             f"{what} need {num_bytes} bytes, which this machine does not give ({error}): lower {field}{alternative}",
             field=field,
         ) from error
+
+
+def free_pages(pages: mmap.mmap) -> int:
+    """Gives pages of `reserve` back to the machine; they read as zeros. Returns their bytes."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
+    else:
+        np.frombuffer(pages, np.uint8)[:] = 0
+    return len(pages)

@@ -10,14 +10,14 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, RowInit, StepPlan, StepResult, TokenLogprobs
-from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec
+from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.executor.sim_draws import SimDraws
 from baton.worker.executor.sim_host import SimHost
 from baton.worker.executor.sim_kv import SimKv, UInt64, mix
@@ -108,6 +108,7 @@ class SimExecutor:
         settings: SimSettings,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: there is no other
     ) -> None:
         settings.validate()
         self.model = ModelSpec(
@@ -129,6 +130,8 @@ class SimExecutor:
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
+        self._read_settings = read_settings
+        self._source = ""
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self.host = self._make_host()
         self._launched: deque[_Launched] = deque()
@@ -209,6 +212,37 @@ class SimExecutor:
     def close(self) -> None:
         """Frees the device. Idempotent."""
         self._launched.clear()
+
+    def read_weights(self, model: str) -> NewWeights:
+        """Another model's values: there are no weights."""
+        source = model or self._source
+        if self._read_settings is None or not source:
+            return NewWeights(source, self.layout.model_digest, None)
+        new = self._read_settings(source)
+        for name in ("vocab_size", "max_model_len", "eos_token_ids"):
+            ours, theirs = getattr(self._settings, name), getattr(new, name)
+            if ours != theirs:
+                raise Mismatch(
+                    f"model={source!r} has another architecture than what is served: {name} is {theirs}, not {ours}",
+                    field="model",
+                )
+        return NewWeights(source, new.model_digest, None)
+
+    def use_weights(self, new: NewWeights) -> None:
+        """Only the digest changes."""
+        self._source = new.model
+        self.model = replace(self.model, digest=new.digest)
+        self.layout = replace(self.layout, model_digest=new.digest)
+
+    def sleep(self, level: int) -> int:
+        """Frees the blocks' words, whatever the level."""
+        return self._kv.free()
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Takes them back, as zeros."""
+        self._kv.take_back()
+        if new is not None:
+            self.use_weights(new)
 
     def _make_host(self) -> SimHost | None:
         settings = self._settings

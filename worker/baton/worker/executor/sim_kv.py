@@ -30,7 +30,8 @@ class SimKv:
 
     def __init__(self, num_layers: int, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.words: UInt64 = np.zeros((num_layers, num_blocks * block_size), np.uint64)
+        self._shape = (num_layers, num_blocks * block_size)
+        self.words: UInt64 = np.zeros(self._shape, np.uint64)
         layers = np.arange(1, num_layers + 1, dtype=np.uint64)
         self._multiplier = mix(layers) | np.uint64(1)  # odd: it has an inverse
         self._inverse = np.array([pow(int(a), -1, 1 << 64) for a in self._multiplier], np.uint64)
@@ -38,6 +39,15 @@ class SimKv:
         self._start = mix(layers + np.uint64(1 << 33))
         self._powers = np.ones((num_layers, 1), np.uint64)
         self._inverse_powers = np.ones((num_layers, 1), np.uint64)
+
+    def free(self) -> int:
+        """Drops the words. Returns their bytes. Idempotent."""
+        freed, self.words = self.words.nbytes, self.words[:, :0].copy()
+        return freed
+
+    def take_back(self) -> None:
+        """As at the start."""
+        self.words = np.zeros(self._shape, np.uint64)
 
     def slots(self, table: NDArray[np.int32], positions: Int64) -> Int64:
         """Where positions of one row lie."""

@@ -18,7 +18,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request
 from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
@@ -91,6 +91,11 @@ class DecodeSide:
     def num_exchanges(self) -> int:
         """Requests that are being handed over."""
         return len(self._exchanges)
+
+    def adopt(self, layout: KvLayout) -> None:
+        """Other weights are served: prefill workers are greeted again. No exchange is open."""
+        self._peers.layout = layout
+        self._peers.close_all()
 
     @property
     def num_peers(self) -> int:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.rpc.errors import ServiceError, status_of
+from baton.rpc.errors import ServiceError, Unavailable, status_of
 from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
 from baton.worker.handover.decode_side import DecodeSide
@@ -75,6 +75,7 @@ class Handover:
             layout=layout_message(executor.layout),
             transports=transport.addresses,
         )
+        self._hello = hello  # both sides send it
         self._transport = transport
         self._wire = wire
         self._clock = clock
@@ -152,6 +153,16 @@ class Handover:
     def begin_drain(self) -> None:
         """Refuses new prefills of others. Idempotent."""
         self.prefill_side.draining = True
+
+    def end_drain(self) -> None:
+        """Takes prefills of others again. Idempotent."""
+        self.prefill_side.draining = False
+
+    def adopt(self, layout: KvLayout) -> None:
+        """Other weights are served. Nothing is open; every peer is greeted again."""
+        self._hello.layout.CopyFrom(layout_message(layout))
+        self.prefill_side.adopt(layout, Unavailable("this worker's weights have changed; greet it again"))
+        self.decode_side.adopt(layout)
 
     def abort_all(self, reason: str) -> None:
         """Fails the prefills of others that still run."""

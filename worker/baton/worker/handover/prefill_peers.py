@@ -31,7 +31,7 @@ class PrefillPeers:
     ) -> None:
         self.backoff = PeerBackoff()
         self._hello = hello
-        self._layout = layout
+        self.layout = layout
         self._settings = settings
         self._open_peer = open_peer
         self._send = send
@@ -73,7 +73,7 @@ class PrefillPeers:
 
     def greeted(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
         """The peer said who it is. Raises Mismatch where its KV cannot be made into ours."""
-        worker_conversion(layout_of(hello.layout), self._layout)  # the peer converts
+        worker_conversion(layout_of(hello.layout), self.layout)  # the peer converts
         peer.greeted = True
         peer.epoch = hello.epoch
         peer.patience = self._settings.silence_seconds
@@ -81,6 +81,12 @@ class PrefillPeers:
     def mismatched(self, peer: PrefillPeer) -> None:
         """The peer is not worth asking for a while."""
         self.backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
+
+    def close_all(self) -> None:
+        """Ends every stream; none has an exchange."""
+        for peer in self:
+            self._forget(peer.channel)
+            self.close(peer)
 
     def close(self, peer: PrefillPeer) -> None:
         """Ends a stream from here."""

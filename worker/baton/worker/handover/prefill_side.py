@@ -17,7 +17,7 @@ from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, Service
 from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
+from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.computing_rows import ComputingRows
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
@@ -325,6 +325,12 @@ class PrefillSide:
                 self._fail(job, DeadlineExceeded("the decode worker made no room for the computed prompt"))
             elif now >= job.peer.heard_at + self._settings.silence_seconds:
                 self._fail(job, DeadlineExceeded("the decode worker fell silent"))
+
+    def adopt(self, layout: KvLayout, error: ServiceError) -> None:
+        """Other weights are served: decode workers shall greet again. No prefill runs."""
+        self._targets.layout = layout
+        for channel in list(self._peers):
+            self._close_peer(channel, error)
 
     def abort_all(self, reason: str) -> None:
         """Fails every prefill that still runs."""

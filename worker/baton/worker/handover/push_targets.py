@@ -18,7 +18,7 @@ class PushTargets:
     def __init__(self, transport: Transport, epoch: int, layout: KvLayout, piece_bytes: int) -> None:
         self._transport = transport
         self._epoch = epoch
-        self._layout = layout
+        self.layout = layout
         self._piece_bytes = piece_bytes
 
     def open(self, job: PrefillJob, transfer: kv_pb2.TransferDescriptor) -> PushTarget:
@@ -62,5 +62,5 @@ class PushTargets:
 
     def _bytes_to_handle(self, receiver: KvLayout) -> int:
         """For one layer of one of the receiver's blocks, read here or written there."""
-        ours = self._layout
+        ours = self.layout
         return max(receiver.bytes_per_block_layer, ours.bytes_per_block_layer * receiver.block_size // ours.block_size)

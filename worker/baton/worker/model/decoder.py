@@ -57,6 +57,11 @@ class Decoder:
         self._scale = config.head_dim**-0.5
         self._compute_dtype = weights.embed.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(tensor.nbytes for tensor in self._weights.tensors())
+
     def hidden_states(self, inputs: StepInputs, kv: Tensor, on_layer: Callable[[int], None] | None) -> Tensor:
         """[num_tokens, hidden_size] before the last norm. kv is [num_layers, num_blocks, 2, num_kv_heads, block_size,
         head_dim] and gets the step's keys and values; on_layer is called when a layer's are in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import Mismatch
 from baton.worker.model.checkpoint import Checkpoint
 from baton.worker.model.config import ModelConfig, load_config, parse_config
 from baton.worker.model.digest import dummy_digest, model_digest
@@ -20,6 +22,7 @@ from baton.worker.model.weights import ModelWeights, dummy_weights, load_weights
 _log = logging.getLogger(__name__)
 
 _DUMMY_SEED = 0
+_OF_NO_MATTER = ("initializer_range", "dtype")  # weights are converted when they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,19 @@ def read_config(model: str, load_format: str) -> ModelConfig:
     if load_format == "dummy" and model in PRESETS:
         return parse_config(PRESETS[model], f"preset {model}")
     return load_config(resolve_model(model))
+
+
+def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
+    """Raises Mismatch, naming what differs, unless weights of one config fit the other."""
+    different = [
+        f"{one.name} is {getattr(theirs, one.name)}, not {getattr(ours, one.name)}"
+        for one in dataclasses.fields(ours)
+        if one.name not in _OF_NO_MATTER and getattr(ours, one.name) != getattr(theirs, one.name)
+    ]
+    if different:
+        raise Mismatch(
+            f"model={source!r} has another architecture than what is served: {'; '.join(different)}", field="model"
+        )
 
 
 def load_model(

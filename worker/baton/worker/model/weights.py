@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +50,31 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden_size]
     lm_head: Tensor  # [vocab_size, hidden_size]; embed itself where tied
+
+    def tensors(self) -> list[Tensor]:
+        """Each once, in an order that models of one architecture share."""
+        own = [self.embed, self.norm, *([] if self.lm_head is self.embed else [self.lm_head])]
+        of_layers = [getattr(layer, one.name) for layer in self.layers for one in dataclasses.fields(layer)]
+        return own + [tensor for tensor in of_layers if tensor is not None]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelWeights:
+        """The same weights, each tensor changed, a shared one once."""
+        embed = change(self.embed)
+
+        def layer_of(layer: LayerWeights) -> LayerWeights:
+            tensors = {one.name: getattr(layer, one.name) for one in dataclasses.fields(layer)}
+            changed: dict[str, Any] = {name: None if one is None else change(one) for name, one in tensors.items()}
+            return LayerWeights(**changed)
+
+        layers = tuple(map(layer_of, self.layers))
+        lm_head = embed if self.lm_head is self.embed else change(self.lm_head)
+        return ModelWeights(embed, layers, change(self.norm), lm_head)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """A copy in host memory that a device reads fast."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor)
 
 
 def load_weights(
