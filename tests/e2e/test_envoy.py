@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 
 import envoy
 import grpc
+import httpx
 import pytest
 from envoy_rig import chat, grpc_channel, http_client, make_access, start_fleet
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from stack import MODEL_NAME, metric, wait_until
+from stack import MODEL_NAME, metric, run_async, wait_until
 from tls_rig import dial_as
 
 from baton.rpc.identity import OPERATOR, WORKER
@@ -234,3 +237,60 @@ def test_the_access_log_tells_whose_request_it_was_and_no_key(client, front, acc
     text = (front.folder / "access.log").read_text()
     assert "secret-in-a-query" not in text
     assert not any(key in text for key in access.keys.values())
+
+
+def test_a_body_over_the_limit_is_refused(client, access):
+    answer = client.post("/v1/chat/completions", content=b"x" * (17 << 20), headers=access.headers("good"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_an_envoy_that_dies_under_load_is_replaced_and_leaves_nothing_running(fleet, front, access):
+    stop = threading.Event()
+    statuses = [Counter() for _ in range(6)]
+    threads = [threading.Thread(target=keep_asking, args=(front, access, stop, one)) for one in statuses]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: all(one[200] for one in statuses), "every client was answered", 30)
+        front.stop(by_force=True)
+        wait_until(lambda: all(one["broken"] for one in statuses), "every client noticed", 30)
+        before = [one[200] for one in statuses]
+        front.start()
+        wait_until(
+            lambda: all(one[200] > count for one, count in zip(statuses, before, strict=True)), "all are back", 30
+        )
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert set().union(*statuses) == {200, "broken"}
+    run_async(none_held(fleet))
+
+
+def keep_asking(front, access, stop, statuses):
+    """Streams one answer after another; each whole, or told to be broken."""
+    body = chat(stream=True, max_tokens=16, ignore_eos=True)
+    while not stop.is_set():
+        try:
+            with http_client(front, access) as client:
+                answer = client.post("/v1/chat/completions", json=body, headers=access.headers("good"))
+            assert answer.status_code != 200 or answer.text.endswith("data: [DONE]\n\n")
+            statuses[answer.status_code] += 1
+        except httpx.TransportError:
+            statuses["broken"] += 1
+            stop.wait(0.05)
+
+
+def test_while_its_gateway_restarts_clients_are_told_quickly_and_then_served(fleet, front, access):
+    gateway = fleet.stack["gateway"]
+    assert gateway.stop() == 0
+    with http_client(front, access) as client:
+        refused = client.post("/v1/chat/completions", json=chat(), headers=access.headers("good"), timeout=20)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "service_unavailable"
+        gateway.start()
+
+        def answered():
+            return client.post("/v1/chat/completions", json=chat(), headers=access.headers("good")).status_code == 200
+
+        wait_until(answered, "the new gateway is found", 30)
