@@ -1,8 +1,9 @@
-"""The scripts of requirements/ as modules."""
+"""The programs of this folder, and those of requirements/, as modules."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "requirements"))
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parents[1] / "requirements")]

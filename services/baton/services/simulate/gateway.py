@@ -128,7 +128,7 @@ class SimGateway:
             num_prompt_tokens=num_prompt_tokens,
             sampling=SamplingParams(temperature=0.0, seed=arrival.output_content),
             stop=StopConditions(arrival.num_output_tokens),
-            cache_namespace=self._namespace,
+            cache_namespace=arrival.namespace or self._namespace,
             arrival=call.record.arrived,
             remote_prefill=prefill is not None,
         )

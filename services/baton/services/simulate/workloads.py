@@ -21,6 +21,7 @@ class Arrival:
     max_tokens: int  # that the client asked for at most
     output_content: int
     tenant: str = ""
+    namespace: bytes = b""  # that its prompt is hashed in; empty: the run's
 
 
 @dataclass(frozen=True, slots=True)
