@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from baton.gateway import openai_types as types
 from baton.gateway.access.identity import Scope
+from baton.gateway.admin_routes import admin_routes
 from baton.gateway.anthropic.routes import anthropic_routes
+from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
 from baton.gateway.openai_completions import Completions
@@ -14,6 +16,7 @@ from baton.gateway.openapi import ApiDescription, openapi_document
 from baton.gateway.playground import playground_routes
 from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.resume.rest import Resumable
 from baton.gateway.routes import Route
 from baton.gateway.system_routes import Description, Models, Status, Tokens
 from baton.gateway.token_generate import token_routes
@@ -22,10 +25,15 @@ _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 
-def rest_routes(desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]]) -> list[Route]:
-    """The table. `missing` says in words what the gateway waits for before it can serve."""
+def rest_routes(
+    desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
+) -> list[Route]:
+    """The table. `missing` says in words what the gateway waits for before it can serve.
+
+    `fleet`: what admin routes operate; None: there are none.
+    """
     api = [*_api_routes(desk), *token_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
-    system = _system_routes(desk, missing)
+    system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
     description = Description(lambda: openapi_document(routes))
     routes = [
         *api,
@@ -42,7 +50,7 @@ def _api_routes(desk: FrontDesk) -> list[Route]:
         Route(
             "POST",
             "/v1/chat/completions",
-            ChatCompletions(desk),
+            Resumable(ChatCompletions(desk), desk.streams),
             "Answers a chat.",
             types.ChatCompletionRequest,
             types.ChatCompletion,
@@ -52,7 +60,7 @@ def _api_routes(desk: FrontDesk) -> list[Route]:
         Route(
             "POST",
             "/v1/completions",
-            Completions(desk),
+            Resumable(Completions(desk), desk.streams),
             "Continues texts.",
             types.CompletionRequest,
             types.Completion,

@@ -141,6 +141,22 @@ class RouterClient:
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 2, self._times.max_delay)
 
+    async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
+        """Those that a router knows. Raises Unavailable when no router answers."""
+        failures: list[str] = []
+        started = time.monotonic()
+        for router in self._in_order():
+            try:
+                request = router_pb2.ListWorkersRequest()
+                answer: router_pb2.ListWorkersResponse = await router.link.stub.ListWorkers(
+                    request, timeout=self._times.attempt
+                )
+            except grpc.aio.AioRpcError as error:
+                failures.append(f"{router.link.address}: {problem_of(error)}")
+            else:
+                return answer.workers
+        raise self._nobody_answers(time.monotonic() - started, failures)
+
     def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome) -> None:
         """Tells the router how a placement went, soon."""
         outcomes = placed.router.outcomes

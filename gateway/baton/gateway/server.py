@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from baton.gateway.access.access_control import open_gate
@@ -19,6 +20,7 @@ from baton.gateway.counters import GenerationCounters
 from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.ext_authz_rules import Rules
 from baton.gateway.ext_authz_server import ext_authz_server
+from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generator import WorkerGenerator
 from baton.gateway.http_connection import Connections, HttpLimits
@@ -29,6 +31,7 @@ from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.response_store import make_response_store
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
+from baton.gateway.resume.store import StreamStore
 from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
@@ -57,6 +60,8 @@ class _Core:
     limits: Limits
     gate: Gate
     access_counters: AccessCounters
+    streams: StreamStore | None
+    fleet: FleetControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +85,23 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     async with (
         open_gate(config.access, access_counters) as gate,
         RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
+        _stream_store(config) as stored_streams,
         WorkerStreams(
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
         ) as streams,
     ):
         generator = WorkerGenerator(catalog, router, streams, counters, limits)
-        core = _Core(catalog, counters, generator, Admission(config.max_streams), limits, gate, access_counters)
+        core = _Core(
+            catalog,
+            counters,
+            generator,
+            Admission(config.max_streams),
+            limits,
+            gate,
+            access_counters,
+            stored_streams,
+            FleetControl(router, lambda: [model.name for model in catalog.models()], Dial(tls.services, WORKER)),
+        )
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
@@ -108,6 +124,16 @@ def served_model(config: GatewayConfig) -> ServedModel:
     """The model, as the settings say. Raises ServiceError that names the file or flag that is missing or wrong."""
     templates = TemplateFlags(config.chat_template, config.template_variables)
     return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
+
+
+@contextlib.asynccontextmanager
+async def _stream_store(config: GatewayConfig) -> AsyncIterator[StreamStore | None]:
+    """Where streams are written down; None: they are not."""
+    if not config.resumable_streams:
+        yield None
+        return
+    async with StreamStore(config.redis_url) as store:
+        yield store
 
 
 def _keep_for_good() -> None:
@@ -152,8 +178,8 @@ def _http_server(
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
-    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate)
-    app = App(rest_routes(desk, shelf, lambda: missing_parts(core)), metrics, core.gate)
+    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
+    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table))
     metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
