@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +59,40 @@ async def replica(
     lease_ms: int = 15_000,
 ) -> AsyncIterator[Replica]:
     counters = AccessCounters()
-    own = ledger or Ledger()
+    # A shorter minute is as much shorter for the gateway.
+    own = ledger or Ledger(lambda: time.monotonic() * CELL_MS / cell_ms)
     async with RedisLink(url, timeout, greetings(cell_ms)) as link:
         limiter = RedisLimiter(link, own, counters, replicas, cell_ms, lease_ms)
         async with limiter.beating():
             yield Replica(link, limiter, counters, own)
+
+
+class _Speaker(asyncio.Protocol):
+    """Answers whatever comes by a function of it."""
+
+    def __init__(self, answer: Callable[[bytes], bytes], speakers: list[_Speaker]) -> None:
+        self._answer = answer
+        speakers.append(self)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(self._answer(data))
+
+
+@contextlib.asynccontextmanager
+async def pretended_redis(answer: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """The URL of what is no Redis: `answer` says what comes back for what was sent."""
+    speakers: list[_Speaker] = []
+    server = await asyncio.get_running_loop().create_server(lambda: _Speaker(answer, speakers), "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    finally:
+        server.close()
+        for speaker in speakers:
+            speaker.transport.abort()
+        await asyncio.sleep(0)
 
 
 async def refused(limiter: Limiter, who: Tenant, ask: Ask) -> RateLimited:

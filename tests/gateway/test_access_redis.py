@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import redis
-from access_rig import Clock, refused, replica, tenant, use
+from access_rig import Clock, pretended_redis, refused, replica, tenant, use
 from scripted_services import until
 
 from baton.gateway.access.ask import Ask, Used
@@ -236,25 +236,43 @@ async def test_a_readonly_redis_and_wrong_types_are_counted_and_the_share_is_enf
 
 
 async def test_a_redis_that_lies_is_not_believed():
-    """It answers everything with numbers that cannot be, then with bytes that are no protocol."""
+    """It answers with numbers that cannot be, then with bytes that are no protocol."""
     lies = [b"+OK\r\n", b":1\r\n", b"*11\r\n" + b":-1\r\n" * 11, b"*2\r\n:0\r\n:0\r\n", b"$-1\r\n", b"HTTP/1.1 400\r\n"]
-    told = iter([b"+OK\r\n", b"+OK\r\n", b"+PONG\r\n", *lies])
-
-    async def answer(reader, writer):
-        while await reader.read(1 << 16):
-            writer.write(next(told, b"+PONG\r\n"))
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    told = iter(lies)
     who = tenant(requests_per_minute=len(lies))
-    async with replica(url) as gateway:
+    liar = pretended_redis(lambda data: next(told) if b"EVALSHA" in data else _fine(data))
+    async with liar as url, replica(url) as gateway:
         for _ in lies:
             await gateway.limiter.reserve(who, Ask())
         assert gateway.counters.redis_errors.total() == len(lies)
         assert gateway.counters.local_decisions == len(lies)
         await refused(gateway.limiter, who, Ask())
-    server.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "cost"),
+    [
+        (tenant(requests_per_minute=5), Ask()),
+        (tenant(output_tokens_per_minute=50), Ask(1, 10)),
+        (tenant(concurrent_requests=5), Ask()),
+        (tenant(tokens_per_month=50), Ask(5, 5)),
+    ],
+)
+async def test_a_redis_that_admits_everything_is_believed_up_to_the_limit(who, cost):
+    """Every answer can be, and all together cannot."""
+    admitted = b"*11\r\n" + b"".join(b":%d\r\n" % n for n in (0, 0, -1, 1, 5, 10, 60_000, 9, 9, 202611, 0))
+    liar = pretended_redis(lambda data: admitted if b"EVALSHA" in data else _fine(data))
+    async with liar as url, replica(url) as gateway:
+        for _ in range(5):
+            await gateway.limiter.reserve(who, cost)
+        for _ in range(3):
+            await refused(gateway.limiter, who, cost)
+        assert gateway.counters.redis_errors["refused"] >= 3
+
+
+def _fine(data):
+    """To each of the commands that a connection begins with."""
+    return b"+OK\r\n" * (data.count(b"\r\nLOAD\r\n") + data.count(b"\r\nPING\r\n"))
 
 
 async def test_a_clock_of_redis_that_jumps_opens_no_limit(redis_server, store):

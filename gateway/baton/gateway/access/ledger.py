@@ -114,6 +114,18 @@ class Ledger:
                 return _refused(standing, LimitKind.BUDGET, account.spent // replicas + spent, None)
         return standing
 
+    def contradicts(self, account: Account, limits: Limits, ask: Ask) -> str:
+        """Why Redis cannot have admitted this, by what this gateway alone has admitted; empty: it may have."""
+        now_ms = self.now_ms
+        for kind, index, limit, asked in _window_rows(limits, ask):
+            if limit and account.window.surely(index, now_ms, _SURE_MS) + asked > limit:
+                return f"more {kind.value} than the limit of {limit} from this gateway alone"
+        if limits.concurrent_requests and account.running > limits.concurrent_requests:
+            return f"more than {limits.concurrent_requests} concurrent requests at this gateway alone"
+        if limits.tokens_per_month and account.spent + account.reserved > limits.tokens_per_month:
+            return f"more than {limits.tokens_per_month} tokens of this month"
+        return ""
+
     def standing(self, account: Account) -> Standing:
         """The last minute as this gateway knows it."""
         requests, input_tokens, output_tokens = account.window.totals

@@ -108,6 +108,8 @@ class RedisLimiter:
         try:
             answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, ask, account, untold))
             standing, cell, mark, month, spent = _read(answers)
+            if standing.refused is None and (lie := self._ledger.contradicts(account, limits, ask)):
+                raise WrongAnswer(f"it admitted {lie}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._ledger.put_back(account, untold)
             self._failed(error)

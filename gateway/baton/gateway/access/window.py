@@ -69,6 +69,16 @@ class Window:
                 return max(1, int((cell[0] + CELLS + 1) * CELL_MS - now_ms))
         return CELLS * CELL_MS
 
+    def surely(self, kind: int, now_ms: float, slack_ms: int) -> int:
+        """What counts now, and still would on a clock that is `slack_ms` ahead."""
+        oldest = int((now_ms + slack_ms) // CELL_MS) - CELLS
+        total = self.totals[kind]
+        for cell in self._cells:
+            if cell[0] >= oldest:
+                break
+            total -= cell[kind + 1]
+        return total
+
     def reset_ms(self, now_ms: float) -> int:
         """Milliseconds until nothing counts any more."""
         return max(0, int((self._cells[-1][0] + CELLS + 1) * CELL_MS - now_ms)) if self._cells else 0
