@@ -116,7 +116,7 @@ async def world() -> AsyncIterator:
                         return True
                     return False
 
-                await eventually(listens, "listening")
+                await eventually(listens, "listening", 30.0)
                 return service
 
         yield World()
