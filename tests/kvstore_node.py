@@ -13,7 +13,7 @@ from baton.rpc.channel import open_channel
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 
 
-async def eventually(condition, what, seconds=5.0):
+async def eventually(condition, what, seconds=20.0):
     """Waits for a condition, plain or async."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
