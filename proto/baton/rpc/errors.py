@@ -33,6 +33,16 @@ HTTP_STATUS: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
 }
 
+# Codes of errors whose messages may hold what a client sent.
+_QUOTING = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
 _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -57,6 +67,13 @@ class ServiceError(Exception):
         self.phase = phase
         self.worker_id = worker_id
         self.retry_after_ms = retry_after_ms
+
+    @property
+    def log_text(self) -> str:
+        """For logs: of errors that quote what a client sent only the field, of others the message."""
+        if self.code in _QUOTING:
+            return f"{self.code.name} in {self.field or 'the request'}"
+        return self.message
 
     @property
     def http_status(self) -> int:

@@ -69,7 +69,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             response = self._placer.place(request)
         except ServiceError as error:
             self._count_refusal(error)
-            _log.info("not placed: %s", error.message, extra={"request_id": request.request_id})
+            _log.info("not placed: %s", error.log_text, extra={"request_id": request.request_id})
             raise
         self._metrics.placed(response.HasField("prefill"), time.perf_counter() - began)
         self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)

@@ -103,7 +103,7 @@ class LiveRequests:
         self._counters.num_failed += 1
         self.retire(state)
         self.outputs.failures.append(Failure(state.request, error))
-        _LOG.warning("request failed: %s", error.message, extra={"request_id": state.request.request_id})
+        _LOG.warning("request failed: %s", error.log_text, extra={"request_id": state.request.request_id})
 
     def retire(self, state: RequestState) -> None:
         """Takes a request out of the engine, but for an open lease."""

@@ -117,7 +117,7 @@ class Sessions:
             try:
                 self._submit(session, submit, known)
             except ServiceError as error:
-                _log.info("request refused: %s", error.message, extra={"request_id": submit.request_id})
+                _log.info("request refused: %s", error.log_text, extra={"request_id": submit.request_id})
                 self._fail(session, submit.slot, error)
 
     def close(self, channel: int) -> None:

@@ -344,7 +344,7 @@ class PrefillSide:
         self._send_to(peer, Message(failed=failed_message(prefill_id, error)))
 
     def _fail(self, job: PrefillJob, error: ServiceError) -> None:
-        _log.info("prefill failed: %s", error.message, extra={"request_id": public_id(job.request)})
+        _log.info("prefill failed: %s", error.log_text, extra={"request_id": public_id(job.request)})
         if job.lease is None:
             self._refuse(job.peer, job.prefill_id, error)
             self._end(job)
