@@ -94,8 +94,8 @@ def start_fleet(folder: Path, cleanup: ExitStack, access: Access) -> Fleet:
     return Fleet(stack, envoy.Places(edge, admin, upstreams, access.certificates), access)
 
 
-def start_gateway(folder: Path, cleanup: ExitStack, access: Access) -> envoy.Places:
-    """A gateway with nothing behind it, which can still tell who may what."""
+def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> tuple[envoy.Places, Service]:
+    """A gateway with nothing behind it, which can still tell who may what. `extra`: flags of its."""
     authz, edge, admin = ports.free_ports(3)
     config = tandem.check_listen_addresses(
         tandem.UpConfig(
@@ -103,7 +103,8 @@ def start_gateway(folder: Path, cleanup: ExitStack, access: Access) -> envoy.Pla
         )
     )
     (plan, *_) = tandem.plan(config, str(MODEL), len(os.sched_getaffinity(0)), ports.free_ports)
-    flags = (*plan.flags, "--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}")
+    authorizing = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}")
+    flags = (*plan.flags, *authorizing, *extra)
     service = Service(replace(plan, flags=flags), folder / "gateway.log")
     cleanup.callback(service.stop_by_force)
     service.spawn()
@@ -115,7 +116,7 @@ def start_gateway(folder: Path, cleanup: ExitStack, access: Access) -> envoy.Pla
         "gateway_grpc": port_of(config.grpc_listen),
         "ext_authz": authz,
     }
-    return envoy.Places(edge, admin, upstreams, access.certificates)
+    return envoy.Places(edge, admin, upstreams, access.certificates), service
 
 
 def port_of(address: str) -> int:

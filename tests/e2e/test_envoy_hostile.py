@@ -34,7 +34,8 @@ def access(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory, access):
     with ExitStack() as cleanup:
-        yield start_gateway(tmp_path_factory.mktemp("gateway"), cleanup, access)
+        places, _ = start_gateway(tmp_path_factory.mktemp("gateway"), cleanup, access)
+        yield places
 
 
 @pytest.fixture(scope="module")

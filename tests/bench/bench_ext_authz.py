@@ -1,0 +1,253 @@
+"""What Envoy's question to the gateway costs: the time it adds to a request, and CPU, at a steady rate.
+
+python tests/bench/bench_ext_authz.py [--rate 500] [--seconds 6] [--rounds 3] [--json PATH]
+
+A real Envoy with the shipped configuration, TLS everywhere, asks a real gateway, whose limits are in a real Redis; what
+passes is answered by Envoy itself, so that nothing else is measured. Requests are due at even times, whether or not
+earlier ones were answered, and a request's time is counted from then. The cases take turns. Envoy's own time of a Check
+is its histogram of whole milliseconds. Client, Envoy, gateway and Redis share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ssl
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import envoy
+from access_rig import key_file
+from envoy_rig import HOSTS, Access, start_gateway, trusting
+from report import facts_line, machine_facts, render_table, write_json
+from stack import RedisServer, wait_until
+from tls_rig import make_certs
+
+from baton.services.ports import free_ports
+
+CONNECTIONS = 16
+PATH = "/v1/chat/completions"
+UNASKED = "/unasked"
+LIMITS = {
+    "requests_per_minute": 1 << 40,
+    "input_tokens_per_minute": 1 << 40,
+    "output_tokens_per_minute": 1 << 40,
+    "concurrent_requests": 1 << 20,
+    "tokens_per_month": 1 << 50,
+}
+WARM_UP_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of request."""
+
+    name: str
+    path: str
+    key: str
+    expected: int = 200
+
+    @property
+    def request(self) -> bytes:
+        """As it is sent: with a body, Envoy would close the connection behind an answer that comes before it."""
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\n"
+        return f"{head}content-type: application/json\r\ncontent-length: 0\r\n\r\n".encode()
+
+
+@dataclass
+class Taken:
+    """What one case took, all rounds together."""
+
+    milliseconds: list[float] = field(default_factory=list)
+    cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by process
+
+    def percentile(self, share: float) -> float:
+        """In milliseconds."""
+        ordered = sorted(self.milliseconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def microseconds_of(self, process: str) -> float:
+        """CPU a request."""
+        return self.cpu[process] / len(self.milliseconds) * 1e6
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=500.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a case in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as cleanup:
+        front, cases, processes = start(Path(name), cleanup)
+        context = trusting_http1(front)
+        runs = measure(front.places.edge, context, cases, processes, options.rate, options.seconds, options.rounds)
+        taken = uvloop.run(runs)
+        check = check_percentiles(front)
+    tell(taken, check, options)
+
+
+def start(folder: Path, cleanup: ExitStack) -> tuple[envoy.Envoy, list[Case], dict[str, psutil.Process]]:
+    """Redis, a gateway, an Envoy; the cases; and the processes that are measured."""
+    redis = RedisServer(folder, *free_ports(1))
+    redis.start()
+    cleanup.callback(redis.stop)
+    path, (free, limited) = key_file(
+        folder, [{"tenant": "free"}, {"tenant": "limited"}], {"free": {}, "limited": LIMITS}
+    )
+    access = Access(make_certs(folder / "certs", hosts=HOSTS), path, {})
+    places, gateway = start_gateway(folder, cleanup, access, "--redis-url", redis.url, "--limit-timeout-ms", "5000")
+    front = cleanup.enter_context(envoy.running(folder / "envoy", places, answering(envoy.moved(places))))
+    wait_until(lambda: front.stats()["cluster.ext_authz.membership_healthy"], "Envoy can ask", 30)
+    cases = [
+        Case("not asked about", UNASKED, free),
+        Case("a wrong key", PATH, free[:-1] + ("a" if free[-1] != "a" else "b"), 401),
+        Case("a key, no limits", PATH, free),
+        Case("a key, five limits in Redis", PATH, limited),
+    ]
+    assert gateway.process is not None
+    assert front.process is not None
+    pids = {"gateway": gateway.process.pid, "Envoy": front.process.pid}
+    return front, cases, {name: psutil.Process(pid) for name, pid in pids.items()}
+
+
+def answering(settings: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with routes that Envoy answers itself, one of them without asking."""
+    (host,) = envoy.manager_of(settings)["route_config"]["virtual_hosts"]
+    answer = {"direct_response": {"status": 200, "body": {"inline_string": "{}"}}}
+    kind = "type.googleapis.com/envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute"
+    host["routes"] = [
+        {
+            "match": {"prefix": UNASKED},
+            **answer,
+            "typed_per_filter_config": {"envoy.filters.http.ext_authz": {"@type": kind, "disabled": True}},
+        },
+        {"match": {"prefix": "/"}, **answer},
+    ]
+    return settings
+
+
+def trusting_http1(front: envoy.Envoy) -> ssl.SSLContext:
+    """For the client's connections."""
+    context = trusting(Access(front.places.certificates, Path(), {}))
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+async def measure(
+    port: int,
+    context: ssl.SSLContext,
+    cases: list[Case],
+    processes: Mapping[str, psutil.Process],
+    rate: float,
+    seconds: float,
+    rounds: int,
+) -> dict[str, Taken]:
+    """Every case, round by round."""
+    free: asyncio.Queue[Connection] = asyncio.Queue()
+    for _ in range(CONNECTIONS):
+        free.put_nowait(await Connection.open(port, context))
+    taken: dict[str, Taken] = {case.name: Taken() for case in cases}
+    for case in cases:
+        await send(case, free, rate, WARM_UP_SECONDS)
+    for _ in range(rounds):
+        for case in cases:
+            before = {name: cpu_of(process) for name, process in processes.items()}
+            taken[case.name].milliseconds += await send(case, free, rate, seconds)
+            for name, process in processes.items():
+                taken[case.name].cpu[name] += cpu_of(process) - before[name]
+    while not free.empty():
+        free.get_nowait().writer.close()
+    return taken
+
+
+async def send(case: Case, free: asyncio.Queue[Connection], rate: float, seconds: float) -> list[float]:
+    """Milliseconds from when each request was due to its answer."""
+    loop = asyncio.get_running_loop()
+    begin, count = loop.time() + 0.01, int(rate * seconds)
+    milliseconds: list[float] = []
+
+    async def one(due: float) -> None:
+        connection = await free.get()
+        status = await connection.ask(case.request)
+        milliseconds.append((loop.time() - due) * 1000)
+        free.put_nowait(connection)
+        assert status == case.expected, f"{case.name} was answered with {status}"
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            due = begin + number / rate
+            if (wait := due - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            group.create_task(one(due))
+    return milliseconds
+
+
+@dataclass
+class Connection:
+    """One of the client's, with a request at a time."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, port: int, context: ssl.SSLContext) -> Connection:
+        """Connects to this machine."""
+        return cls(*await asyncio.open_connection("localhost", port, ssl=context))
+
+    async def ask(self, request: bytes) -> int:
+        """Sends it and reads all of the answer. Returns the status."""
+        self.writer.write(request)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await self.reader.readexactly(int(length.partition(b":")[2]))
+        return int(head[9:12])
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """Seconds of it and of its threads."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def check_percentiles(front: envoy.Envoy) -> dict[str, str]:
+    """Of Envoy's own histogram of Checks, in milliseconds; buckets of whole ones."""
+    time.sleep(6)  # Envoy merges its threads' histograms every five seconds
+    text = front.ask_admin("/stats?filter=cluster.ext_authz.upstream_rq_time")
+    words = text.partition(": ")[2].split()
+    return {word.partition("(")[0]: word.partition(",")[2].rstrip(")") for word in words}
+
+
+def tell(taken: Mapping[str, Taken], check: Mapping[str, str], options: argparse.Namespace) -> None:
+    """Prints the table, and writes the JSON."""
+    facts = machine_facts(("grpcio", "uvloop"))
+    base = next(iter(taken.values()))
+    rows = []
+    for name, one in taken.items():
+        milliseconds = [one.percentile(share) for share in (0.5, 0.9, 0.99)]
+        cpu = [one.microseconds_of(process) for process in ("gateway", "Envoy")]
+        added = one.percentile(0.99) - base.percentile(0.99)
+        rows.append([name, *(f"{value:.2f}" for value in milliseconds), f"{added:+.2f}", *(f"{v:.0f}" for v in cpu)])
+    print(facts_line(facts))
+    columns = ["case", "p50 ms", "p90 ms", "p99 ms", "p99 more", "us of gateway's CPU", "us of Envoy's CPU"]
+    print(render_table(columns, rows))
+    print(f"A Check as Envoy saw it, in ms: {', '.join(f'{name} {value}' for name, value in check.items())}")
+    if options.json:
+        write_json(options.json, {"machine": facts, "rate": options.rate, "columns": columns, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
