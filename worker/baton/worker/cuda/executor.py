@@ -262,6 +262,7 @@ class CudaExecutor:
         """Drops whatever wake brings back."""
         self._graphs = None
         self._stepper.pieces = None
+        self.kv.release()
         self._decoder.weights = self._decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
         self._decoder.cache = self._decoder.cache.new_empty((self.layout.num_layers, 0))
         gc.collect()

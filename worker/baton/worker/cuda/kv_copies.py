@@ -21,6 +21,7 @@ class KvCopies:
 
     def __init__(self, pool: Callable[[], Tensor]) -> None:
         self._pool = pool
+        self._copier: BlockCopier | None = None  # of the pool as it lies now
         self.after: torch.cuda.Event | None = None  # writes to the pool come after it
 
     @property
@@ -57,8 +58,19 @@ class KvCopies:
             stream.wait_event(self.after)
 
     def lane(self, num_slots: int, slot_bytes: int) -> CopyLane:
-        """For one connection's copies between the pool, which stays where it is, and so many slots of memory."""
-        return CopyLane(BlockCopier(self._pool()), num_slots, slot_bytes)
+        """For one connection's copies between the pool and so many slots of memory."""
+        return CopyLane(self.copier, num_slots, slot_bytes)
+
+    def copier(self) -> BlockCopier:
+        """For copies by address, until `release`."""
+        copier = self._copier
+        if copier is None:
+            copier = self._copier = BlockCopier(self._pool())
+        return copier
+
+    def release(self) -> None:
+        """The pool is about to go. No copy is under way."""
+        self._copier = None
 
     def warm_up(self) -> None:
         """Compiles both kernels, on a block that nobody holds yet."""
@@ -77,9 +89,9 @@ class CopyLane:
     The kernels read block ids from pinned memory of the host.
     """
 
-    def __init__(self, copier: BlockCopier, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, copier: Callable[[], BlockCopier], num_slots: int, slot_bytes: int) -> None:
         self._copier = copier
-        self._most = slot_bytes // copier.bytes_per_block_layer
+        self._most = slot_bytes // copier().bytes_per_block_layer
         self._pinned = torch.empty(num_slots, max(1, self._most), dtype=torch.int32, pin_memory=True)
         self._ids = self._pinned.numpy()
         self._row_bytes = 4 * self._pinned.shape[1]
@@ -88,13 +100,14 @@ class CopyLane:
     def gather(self, slot: int, layers: range, block_ids: Sequence[BlockId], to: int, stream: int) -> int:
         """Queues the copy of these blocks to an address. Returns its bytes. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
-        self._copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream)
-        return count * len(layers) * self._copier.bytes_per_block_layer
+        copier = self._copier()
+        copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream)
+        return count * len(layers) * copier.bytes_per_block_layer
 
     def scatter(self, slot: int, layers: range, block_ids: Sequence[BlockId], source: int, stream: int) -> None:
         """Queues the copy from an address into these blocks, which are distinct. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
-        self._copier.scatter(layers, self._start + slot * self._row_bytes, count, source, stream)
+        self._copier().scatter(layers, self._start + slot * self._row_bytes, count, source, stream)
 
     def _put(self, slot: int, layers: range, block_ids: Sequence[BlockId]) -> int:
         count = len(block_ids)
