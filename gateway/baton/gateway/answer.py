@@ -15,7 +15,9 @@ from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_types import CompletionTokensDetails, PromptTokensDetails, Usage
-from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event
+from baton.gateway.resume.journal import Journal
+from baton.gateway.resume.rest import event_id
+from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event, with_id
 from baton.rpc.errors import ServiceError
 
 _log = logging.getLogger(__name__)
@@ -118,6 +120,9 @@ class StreamAnswer(Answer):
     def deliver(self, index: int, delta: Delta) -> None:
         if delta.token_ids:
             self.meter.on_tokens(index)
+        if self.exchange.journal is not None:
+            self._deliver_named(index, delta, self.exchange.journal)
+            return
         if self._streaming:
             data = self.piece(index, delta)
         else:
@@ -132,6 +137,29 @@ class StreamAnswer(Answer):
                 self._held = data
                 return
         if data:
+            self.exchange.write(data)
+
+    def _deliver_named(self, index: int, delta: Delta, journal: Journal) -> None:
+        """As `deliver`, with an id at the last event of each piece, and without what the client has already."""
+        cursor = journal.cursor
+        is_new = cursor.advance(index, len(delta.token_ids), delta.finish_reason is not None)
+        data = b""
+        if not self._streaming:
+            self._streaming = True
+            self.exchange.stream(CONTENT_TYPE)
+            opening = self.opening()
+            data = b"" if cursor.resumed else opening
+        piece = self.piece(index, delta)
+        if delta.finish_reason is not None:
+            piece += self.ending(index, delta)
+            self._num_unfinished -= 1
+        if is_new:
+            data += piece
+        if data:
+            data = with_id(data, event_id(journal.head.request_id, cursor.text))
+        if not self._num_unfinished:
+            self._held = data
+        elif data:
             self.exchange.write(data)
 
     def finish(self, usage: Usage) -> None:
@@ -169,7 +197,9 @@ class _PromptSink:
 
     @property
     def writable(self) -> bool:
-        return self._exchange.writable
+        journal = self._exchange.journal
+        # What the client has is not sent: it must come in the pieces in which it is known.
+        return self._exchange.writable or (journal is not None and journal.cursor.behind)
 
     def on_delta(self, delta: Delta) -> None:
         try:

@@ -137,6 +137,13 @@ class GatewayConfig:
             "metavar": "URL",
         },
     )
+    resumable_streams: bool = field(
+        default=False,
+        metadata={
+            "help": "Streams that their clients name (X-Request-Id) can be resumed at any gateway of redis_url within "
+            "a minute, by the id of the last event (Last-Event-ID)."
+        },
+    )
     response_ttl: float = field(
         default=86400.0, metadata={"help": "Seconds that a response is kept after its end.", "minimum": 1}
     )
@@ -218,6 +225,8 @@ class GatewayConfig:
             _check_address("router", address)
         _ = self.template_variables
         self._check_access()
+        if self.resumable_streams and not self.redis_url:
+            raise InvalidRequest("resumable_streams needs redis_url; give the Redis of all gateways", field="redis_url")
         self._check_ext_authz()
         if not self.router:
             raise InvalidRequest("router is empty; give at least one host:port", field="router")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from baton.gateway.metrics import AnswerMeter, GatewayMetrics
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.resume.journal import Journal, StreamHead
+from baton.gateway.resume.store import StreamStore
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.sse import Envelope
@@ -39,6 +42,7 @@ class FrontDesk:
     admission: Admission
     metrics: GatewayMetrics
     gate: Gate = field(default_factory=OpenGate)
+    streams: StreamStore | None = None  # None: no stream can be resumed
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -105,6 +109,7 @@ class FrontDesk:
         if asked is not None and reading is not None:
             constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
             reading = replace(reading, constraint=None)  # that of calls is in it
+        journal = self._journal_of(exchange, fields, sampling)
         return GenerationRequest(
             request_id=request_id,
             model=model.name,
@@ -120,7 +125,35 @@ class FrontDesk:
             reading=reading,
             constraint=constraint,
             constraint_field="" if asked is None else asked.field,
+            journal=journal,
         )
+
+    def _journal_of(
+        self, exchange: Exchange, fields: GenerationFields, sampling: types_pb2.SamplingParams
+    ) -> Journal | None:
+        """Of a stream that its client named. The seed is drawn now, so that another gateway has it too."""
+        if exchange.journal is not None:
+            exchange.on_end.append(_end_journal)
+            sampling.seed = exchange.journal.head.seed
+            return exchange.journal
+        named = b"x-request-id" in exchange.headers or bool(fields.request_id)
+        if self.streams is None or not fields.stream or not named or not can_resume(fields):
+            return None
+        if not sampling.HasField("seed"):
+            sampling.seed = random.getrandbits(64)
+        exchange.on_end.append(_end_journal)
+        exchange.journal = self.streams.begin(
+            StreamHead(
+                tenant=exchange.identity.tenant.name,
+                request_id=exchange.request_id,
+                path=exchange.path,
+                body=bytes(exchange.body),
+                num_choices=getattr(fields, "best_of", None) or fields.n or 1,
+                seed=sampling.seed,
+                created=int(time.time()),
+            )
+        )
+        return exchange.journal
 
 
 def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
@@ -129,12 +162,24 @@ def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, 
     return Envelope(
         object=kind,
         id=f"{prefix}-{exchange.request_id}",
-        created=int(time.time()),
+        created=int(time.time()) if exchange.journal is None else exchange.journal.head.created,
         model=model.name,
         system_fingerprint=fingerprint(model),
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
     )
+
+
+def _end_journal(exchange: Exchange) -> None:
+    if exchange.journal is not None:
+        exchange.journal.end()
+
+
+def can_resume(fields: GenerationFields) -> bool:
+    """Whether a stream of this request is one generation, whose tokens tell all of it."""
+    prompt = getattr(fields, "prompt", None)
+    is_one = not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int) or len(prompt) == 1
+    return is_one and not fields.use_beam_search
 
 
 def fingerprint(model: ServedModel) -> str:

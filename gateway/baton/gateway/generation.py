@@ -8,6 +8,7 @@ from typing import Protocol
 
 from baton.gateway.parsing.events import Event
 from baton.gateway.parsing.output_format import Reading
+from baton.gateway.resume.journal import Journal
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
 
@@ -35,6 +36,7 @@ class GenerationRequest:
     constraint: types_pb2.Constraint | None = None  # what the text must be; goes behind the reading's own
     constraint_field: str = ""  # the client's name for it. Empty: the contract's
     reading: Reading | None = None  # how reasoning and calls are found in the text; None: all of it is the answer
+    journal: Journal | None = None  # where its tokens are written down, and those of before come from
     on_end: Callable[[Usage], None] | None = None  # told once what was used, however it ends after start() returned
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from baton.gateway.access.identity import ANONYMOUS, Identity
 from baton.gateway.anthropic_errors import AnthropicError, speaks_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
+from baton.gateway.resume.journal import Journal
 
 _log = logging.getLogger("baton.gateway.access")
 
@@ -58,6 +59,7 @@ class Exchange:
         "headers",
         "http_version",
         "identity",
+        "journal",
         "method",
         "on_disconnect",
         "on_end",
@@ -86,6 +88,7 @@ class Exchange:
         self.request_id = ""
         self.identity: Identity = ANONYMOUS
         self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer
+        self.journal: Journal | None = None  # of a stream that can be resumed
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
         self.status = 0  # 0: nothing was sent
         self.ended = False

@@ -13,6 +13,7 @@ from baton.gateway.counters import GenerationCounters
 from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.generation import GenerationRequest, Sink, Usage
 from baton.gateway.placement_use import PlacementUse
+from baton.gateway.resume.journal import Journal
 from baton.gateway.retry_budget import Loss, PoisonousRequest, RetryBudget, loss_of
 from baton.gateway.router_client import RouterClient
 from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
@@ -78,7 +79,7 @@ class _Run:
         # Tokens that were on their way when a stop string matched or the client left.
         if choice.finished:
             return
-        self._generation.outlet.emit(choice.take(token_ids, logprobs))
+        self._generation.take(choice, token_ids, logprobs)
         if choice.finished:
             self._generation.stop_early(self)
 
@@ -143,16 +144,56 @@ class RunningGeneration:
         self._on_end = request.on_end
 
     async def begin(self) -> None:
-        """Places and submits all choices on one worker."""
+        """Places and submits all choices on one worker; those of a resumed stream that are not complete."""
+        choices = self._choices if self._request.journal is None else self._replay(self._request.journal)
+        if not choices:
+            self._end(self._usage())
+            return
         if self._deadline is None:
-            await self._place(self._choices)
+            await self._place(choices)
             return
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._request.timeout_ms / 1000):
-                await self._place(self._choices)
+                await self._place(choices)
         except TimeoutError as error:
             raise self._too_late() from error
         self._later(self._deadline - time.monotonic(), self._expire)
+
+    def take(
+        self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> None:
+        """New tokens of a choice."""
+        journal = self._request.journal
+        if journal is None:
+            self.outlet.emit(choice.take(token_ids, logprobs))
+            return
+        # What the client has and what it has not are never one piece.
+        cut = journal.split(choice.index, len(choice.output_token_ids), len(token_ids))
+        for start, end in ((0, cut), (cut, len(token_ids))):
+            if start < end and not choice.finished:
+                journal.append(choice.index, token_ids[start:end])
+                part = None if logprobs is None else logprobs[start:end]
+                self.outlet.emit(choice.take(token_ids[start:end], part))
+
+    def _replay(self, journal: Journal) -> list[Choice]:
+        """Takes the tokens that the client of a resumed stream has; the choices that are to go on."""
+        sampling = self._resolved.sampling
+        if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
+            # They were not written down: all is computed again.
+            return list(self._choices)
+        going = []
+        for choice in self._choices:
+            token_ids = journal.replayed(choice.index)
+            if token_ids:
+                self.take(choice, token_ids, None)
+            end = None if choice.finished else self._resolved.end_of(choice.output_token_ids)
+            if end is not None:
+                self.outlet.emit(choice.end(*end))
+            if choice.finished:
+                self._unsettled -= 1
+            else:
+                going.append(choice)
+        return going
 
     def abort(self) -> None:
         self.outlet.close()

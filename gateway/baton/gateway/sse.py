@@ -21,6 +21,12 @@ def error_event(error: HttpError) -> bytes:
     return b"data: %b\n\n%b" % (error.body, DONE)
 
 
+def with_id(events: bytes, name: str) -> bytes:
+    """The events, the last one with an id: who has it has all of them."""
+    start = events.rfind(b"\n\n", 0, len(events) - 2) + 2 if events.count(b"\n\n") > 1 else 0
+    return b"%bid: %b\n%b" % (events[:start], name.encode(), events[start:])
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What all chunks of one stream have in common."""

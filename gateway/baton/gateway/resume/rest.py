@@ -1,0 +1,46 @@
+"""Last-Event-ID of REST: a request that asks for the rest of a stream becomes the one that the stream began with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.resume.position import parse_position
+from baton.gateway.resume.store import StreamStore
+from baton.rpc.errors import InvalidRequest
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+_HEADER = "last-event-id"
+
+
+def event_id(request_id: str, position: str) -> str:
+    """As events carry it."""
+    return f"{request_id}/{position}"
+
+
+class Resumable:
+    """A generating route's handler that also resumes. The body of a request that does is not read."""
+
+    def __init__(self, inner: Handler, store: StreamStore | None) -> None:
+        self._inner = inner
+        self._store = store
+
+    async def __call__(self, exchange: Exchange) -> None:
+        last = exchange.headers.get(_HEADER.encode())
+        if last is not None:
+            await self._find(exchange, last.decode("latin-1"))
+        await self._inner(exchange)
+
+    async def _find(self, exchange: Exchange, last: str) -> None:
+        if self._store is None:
+            raise InvalidRequest("streams cannot be resumed here: resumable_streams is off", field=_HEADER)
+        request_id, slash, position = last.rpartition("/")
+        if not slash:
+            raise InvalidRequest(f"{_HEADER} is {last[:40]!r}; give the id of the last event as it came", field=_HEADER)
+        positions = parse_position(position, _HEADER)
+        tenant = exchange.identity.tenant.name
+        journal = await self._store.resume(tenant, request_id, exchange.path, positions, _HEADER)
+        exchange.request_id = request_id
+        exchange.body = journal.head.body
+        exchange.journal = journal

@@ -1,0 +1,156 @@
+"""Streams in Redis, for a minute after their last token: written in batches, several times a second, all in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from baton.gateway.resume.journal import Journal, StreamHead, check_positions, tokens_of
+from baton.gateway.resume.position import ChoicePosition, Cursor
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "baton:streams:"
+_KEEP_SECONDS = 60
+_WRITE_SECONDS = 0.1
+_RENEW_SECONDS = 20.0
+_TIMEOUT_SECONDS = 2.0
+_MAX_UNWRITTEN = 4096  # entries of one stream, while Redis is away; then the stream can no longer be resumed there
+
+
+class StreamStore:
+    """Writes down the streams of this gateway, and reads those of others, for the lifetime of an `async with`."""
+
+    def __init__(self, url: str, write_seconds: float = _WRITE_SECONDS) -> None:
+        self._write_seconds = write_seconds
+        self._open: dict[Journal, float] = {}  # when it was last written
+        self._news: dict[Journal, None] = {}
+        self._new: dict[Journal, None] = {}
+        self._wake = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        try:
+            self._redis = redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS)
+        except ValueError as error:
+            raise InvalidRequest(f"redis_url: {url!r} is not allowed; {error}", field="redis_url") from error
+
+    async def __aenter__(self) -> Self:
+        self._writer = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait((self._writer,))
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await self._write()
+        await self._redis.aclose()
+
+    def begin(self, head: StreamHead) -> Journal:
+        """A new stream's journal. One of the same name and tenant is forgotten."""
+        nothing = tuple(ChoicePosition() for _ in range(head.num_choices))
+        known: tuple[tuple[int, ...], ...] = tuple(() for _ in range(head.num_choices))
+        journal = Journal(head, Cursor(nothing), nothing, known, self._on_news)
+        self._new[journal] = None
+        self._open[journal] = time.monotonic()
+        self._on_news(journal)
+        return journal
+
+    async def resume(
+        self, tenant: str, request_id: str, path: str, positions: Sequence[ChoicePosition] | None, field: str
+    ) -> Journal:
+        """The journal of a stream that another gateway ran. None: the client has nothing of it.
+
+        Raises NotFound for one that is not known, or is another tenant's or another route's; InvalidRequest for a
+        position that it cannot have; Unavailable where Redis does not answer.
+        """
+        name = _name_of(tenant, request_id)
+        reads: Any = self._redis.pipeline(transaction=False)
+        try:
+            data, entries = await reads.get(name).lrange(f"{name}:log", 0, -1).execute()
+        except (RedisError, OSError, TimeoutError) as error:
+            _log.warning("streams cannot be reached: %s", error)
+            raise Unavailable("stored streams cannot be reached; retry later", retry_after_ms=1000) from error
+        head = msgspec.msgpack.decode(data, type=StreamHead) if data else None
+        if head is None or head.path != path:
+            raise NotFound(
+                f"there is no stream {request_id!r} to resume; it is kept for {_KEEP_SECONDS} s after its last token",
+                field=field,
+            )
+        known = tokens_of(entries, head.num_choices)
+        given = tuple(ChoicePosition() for _ in range(head.num_choices)) if positions is None else tuple(positions)
+        check_positions(head, given, field)
+        journal = Journal(head, Cursor(given), given, known, self._on_news)
+        self._open[journal] = 0.0
+        return journal
+
+    def _on_news(self, journal: Journal) -> None:
+        if len(journal.unwritten) > _MAX_UNWRITTEN:
+            journal.unwritten.clear()
+            self._open.pop(journal, None)
+        if journal in self._open:
+            self._news[journal] = None
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RENEW_SECONDS / 2):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._write()
+            except (RedisError, OSError, TimeoutError) as error:
+                _log.warning("streams cannot be written down: %s", error)
+                await asyncio.sleep(1.0)
+                self._wake.set()
+            await asyncio.sleep(self._write_seconds)
+
+    async def _write(self) -> None:
+        """One round trip for all that is new. What fails is tried again."""
+        now = time.monotonic()
+        due = {journal: None for journal, at in self._open.items() if now - at > _RENEW_SECONDS}
+        journals = list(self._news | due)
+        if not journals:
+            return
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        taken: list[tuple[Journal, int]] = []
+        for journal in journals:
+            name = _name_of(journal.head.tenant, journal.head.request_id)
+            taken.append((journal, len(journal.unwritten)))
+            if journal in self._new:
+                pipeline.delete(f"{name}:log")
+                pipeline.set(name, msgspec.msgpack.encode(asdict(journal.head)), ex=_KEEP_SECONDS)
+            else:
+                pipeline.expire(name, _KEEP_SECONDS)
+            if journal.unwritten:
+                pipeline.rpush(f"{name}:log", b"".join(journal.unwritten))
+            pipeline.expire(f"{name}:log", _KEEP_SECONDS)
+        await pipeline.execute()
+        for journal, count in taken:
+            del journal.unwritten[:count]
+            self._new.pop(journal, None)
+            if journal in self._open:
+                self._open[journal] = now
+            if not journal.unwritten:
+                self._news.pop(journal, None)
+                if journal.ended:
+                    self._open.pop(journal, None)
+
+
+def _name_of(tenant: str, request_id: str) -> str:
+    digest = blake2b(f"{len(tenant)}:{tenant}{request_id}".encode(), digest_size=16).hexdigest()
+    return f"{_PREFIX}{digest}"
