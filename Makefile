@@ -18,10 +18,13 @@ PROTO_VENV ?= .venv-proto
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto)
+# The contracts of the releases, and this one's number: patches share one.
+RELEASED := $(wildcard proto/released/*.binpb)
+VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto lock audit test-gpu bench bench-gpu churn chaos-sim clean
+.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos-sim clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -38,17 +41,20 @@ run: $(VENV)/.installed ## Serve the sample model through five services on this 
 test: $(VENV)/.installed-dev ## Run every test that needs no GPU
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
-check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code
+check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code, manifests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	@for image in $(RELEASED); do echo "buf breaking against $$image"; \
+	  $(BIN)/buf breaking --against "$$image" || exit 1; done
 	@rm -rf build/proto && mkdir -p build/proto
 	@$(call generate,build/proto)
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/envoy proto/baton/envoy
+	$(BIN)/python -m pytest -q tests/deploy/test_manifests.py tests/deploy/test_network_policies.py
 
 fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 	$(BIN)/ruff check --fix .
@@ -58,6 +64,11 @@ fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 proto: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Regenerate the code of proto/
 	$(BIN)/buf lint
 	$(call generate,proto)
+
+release-contract: $(VENV)/.installed-dev ## Keep today's contract as that of this version, against which `make check` looks for breaking changes
+	@test ! -e proto/released/$(VERSION).binpb || { echo "proto/released/$(VERSION).binpb is there: a released contract stays as it is"; exit 1; }
+	@mkdir -p proto/released
+	$(BIN)/buf build --path proto/baton/v1 --exclude-source-info -o proto/released/$(VERSION).binpb
 
 lock: $(VENV)/.installed-dev ## Pin every dependency of the product anew, with hashes, in requirements/
 	$(PIP) uv==0.13.9
@@ -71,6 +82,9 @@ metrics: $(VENV)/.installed-dev ## Write deploy/metrics.md, the table of every m
 	@mkdir -p build
 	@sed '/^## /,$$d' deploy/metrics.md > build/metrics.md && $(BIN)/baton metrics --markdown >> build/metrics.md
 	@mv build/metrics.md deploy/metrics.md
+
+dashboards: $(VENV)/.installed-dev ## Write deploy/grafana/dashboards
+	@$(BIN)/python deploy/grafana/make_dashboards.py
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
