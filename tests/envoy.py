@@ -80,7 +80,7 @@ class Places:
     upstreams: Mapping[str, int]  # by cluster
     certificates: Path
     plain: frozenset[str] = frozenset()  # clusters without TLS
-    authz_seconds: float = 10.0  # a loaded machine takes longer than the shipped half second
+    authz_seconds: float = 10.0  # a loaded machine takes longer than the shipped second
 
 
 def moved(places: Places) -> dict[str, Any]:

@@ -226,9 +226,11 @@ def cpu_of(process: psutil.Process) -> float:
 def check_percentiles(front: envoy.Envoy) -> dict[str, str]:
     """Of Envoy's own histogram of Checks, in milliseconds; buckets of whole ones."""
     time.sleep(6)  # Envoy merges its threads' histograms every five seconds
-    text = front.ask_admin("/stats?filter=cluster.ext_authz.upstream_rq_time")
-    words = text.partition(": ")[2].split()
-    return {word.partition("(")[0]: word.partition(",")[2].rstrip(")") for word in words}
+    name = "cluster.ext_authz.upstream_rq_time"
+    lines = front.ask_admin(f"/stats?filter={name}").splitlines()
+    words = next(line for line in lines if line.startswith(f"{name}: ")).split()[1:]
+    pairs = (word.removesuffix(")").partition("(") for word in words)
+    return {share: f"{float(values.partition(',')[2]):.1f}" for share, _, values in pairs}
 
 
 def tell(taken: Mapping[str, Taken], check: Mapping[str, str], options: argparse.Namespace) -> None:
