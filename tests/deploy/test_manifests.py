@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from dataclasses import replace
@@ -35,6 +36,14 @@ _CRD_KINDS = {"HTTPRoute", "GRPCRoute", "PodMonitor", "ScaledObject"}
 _VERSIONS = tuple(sorted({kubernetes_validate.utils.major_minor(v) for v in kubernetes_validate.utils.all_versions()},
                          key=lambda v: tuple(map(int, v.split("."))))[-3:])  # fmt: skip
 _PATH = re.compile(r"/etc/baton/\S+")
+
+
+_read_schema = functools.cache(kubernetes_validate.utils.schema_contents)
+
+
+@pytest.fixture(autouse=True)
+def schemas_read_once(monkeypatch):
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", _read_schema)
 
 
 @pytest.mark.parametrize("version", _VERSIONS)
