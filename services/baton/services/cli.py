@@ -26,9 +26,18 @@ SERVICES: Mapping[str, ServiceCommand] = {
     "kvstore": ServiceCommand("baton.kvstore", "KvstoreConfig", "The index of cached KV blocks."),
     "worker": ServiceCommand("baton.worker", "WorkerConfig", "Prefills, decodes, or both."),
 }
+OPERATIONS: Mapping[str, str] = {
+    "drain": "Lets a worker take no new requests.",
+    "pause": "Stops a worker between two steps.",
+    "resume": "Lets a worker go on after a pause or drain.",
+    "sleep": "Lets a worker free its memory.",
+    "wake-up": "Lets a worker take its memory back.",
+    "reload": "Lets a worker load weights in place.",
+}
 TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "certs": "Makes a development CA and certificates for TLS between services.",
+    **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
     "probe": "Asks a service's gRPC health once, with a certificate where the fleet has TLS.",
     "metrics": "Lists every Prometheus metric.",
@@ -48,6 +57,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import up
 
         return up.main(rest, variables)
+    if command in OPERATIONS:
+        from baton.services import operate
+
+        return operate.main(command, rest, variables)
     if command == "certs":
         from baton.services import certs
 

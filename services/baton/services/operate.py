@@ -1,0 +1,156 @@
+"""`baton drain`, `pause`, `resume`, `sleep`, `wake-up` and `reload`: one call of ControlService to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from baton.rpc import tls_settings
+from baton.rpc.address import split_address
+from baton.rpc.channel import Dial
+from baton.rpc.errors import InvalidRequest, error_from_rpc
+from baton.rpc.identity import OPERATOR, WORKER
+from baton.rpc.tls import Tls
+from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.services import settings
+from baton.v1 import control_pb2 as pb
+from baton.v1 import control_pb2_grpc
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+
+_EXTRA_SECONDS = 660.0  # for weights that are read
+_RUNNING = {
+    "abort": pb.RUNNING_REQUESTS_ABORT,
+    "wait": pb.RUNNING_REQUESTS_WAIT,
+    "keep": pb.RUNNING_REQUESTS_KEEP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperateConfig:
+    """Whom to ask, and how."""
+
+    timeout: float = field(
+        default=60.0,
+        metadata={"help": "Seconds that running requests get. 0: a drain waits for all.", "minimum": 0.0},
+    )
+    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
+    tls_key: str = field(default="", metadata=tls_settings.KEY)
+    tls_ca: str = field(default="", metadata=tls_settings.CA)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """An operator's certificate; None: plain text. Raises InvalidRequest for half a set."""
+        return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
+
+
+@dataclass(frozen=True, slots=True)
+class HaltConfig:
+    """What becomes of the requests."""
+
+    mode: str = field(
+        default="abort",
+        metadata={"help": "Running requests: moved to other workers, awaited, or kept.", "choices": tuple(_RUNNING)},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SleepConfig:
+    """How deep."""
+
+    level: int = field(
+        default=1, metadata={"help": "1 frees the KV cache, 2 drops the weights too.", "minimum": 1, "maximum": 2}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadConfig:
+    """What is loaded."""
+
+    model: str = field(
+        default="",
+        metadata={"help": "A folder on the worker, or a hub id. Empty: the one loaded last.", "metavar": "MODEL"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One command: ControlService's method, and its request from the flags' values."""
+
+    method: str
+    summary: str
+    make: Callable[..., Any]
+    configs: tuple[type, ...] = ()
+
+
+def _ms(config: OperateConfig) -> int:
+    return round(config.timeout * 1000)
+
+
+VERBS: Mapping[str, Verb] = {
+    "drain": Verb(
+        "Drain",
+        "A worker takes no new requests; what runs ends or moves.",
+        lambda c: pb.DrainRequest(timeout_ms=_ms(c)),
+    ),
+    "pause": Verb(
+        "Pause",
+        "A worker stops between two steps.",
+        lambda c, h: pb.PauseRequest(running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
+        (HaltConfig,),
+    ),
+    "resume": Verb("Resume", "A worker goes on after a pause or drain.", lambda c: pb.ResumeRequest()),
+    "sleep": Verb(
+        "Sleep",
+        "A worker frees its memory.",
+        lambda c, h, s: pb.SleepRequest(level=s.level, running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
+        (HaltConfig, SleepConfig),
+    ),
+    "wake-up": Verb("WakeUp", "A worker takes its memory back.", lambda c: pb.WakeUpRequest()),
+    "reload": Verb(
+        "ReloadWeights",
+        "A worker loads weights in place.",
+        lambda c, h, r: pb.ReloadWeightsRequest(model=r.model, running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
+        (HaltConfig, ReloadConfig),
+    ),
+}
+
+
+def main(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs a verb: `baton drain HOST:PORT [flags]`. Prints the answer. Returns the process's exit code."""
+    verb = VERBS[name]
+    address, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    try:
+        values = settings.load(name, (OperateConfig, *verb.configs), flags, environ, f"{verb.summary} {_USAGE}")
+        if not address:
+            print(f"baton {name}: give the worker's address: baton {name} HOST:PORT", file=sys.stderr)
+            return EXIT_MISCONFIGURED
+        split_address(address, "address")
+        config: OperateConfig = values[0]
+        dial = Dial(Tls(config.tls, OPERATOR) if config.tls else None, WORKER)
+    except (settings.SettingsError, InvalidRequest) as error:
+        print(f"baton {name}: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    return asyncio.run(_call(address, dial, verb.method, verb.make(*values), config.timeout + _EXTRA_SECONDS))
+
+
+_USAGE = "The worker's address comes first: HOST:PORT."
+
+
+async def _call(address: str, dial: Dial, method: str, request: Any, seconds: float) -> int:
+    async with dial(address) as channel:
+        try:
+            answer = await getattr(control_pb2_grpc.ControlServiceStub(channel), method)(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            print(f"{address}: {error_from_rpc(error, 'the worker').message}", file=sys.stderr)
+            return EXIT_FAILED
+    for name, value in ((one.name, getattr(answer, one.name)) for one in answer.DESCRIPTOR.fields):
+        print(f"{name}: {value.hex() if isinstance(value, bytes) else value}")
+    return EXIT_OK
