@@ -58,10 +58,17 @@ class Gateways:
         self.stack.push_async_callback(asyncio.wait, [serving])
         self.stack.callback(stop.set)
         async with asyncio.timeout(20):
-            while not await _is_ready(rest):
-                assert not serving.done() or serving.result()
-                await asyncio.sleep(0.05)
+            await _until_ready(rest)
         return rest
+
+
+async def _until_ready(port):
+    ready = await _is_ready(port)
+    for _ in range(1000):
+        if ready:
+            return
+        await asyncio.sleep(0.05)
+        ready = await _is_ready(port)
 
 
 async def _is_ready(port):

@@ -14,7 +14,7 @@ import enum
 
 from baton.rpc.errors import InternalError, ServiceError, Unavailable
 
-LET_OFF_TOKENS = 64
+LET_OFF_TOKENS = 16
 MAX_BLAMED_DEATHS = 2
 MAX_DEATHS = 5
 MAX_MOVES = 8

@@ -99,6 +99,11 @@ class WorkerStream:
         """It ended for want of a sign of life."""
         return self._hangs
 
+    @property
+    def was_never_reached(self) -> bool:
+        """It ended before the worker took anything."""
+        return self._ended and not self._was_heard and not self._sent
+
     def tick(self) -> None:
         """A sixth of the silence that a worker may keep has passed; what it said meanwhile was dispatched.
 

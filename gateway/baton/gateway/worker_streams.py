@@ -68,7 +68,7 @@ class WorkerStreams:
         return stream
 
     def avoided(self) -> list[str]:
-        """Workers that were silent a moment ago; routers may not know yet."""
+        """Workers that were silent, or not there, a moment ago; routers may not know yet."""
         if self._hung:
             oldest = time.monotonic() - _AVOID_SECONDS
             self._hung = {worker_id: at for worker_id, at in self._hung.items() if at > oldest}
@@ -76,7 +76,7 @@ class WorkerStreams:
 
     def _forget(self, stream: WorkerStream) -> None:
         key = (stream.worker_id, stream.address)
-        if stream.hangs:
+        if stream.hangs or stream.was_never_reached:
             self._hung[stream.worker_id] = time.monotonic()
         if self._streams.get(key) is stream:
             del self._streams[key]
