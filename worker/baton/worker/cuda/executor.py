@@ -7,7 +7,6 @@ whose order depends on the sequence alone, and blocks of generated tokens are no
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
+from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.cuda.batch import DeviceBatch
@@ -32,6 +31,7 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.cuda.memory import allocate_kv, check_weights_fit, graph_bytes, num_blocks_that_fit, open_device
 from baton.worker.cuda.pieces import Pieces, piece_bytes
 from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs
+from baton.worker.cuda.residency import Residency
 from baton.worker.cuda.sampler import DeviceSampler
 from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.stepper import Computed, Stepper
@@ -42,7 +42,7 @@ from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeight
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.loading import LoadedModel, check_same, load_model, read_config
 from baton.worker.model.rope import cos_sin_table
-from baton.worker.model.weights import ModelWeights, pinned
+from baton.worker.model.weights import ModelWeights
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +83,6 @@ class CudaExecutor:
         self._model_config = model_config
         self._dtype = dtype
         self._source = config.model
-        self._offloaded: ModelWeights | None = None  # in host memory, while asleep
-        self._asleep = False
         self._device = device
         self._graphs: DecodeGraphs | None = None
         self._launched: deque[_Launched] = deque()
@@ -100,9 +98,12 @@ class CudaExecutor:
             self._warm_up(model_config, dtype)
             phases.end("largest step, kernels")
             self.num_blocks = self._num_blocks(model_config, dtype)
-            self._decoder.cache = allocate_kv(self.layout, self._kv_dtype, self.num_blocks, device)
+            self._decoder.cache = self._allocate()
             phases.end("KV pool")
             self._record_graphs(phases)
+        self._residency = Residency(
+            self._decoder, self._allocate, self._record_graphs, self._forget_graphs, self._wait, device
+        )
         phases.log(self.num_blocks, config.block_size)
 
     @torch.inference_mode()
@@ -209,64 +210,29 @@ class CudaExecutor:
             )
         return NewWeights(source, loaded.digest, loaded.weights)
 
-    @torch.inference_mode()
     def use_weights(self, new: NewWeights) -> None:
-        """Writes them over those in use: graphs know where those lie."""
+        """Writes them over those in use."""
         assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
-        if not self._asleep:
-            for ours, theirs in zip(self._decoder.weights.tensors(), new.weights.tensors(), strict=True):
-                ours.copy_(theirs)
-            self._wait()
+        self._residency.overwrite(new.weights)
+        self._adopt(new)
+
+    def sleep(self, level: int) -> int:
+        """Frees the KV pool and the graphs; weights go to pinned host memory or, from level 2 on, nowhere."""
+        return self._residency.sleep(level)
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Brings the weights back, allocates the pool, and captures the graphs again."""
+        if new is None:
+            self._residency.wake(None)
+            return
+        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
+        self._residency.wake(new.weights)
+        self._adopt(new)
+
+    def _adopt(self, new: NewWeights) -> None:
         self._source = new.model
         self.model = replace(self.model, digest=new.digest)
         self.layout = replace(self.layout, model_digest=new.digest)
-
-    @torch.inference_mode()
-    def sleep(self, level: int) -> int:
-        """Frees the KV pool and the graphs; weights go to pinned host memory or, from level 2 on, nowhere."""
-        self._wait()
-        before, _ = torch.cuda.mem_get_info(self._device)
-        if not self._asleep:
-            if level == 1:
-                self._offloaded = self._decoder.weights.mapped(pinned)
-            self._let_go()
-            self._asleep = True
-        if level > 1:
-            self._offloaded = None
-        after, _ = torch.cuda.mem_get_info(self._device)
-        return max(0, after - before)
-
-    @torch.inference_mode()
-    def wake(self, new: NewWeights | None) -> None:
-        """Brings the weights back, allocates the pool, and captures the graphs again."""
-        weights = self._offloaded if new is None else new.weights
-        assert isinstance(weights, ModelWeights), "after level 2 with new weights, else with those that were kept"
-        phases = StartPhases(self._wait)
-        try:
-            self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
-            phases.end("weights")
-            self._decoder.cache = allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)
-            phases.end("KV pool")
-            self._record_graphs(phases)
-        except (torch.OutOfMemoryError, InvalidRequest) as error:
-            self._let_go()
-            free, _ = torch.cuda.mem_get_info(self._device)
-            raise NoCapacity(
-                f"the device has {free >> 20} MiB free, too little to wake up: another process has taken what was freed"
-            ) from error
-        if new is not None:
-            self.use_weights(new)
-        self._asleep, self._offloaded = False, None
-
-    def _let_go(self) -> None:
-        """Drops whatever wake brings back."""
-        self._graphs = None
-        self._stepper.pieces = None
-        self.kv.release()
-        self._decoder.weights = self._decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
-        self._decoder.cache = self._decoder.cache.new_empty((self.layout.num_layers, 0))
-        gc.collect()
-        torch.cuda.empty_cache()
 
     # Steps.
 
@@ -369,6 +335,12 @@ class CudaExecutor:
                 self.collect()
         except Exception as error:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
+
+    def _allocate(self) -> Tensor:
+        return allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)
+
+    def _forget_graphs(self) -> None:
+        self._graphs = self._stepper.pieces = None
 
     def _record_graphs(self, phases: StartPhases) -> None:
         """Captures the steps over the weights and the pool as they lie now."""

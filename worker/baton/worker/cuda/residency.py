@@ -1,0 +1,90 @@
+"""Weights and KV pool of one CUDA executor: away from the device, and back. Knows no steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest, NoCapacity
+from baton.worker.cuda.decoder import Decoder
+from baton.worker.cuda.start import StartPhases
+from baton.worker.model.weights import ModelWeights, pinned
+
+
+class Residency:
+    """`allocate` makes the pool; `record` captures graphs over weights and pool as they lie, `forget` drops them.
+
+    Called while no step is in flight.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        allocate: Callable[[], Tensor],
+        record: Callable[[StartPhases], None],
+        forget: Callable[[], None],
+        wait: Callable[[], None],
+        device: torch.device,
+    ) -> None:
+        self._decoder = decoder
+        self._allocate = allocate
+        self._record = record
+        self._forget = forget
+        self._wait = wait
+        self._device = device
+        self._asleep = False
+        self._offloaded: ModelWeights | None = None  # in host memory, while asleep
+
+    @torch.inference_mode()
+    def overwrite(self, weights: ModelWeights) -> None:
+        """Writes these over those on the device, where graphs expect them."""
+        for ours, theirs in zip(self._decoder.weights.tensors(), weights.tensors(), strict=True):
+            ours.copy_(theirs)
+        self._wait()
+
+    @torch.inference_mode()
+    def sleep(self, level: int) -> int:
+        """Frees pool and graphs; weights go to pinned host memory or, from level 2 on, nowhere. Returns the bytes."""
+        self._wait()
+        before, _ = torch.cuda.mem_get_info(self._device)
+        if not self._asleep:
+            if level == 1:
+                self._offloaded = self._decoder.weights.mapped(pinned)
+            self._let_go()
+            self._asleep = True
+        if level > 1:
+            self._offloaded = None
+        after, _ = torch.cuda.mem_get_info(self._device)
+        return max(0, after - before)
+
+    @torch.inference_mode()
+    def wake(self, new: ModelWeights | None) -> None:
+        """Brings weights back, or `new` ones, with a pool of zeros and new graphs. Raises NoCapacity, and sleeps on."""
+        weights = new or self._offloaded
+        assert weights is not None, "after level 2 weights are given"
+        phases = StartPhases(self._wait)
+        try:
+            self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
+            phases.end("weights")
+            self._decoder.cache = self._allocate()
+            phases.end("KV pool")
+            self._record(phases)
+        except (torch.OutOfMemoryError, InvalidRequest) as error:
+            self._let_go()
+            free, _ = torch.cuda.mem_get_info(self._device)
+            raise NoCapacity(
+                f"the device has {free >> 20} MiB free, too little to wake up: somebody else has taken what was freed"
+            ) from error
+        self._asleep, self._offloaded = False, None
+
+    def _let_go(self) -> None:
+        self._forget()
+        decoder = self._decoder
+        decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
+        decoder.cache = decoder.cache.new_empty((decoder.cache.shape[0], 0))
+        gc.collect()
+        torch.cuda.empty_cache()
