@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import hiredis
+
 from baton.gateway.access.api_key import digest_of, new_key
 from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import AccessCounters
@@ -68,22 +70,26 @@ async def replica(
 
 
 class _Speaker(asyncio.Protocol):
-    """Answers whatever comes by a function of it."""
+    """Answers limits' scripts as told, and all else as a Redis would."""
 
-    def __init__(self, answer: Callable[[bytes], bytes], speakers: list[_Speaker]) -> None:
+    def __init__(self, answer: Callable[[], bytes], speakers: list[_Speaker]) -> None:
         self._answer = answer
+        self._reader = hiredis.Reader()
         speakers.append(self)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.transport.write(self._answer(data))
+        self._reader.feed(data)
+        while command := self._reader.gets():
+            what = {b"EVALSHA": self._answer, b"EVAL": lambda: b":1\r\n"}.get(command[0], lambda: b"+OK\r\n")
+            self.transport.write(what())
 
 
 @contextlib.asynccontextmanager
-async def pretended_redis(answer: Callable[[bytes], bytes]) -> AsyncIterator[str]:
-    """The URL of what is no Redis: `answer` says what comes back for what was sent."""
+async def pretended_redis(answer: Callable[[], bytes]) -> AsyncIterator[str]:
+    """The URL of what is no Redis: `answer` says what comes back for a script."""
     speakers: list[_Speaker] = []
     server = await asyncio.get_running_loop().create_server(lambda: _Speaker(answer, speakers), "127.0.0.1", 0)
     try:

@@ -27,7 +27,7 @@ class LocalLimiter:
     def __init__(self, ledger: Ledger, counters: AccessCounters, replicas: int) -> None:
         self._ledger = ledger
         self._counters = counters
-        self._replicas = replicas
+        self.replicas = replicas
 
     async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
         account = self._ledger.account(tenant.name)
@@ -37,8 +37,8 @@ class LocalLimiter:
 
     def decide(self, tenant: Tenant, ask: Ask, account: Account) -> Reservation:
         """The same for a request that its account counts as running already."""
-        share = tenant.limits.share(self._replicas)
-        standing = self._ledger.decide(account, share, ask, self._replicas)
+        share = tenant.limits.share(self.replicas)
+        standing = self._ledger.decide(account, share, ask, self.replicas)
         if standing.refused is not None or ask.only_look:
             account.running -= ask.requests
             account.reserved -= ask.tokens

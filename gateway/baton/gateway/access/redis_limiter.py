@@ -78,11 +78,18 @@ class RedisLimiter:
         self._ledger = ledger
         self._counters = counters
         self._local = LocalLimiter(ledger, counters, replicas)
+        self._min_replicas = replicas
+        self._gateways = (Path(__file__).parent / "gateways.lua").read_text(encoding="utf-8")
         self._admit = load_script("admit", cell_ms)
         self._settle = load_script("settle", cell_ms)
         self._lease_ms = lease_ms
         self._name = uuid.uuid4().hex[:16]  # of this gateway, for its leases
         self._problem = ""  # that was logged last
+
+    @property
+    def num_gateways(self) -> int:
+        """Among how many a limit is divided where Redis does not decide it."""
+        return self._local.replicas
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
@@ -216,11 +223,24 @@ class RedisLimiter:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_ms / 3000)
             self._counters.redis_up = self._link.up
+            if self._link.up:
+                await self._count_gateways()
+            await asyncio.sleep(self._lease_ms / 3000)
             for tenant, account in self._ledger.busy():
                 if self._link.up and account.has_lease:
                     self._tell(tenant, account, (-1, 0, 0, 0), 0, False)
+
+    async def _count_gateways(self) -> None:
+        """Where Redis goes away, as many share a limit as there were, also where the settings say fewer."""
+        try:
+            answer = await self._link.ask("EVAL", self._gateways, 1, "baton:gateways", self._name, self._lease_ms)
+            if type(answer) is not int:
+                raise WrongAnswer(f"it counts gateways as {answer!r:.100}")
+        except (LinkDown, TimeoutError, WrongAnswer) as error:
+            self._failed(error)
+        else:
+            self._local.replicas = max(self._min_replicas, answer)
 
 
 def _is_no_script(answer: Answer) -> bool:
