@@ -204,6 +204,17 @@ def test_files_that_flags_mention_are_mounted(overlay):
             assert all(str(Path(path).parent) in mounts for path in _PATH.findall(word)), word
 
 
+def test_a_fleet_moves_to_another_namespace_whole():
+    folder = KUBERNETES.parents[1] / "build" / "deploy" / "elsewhere"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = {"namespace": "elsewhere", "resources": ["../../../deploy/kubernetes/overlays/production"]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    for one in yaml.safe_load_all(kustomize(folder)):
+        place = one["metadata"]["name"] if one["kind"] == "Namespace" else one["metadata"]["namespace"]
+        assert place == "elsewhere"
+        assert all(subject["namespace"] == "elsewhere" for subject in one.get("subjects", ()))
+
+
 def test_production_speaks_tls_only_and_knows_its_clients():
     for workload in services("production"):
         config = _config_of(workload).service
