@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x8b\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12&\n\ntool_calls\x18\x04 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"T\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11parameters_schema\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"S\n\nToolChoice\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x12.baton.v1.ToolModeH\x00\x12\x17\n\rfunction_name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"]\n\rTemplateValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x42\x07\n\x05value\"\xeb\x03\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x1d\n\x05tools\x18\x03 \x03(\x0b\x32\x0e.baton.v1.Tool\x12)\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x14.baton.v1.ToolChoice\x12#\n\x1b\x64isable_parallel_tool_calls\x18\x05 \x01(\x08\x12\x33\n\x10reasoning_effort\x18\x06 \x01(\x0e\x32\x19.baton.v1.ReasoningEffort\x12G\n\x12template_variables\x18\x07 \x03(\x0b\x32+.baton.v1.ChatPrompt.TemplateVariablesEntry\x12\x16\n\x0eomit_reasoning\x18\x08 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\t \x01(\rH\x00\x88\x01\x01\x1aQ\n\x16TemplateVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.baton.v1.TemplateValue:\x02\x38\x01\x42\x18\n\x16_thinking_token_budget\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x84\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x06 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\t\n\x01n\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x1b\n\x13keep_special_tokens\x18\x0c \x01(\x08\x12\x17\n\x0fskip_detokenize\x18\r \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12(\n\nconstraint\x18\x0f \x01(\x0b\x32\x14.baton.v1.Constraint\x12\x15\n\rreturn_prompt\x18\x10 \x01(\x08\x12)\n\x0b\x62\x65\x61m_search\x18\x11 \x01(\x0b\x32\x14.baton.v1.BeamSearch\x12\x19\n\x11max_prompt_tokens\x18\x12 \x01(\rB\x08\n\x06prompt\"<\n\nBeamSearch\x12\x1b\n\x0elength_penalty\x18\x01 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_length_penalty\"\x9b\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x11\n\treasoning\x18\n \x01(\t\x12+\n\ntool_calls\x18\x0b \x03(\x0b\x32\x17.baton.v1.ToolCallDelta\x12\x30\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x18\n\x10prompt_token_ids\x18\r \x03(\rB\r\n\x0bstop_reason\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*\xf4\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x1c\n\x18REASONING_EFFORT_MINIMAL\x10\x02\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x03\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x04\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x05\x12\x1a\n\x16REASONING_EFFORT_XHIGH\x10\x06\x12\x18\n\x14REASONING_EFFORT_MAX\x10\x07\x32\xac\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x8b\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12&\n\ntool_calls\x18\x04 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"T\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11parameters_schema\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"S\n\nToolChoice\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x12.baton.v1.ToolModeH\x00\x12\x17\n\rfunction_name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"]\n\rTemplateValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x10\n\x06number\x18\x04 \x01(\x01H\x00\x42\x07\n\x05value\"\xeb\x03\n\nChatPrompt\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x1d\n\x05tools\x18\x03 \x03(\x0b\x32\x0e.baton.v1.Tool\x12)\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x14.baton.v1.ToolChoice\x12#\n\x1b\x64isable_parallel_tool_calls\x18\x05 \x01(\x08\x12\x33\n\x10reasoning_effort\x18\x06 \x01(\x0e\x32\x19.baton.v1.ReasoningEffort\x12G\n\x12template_variables\x18\x07 \x03(\x0b\x32+.baton.v1.ChatPrompt.TemplateVariablesEntry\x12\x16\n\x0eomit_reasoning\x18\x08 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\t \x01(\rH\x00\x88\x01\x01\x1aQ\n\x16TemplateVariablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.baton.v1.TemplateValue:\x02\x38\x01\x42\x18\n\x16_thinking_token_budget\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xae\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x04stop\x18\x06 \x01(\x0b\x32\x18.baton.v1.StopConditions\x12\t\n\x01n\x18\x07 \x01(\r\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x1b\n\x13keep_special_tokens\x18\x0c \x01(\x08\x12\x17\n\x0fskip_detokenize\x18\r \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12(\n\nconstraint\x18\x0f \x01(\x0b\x32\x14.baton.v1.Constraint\x12\x15\n\rreturn_prompt\x18\x10 \x01(\x08\x12)\n\x0b\x62\x65\x61m_search\x18\x11 \x01(\x0b\x32\x14.baton.v1.BeamSearch\x12\x19\n\x11max_prompt_tokens\x18\x12 \x01(\r\x12(\n\x06resume\x18\x13 \x01(\x0b\x32\x18.baton.v1.ResumePositionB\x08\n\x06prompt\";\n\x0eResumePosition\x12)\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x18.baton.v1.ChoicePosition\"9\n\x0e\x43hoicePosition\x12\x15\n\rnum_token_ids\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"<\n\nBeamSearch\x12\x1b\n\x0elength_penalty\x18\x01 \x01(\x02H\x00\x88\x01\x01\x42\x11\n\x0f_length_penalty\"\x9b\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x11\n\treasoning\x18\n \x01(\t\x12+\n\ntool_calls\x18\x0b \x03(\x0b\x32\x17.baton.v1.ToolCallDelta\x12\x30\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x18\n\x10prompt_token_ids\x18\r \x03(\rB\r\n\x0bstop_reason\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.baton.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*\xf4\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x1c\n\x18REASONING_EFFORT_MINIMAL\x10\x02\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x03\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x04\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x05\x12\x1a\n\x16REASONING_EFFORT_XHIGH\x10\x06\x12\x18\n\x14REASONING_EFFORT_MAX\x10\x07\x32\xac\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATPROMPT_TEMPLATEVARIABLESENTRY']._loaded_options = None
   _globals['_CHATPROMPT_TEMPLATEVARIABLESENTRY']._serialized_options = b'8\001'
-  _globals['_TOOLMODE']._serialized_start=2561
-  _globals['_TOOLMODE']._serialized_end=2662
-  _globals['_REASONINGEFFORT']._serialized_start=2665
-  _globals['_REASONINGEFFORT']._serialized_end=2909
+  _globals['_TOOLMODE']._serialized_start=2723
+  _globals['_TOOLMODE']._serialized_end=2824
+  _globals['_REASONINGEFFORT']._serialized_start=2827
+  _globals['_REASONINGEFFORT']._serialized_end=3071
   _globals['_CHATMESSAGE']._serialized_start=61
   _globals['_CHATMESSAGE']._serialized_end=200
   _globals['_TOOL']._serialized_start=202
@@ -55,27 +55,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=1019
   _globals['_TOKENIDS']._serialized_end=1048
   _globals['_GENERATEREQUEST']._serialized_start=1051
-  _globals['_GENERATEREQUEST']._serialized_end=1567
-  _globals['_BEAMSEARCH']._serialized_start=1569
-  _globals['_BEAMSEARCH']._serialized_end=1629
-  _globals['_GENERATERESPONSE']._serialized_start=1632
-  _globals['_GENERATERESPONSE']._serialized_end=2043
-  _globals['_TOOLCALLDELTA']._serialized_start=2045
-  _globals['_TOOLCALLDELTA']._serialized_end=2120
-  _globals['_USAGE']._serialized_start=2122
-  _globals['_USAGE']._serialized_end=2228
-  _globals['_LISTMODELSREQUEST']._serialized_start=2230
-  _globals['_LISTMODELSREQUEST']._serialized_end=2249
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2251
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2308
-  _globals['_TOKENIZEREQUEST']._serialized_start=2310
-  _globals['_TOKENIZEREQUEST']._serialized_end=2406
-  _globals['_TOKENIZERESPONSE']._serialized_start=2408
-  _globals['_TOKENIZERESPONSE']._serialized_end=2468
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2470
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2523
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2525
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2559
-  _globals['_INFERENCESERVICE']._serialized_start=2912
-  _globals['_INFERENCESERVICE']._serialized_end=3212
+  _globals['_GENERATEREQUEST']._serialized_end=1609
+  _globals['_RESUMEPOSITION']._serialized_start=1611
+  _globals['_RESUMEPOSITION']._serialized_end=1670
+  _globals['_CHOICEPOSITION']._serialized_start=1672
+  _globals['_CHOICEPOSITION']._serialized_end=1729
+  _globals['_BEAMSEARCH']._serialized_start=1731
+  _globals['_BEAMSEARCH']._serialized_end=1791
+  _globals['_GENERATERESPONSE']._serialized_start=1794
+  _globals['_GENERATERESPONSE']._serialized_end=2205
+  _globals['_TOOLCALLDELTA']._serialized_start=2207
+  _globals['_TOOLCALLDELTA']._serialized_end=2282
+  _globals['_USAGE']._serialized_start=2284
+  _globals['_USAGE']._serialized_end=2390
+  _globals['_LISTMODELSREQUEST']._serialized_start=2392
+  _globals['_LISTMODELSREQUEST']._serialized_end=2411
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2413
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2470
+  _globals['_TOKENIZEREQUEST']._serialized_start=2472
+  _globals['_TOKENIZEREQUEST']._serialized_end=2568
+  _globals['_TOKENIZERESPONSE']._serialized_start=2570
+  _globals['_TOKENIZERESPONSE']._serialized_end=2630
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2632
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2685
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2687
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2721
+  _globals['_INFERENCESERVICE']._serialized_start=3074
+  _globals['_INFERENCESERVICE']._serialized_end=3374
 # @@protoc_insertion_point(module_scope)

@@ -344,6 +344,7 @@ class GenerateRequest(google.protobuf.message.Message):
     RETURN_PROMPT_FIELD_NUMBER: builtins.int
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    RESUME_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -385,6 +386,13 @@ class GenerateRequest(google.protobuf.message.Message):
         INVALID_ARGUMENT with what changes a draw, with constraint and with tools. Unset: choices are drawn.
         """
 
+    @property
+    def resume(self) -> global___ResumePosition:
+        """Goes on with the stream that began with this request_id, perhaps at another gateway, within a minute of its last
+        token; all but the two is as that request said. NOT_FOUND: there is no such stream. INVALID_ARGUMENT: it has not
+        these choices, or the gateway keeps no streams. Unset: a new stream.
+        """
+
     def __init__(
         self,
         *,
@@ -406,12 +414,55 @@ class GenerateRequest(google.protobuf.message.Message):
         return_prompt: builtins.bool = ...,
         beam_search: global___BeamSearch | None = ...,
         max_prompt_tokens: builtins.int = ...,
+        resume: global___ResumePosition | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
+
+@typing.final
+class ResumePosition(google.protobuf.message.Message):
+    """How far a client has come in a stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: builtins.int
+    @property
+    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoicePosition]:
+        """One for each choice. Empty: nothing came."""
+
+    def __init__(
+        self,
+        *,
+        choices: collections.abc.Iterable[global___ChoicePosition] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices"]) -> None: ...
+
+global___ResumePosition = ResumePosition
+
+@typing.final
+class ChoicePosition(google.protobuf.message.Message):
+    """What of a choice came."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    num_token_ids: builtins.int
+    """How many of its token_ids."""
+    finished: builtins.bool
+    """Its finish_reason too."""
+    def __init__(
+        self,
+        *,
+        num_token_ids: builtins.int = ...,
+        finished: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "num_token_ids", b"num_token_ids"]) -> None: ...
+
+global___ChoicePosition = ChoicePosition
 
 @typing.final
 class BeamSearch(google.protobuf.message.Message):
