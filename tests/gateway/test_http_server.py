@@ -356,8 +356,9 @@ async def test_a_drain_lets_running_answers_finish_and_says_close(app, server):
         await asyncio.sleep(0.02)
         draining = asyncio.create_task(server.drain(2))
         assert await idle.closed()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", server.port)
+        async with RawClient.connect(server.port) as probe:  # how it is can be asked to the end
+            assert (await probe.request("GET", "/a")).headers["connection"] == "close"
+            assert await probe.closed()
         await half.send(data[-2:])
         assert (await half.answer()).headers["connection"] == "close"
         assert not draining.done()

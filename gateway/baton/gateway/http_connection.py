@@ -196,6 +196,10 @@ class HttpConnection(asyncio.Protocol):
         if self._current is None and not self._pending and self._state is _State.WAITING:
             self._transport.close()
 
+    def answer_once(self) -> None:
+        """A new connection to a server that drains: closes after its first request."""
+        self._draining = True
+
     def abort(self) -> None:
         """Breaks off."""
         self._transport.abort()

@@ -14,6 +14,7 @@ from baton.rpc.errors import Unavailable
 _log = logging.getLogger(__name__)
 
 _SWEEPS_PER_TIMEOUT = 10
+_DRAIN_POLL_SECONDS = 0.02
 _BACKLOG = 2048
 
 
@@ -39,6 +40,7 @@ class HttpServer:
         self._connections = Connections() if connections is None else connections
         self._tls = tls
         self._sweeper: asyncio.TimerHandle | None = None
+        self._draining = False
 
     @property
     def address(self) -> str:
@@ -49,7 +51,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: HttpConnection(self._app, self._limits, self._connections),
+                self._accept,
                 self._host,
                 self.port,
                 backlog=_BACKLOG,
@@ -77,15 +79,23 @@ class HttpServer:
             self._sweeper.cancel()
 
     async def drain(self, seconds: float) -> None:
-        """Accepts no more connections, and returns when every running answer is out, or time is."""
-        self._server.close()
-        for connection in self._connections:
+        """Returns when every running answer is out, or time is. New connections are still asked how the server is."""
+        self._draining = True
+        busy = frozenset(self._connections)
+        for connection in busy:
             connection.drain()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._connections.wait_until_none()
-        except TimeoutError:
-            _log.warning("%d connections were still busy after the drain and break off", len(self._connections))
+        deadline = asyncio.get_running_loop().time() + seconds
+        while left := busy.intersection(self._connections):
+            if asyncio.get_running_loop().time() >= deadline:
+                _log.warning("%d connections were still busy after the drain and break off", len(left))
+                return
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+
+    def _accept(self) -> HttpConnection:
+        connection = HttpConnection(self._app, self._limits, self._connections)
+        if self._draining:
+            connection.answer_once()
+        return connection
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
