@@ -1,6 +1,7 @@
 """Workers killed and stopped under load, on a simulated fleet: what the clients of their streams see.
 
-python tests/bench/bench_failover.py [--kills N] [--load 0.7] [--decode-workers N] [--seed N] [--json PATH]
+python tests/bench/bench_failover.py [--kills N] [--load 0.7] [--decode-workers N] [--seed N] [--faults LIST]
+    [--json PATH]
 
 A router, a gateway, prefill and decode workers as processes. Streams (greedy, seeded, n = 2, JSON schema) run at the
 given share of the fleet's batch places; one worker after the other is killed (its front, or its engine) or stopped
@@ -163,7 +164,8 @@ async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
     faults: list[tuple[str, float]] = []
     await asyncio.sleep(2.0)
     for number in range(options.kills):
-        fault = _FAULTS[number % len(_FAULTS)]
+        wanted = options.faults.split(",")
+        fault = wanted[number % len(wanted)]
         role = "prefill" if "prefill" in fault else "decode"
         worker = rng.choice([one for one in stack.workers if role in one.plan.name])
         faults.append((fault, time.monotonic()))
@@ -225,6 +227,7 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--decode-workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", default=",".join(_FAULTS), help="in turn; some of: %(default)s")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     flags = ("--max-num-requests", str(_PLACES), "--sim-step-seconds", str(_STEP_SECONDS))

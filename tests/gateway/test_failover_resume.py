@@ -6,6 +6,7 @@ import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, ScriptedWorker
@@ -16,6 +17,7 @@ from baton.gateway.server import serve
 from baton.gateway.sse import with_id
 from baton.rpc.errors import InvalidRequest
 from baton.services import ports
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SAMPLE = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 CHAT = {
@@ -59,6 +61,7 @@ class Gateways:
         self.stack.callback(stop.set)
         async with asyncio.timeout(20):
             await _until_ready(rest)
+        self.rpc = f"127.0.0.1:{rpc}"
         return rest
 
 
@@ -212,6 +215,54 @@ async def test_who_did_not_ask_for_it_has_no_ids_and_no_state(gateways):
         answer = await client.request("POST", "/v1/completions", {}, {"last-event-id": "r/3"})
     assert answer.status == 400
     assert "resumable_streams" in answer.error["message"]
+
+
+async def generate(address, request, num_responses=None):
+    responses = []
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(20):
+        async for response in inference_pb2_grpc.InferenceServiceStub(channel).Generate(request):
+            responses.append(response)
+            if num_responses is not None and len(responses) >= num_responses:
+                break
+    return responses
+
+
+def heard(responses):
+    told = {index: ([], "", 0) for index in range(2)}
+    for response in responses:
+        token_ids, text, finish = told[response.index]
+        told[response.index] = (
+            token_ids + list(response.token_ids),
+            text + response.text,
+            finish + response.finish_reason,
+        )
+    return told, [response.usage.completion_tokens for response in responses if response.HasField("usage")]
+
+
+async def test_a_grpc_stream_goes_on_at_another_gateway(gateways):
+    await gateways.start()
+    first = gateways.rpc
+    await gateways.start()
+    fields = {"stop": types_pb2.StopConditions(max_tokens=60, ignore_eos=True), "n": 2, "text": "Once"}
+    sampling = types_pb2.SamplingParams(seed=4)
+    whole = await generate(first, inference_pb2.GenerateRequest(request_id="w", sampling=sampling, **fields))
+    request = inference_pb2.GenerateRequest(request_id="r", sampling=sampling, **fields)
+    begun = await generate(first, request, 30)
+    await asyncio.sleep(0.15)
+    came, _ = heard(begun)
+    choices = [
+        inference_pb2.ChoicePosition(num_token_ids=len(came[at][0]), finished=came[at][2] > 0) for at in range(2)
+    ]
+    resume = inference_pb2.ResumePosition(choices=choices)
+    rest = await generate(gateways.rpc, inference_pb2.GenerateRequest(request_id="r", resume=resume))
+    assert heard(begun + rest) == heard(whole)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(gateways.rpc, inference_pb2.GenerateRequest(request_id="nobody", resume=resume))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    del resume.choices[1:]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(gateways.rpc, inference_pb2.GenerateRequest(request_id="r", resume=resume))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_resumable_streams_need_a_redis():

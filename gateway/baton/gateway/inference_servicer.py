@@ -22,6 +22,9 @@ from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
+from baton.gateway.resume.journal import Journal
+from baton.gateway.resume.rpc import begin_stream, find_stream
+from baton.gateway.resume.store import StreamStore
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.structured_output import check_constraint
@@ -68,12 +71,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Text, chats or token ids in; a stream of deltas out."""
 
     def __init__(
-        self, generator: Generator, catalog: ModelCatalog, limits: Limits | None = None, gate: Gate | None = None
+        self,
+        generator: Generator,
+        catalog: ModelCatalog,
+        limits: Limits | None = None,
+        gate: Gate | None = None,
+        streams: StreamStore | None = None,
     ) -> None:
         self._generator = generator
         self._catalog = catalog
         self._limits = limits or Limits()
         self._gate = gate or OpenGate()
+        self._streams = streams
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -82,14 +91,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         try:
             identity = identity_of(self._gate, context)
+            if request.HasField("resume"):
+                request, sink.journal = await find_stream(self._streams, request, identity)
             model = allowed_model(self._catalog, identity, request.model)
             generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
             error.field = _dotted(error.field)
             _log_access(sink.request_id, error.code.name, began)
+            sink.end_journal()
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: sink.end_journal())  # type: ignore[arg-type]
         admitted.close()
         try:
             if admitted.standing:
@@ -98,6 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 yield response
         finally:
             generation.abort()
+            sink.end_journal()
             _log_access(sink.request_id, sink.outcome, began)
 
     async def ListModels(  # noqa: N802
@@ -160,6 +174,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
         if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
+        max_model_len = model.require_info().max_model_len
+        sink.journal = sink.journal or begin_stream(self._streams, request, identity)
+        if sink.journal is not None:
+            seeded = types_pb2.SamplingParams()
+            seeded.CopyFrom(sampling)
+            seeded.seed = sink.journal.head.seed
+            sampling = seeded
         generation = GenerationRequest(
             request_id=sink.request_id,
             model=model.name,
@@ -176,8 +197,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             skip_special_tokens=not request.keep_special_tokens,
             reading=reading,
             constraint=constraint,
+            journal=sink.journal,
         )
-        max_model_len = model.require_info().max_model_len
         admitted = AdmittedGenerator(generator, self._gate, identity, [generation], max_model_len)
         try:
             return await admitted.start(generation, sink), admitted
@@ -191,6 +212,7 @@ class _StreamSink:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.journal: Journal | None = None
         self.prompt_token_ids: list[int] = []  # that the first response of choice 0 tells
         self._waiting: deque[inference_pb2.GenerateResponse] = deque()
         self._news = asyncio.Event()
@@ -199,7 +221,8 @@ class _StreamSink:
 
     @property
     def writable(self) -> bool:
-        return len(self._waiting) < _MAX_WAITING
+        # What the client has is not sent: it must come in the pieces in which it is known.
+        return len(self._waiting) < _MAX_WAITING or (self.journal is not None and self.journal.cursor.behind)
 
     @property
     def outcome(self) -> str:
@@ -208,8 +231,17 @@ class _StreamSink:
             return self._error.code.name
         return "OK" if self._done else "CANCELLED"
 
+    def end_journal(self) -> None:
+        """Nothing more is told. Idempotent."""
+        if self.journal is not None:
+            self.journal.end()
+
     def on_delta(self, delta: Delta) -> None:
         responses = responses_of(self.request_id, delta)
+        if self.journal is not None:
+            if not self.journal.cursor.advance(delta.index, len(delta.token_ids), delta.finish_reason is not None):
+                return
+            _count_last(responses)
         if delta.index == 0 and self.prompt_token_ids:
             responses[0].prompt_token_ids.extend(self.prompt_token_ids)
             self.prompt_token_ids = []
@@ -240,6 +272,15 @@ class _StreamSink:
             self._news.clear()
         if self._error is not None:
             raise self._error
+
+
+def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
+    """The tokens go with the last of a delta's responses: a client that has them has all that they say."""
+    first, last = responses[0], responses[-1]
+    if last is not first:
+        last.token_ids.extend(first.token_ids)
+        last.logprobs.extend(first.logprobs)
+        del first.token_ids[:], first.logprobs[:]
 
 
 def _log_access(request_id: str, outcome: str, began: float) -> None:

@@ -197,7 +197,9 @@ def _http_server(
 
 def _rpc_server(config: GatewayConfig, core: _Core, tls: EdgeTls | None) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
-    service = Service(_SERVICE, InferenceServicer(core.generator, core.catalog, core.limits, core.gate), register)
+    service = Service(
+        _SERVICE, InferenceServicer(core.generator, core.catalog, core.limits, core.gate, core.streams), register
+    )
     return RpcServer(
         config.grpc_listen,
         [service],

@@ -1,0 +1,47 @@
+"""`resume` of gRPC: the stream that a request began, and how far its client has come."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from baton.gateway.access.identity import Identity
+from baton.gateway.resume.journal import Journal, StreamHead
+from baton.gateway.resume.position import ChoicePosition
+from baton.gateway.resume.store import StreamStore
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import inference_pb2
+
+_PATH = "baton.v1.InferenceService/Generate"
+
+
+async def find_stream(
+    store: StreamStore | None, request: inference_pb2.GenerateRequest, identity: Identity
+) -> tuple[inference_pb2.GenerateRequest, Journal]:
+    """The request that the stream began with, and its journal. Raises ServiceError."""
+    if store is None:
+        raise InvalidRequest("streams cannot be resumed here: resumable_streams is off", field="resume")
+    given = request.resume.choices
+    positions = [ChoicePosition(one.num_token_ids, one.finished) for one in given] if given else None
+    journal = await store.resume(identity.tenant.name, request.request_id, _PATH, positions, "resume")
+    return inference_pb2.GenerateRequest.FromString(journal.head.body), journal
+
+
+def begin_stream(
+    store: StreamStore | None, request: inference_pb2.GenerateRequest, identity: Identity
+) -> Journal | None:
+    """The journal of a stream that its client named. Its seed is drawn now, so that another gateway has it too."""
+    if store is None or not request.request_id or request.HasField("beam_search"):
+        return None
+    seed = request.sampling.seed if request.sampling.HasField("seed") else random.getrandbits(64)
+    return store.begin(
+        StreamHead(
+            tenant=identity.tenant.name,
+            request_id=request.request_id,
+            path=_PATH,
+            body=request.SerializeToString(),
+            num_choices=request.n or 1,
+            seed=seed,
+            created=int(time.time()),
+        )
+    )
