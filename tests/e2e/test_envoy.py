@@ -12,11 +12,11 @@ import envoy
 import grpc
 import httpx
 import pytest
-from envoy_rig import chat, grpc_channel, http_client, make_access, start_fleet
+from envoy_rig import HOSTS, chat, grpc_channel, http_client, make_access, start_fleet
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from stack import MODEL_NAME, metric, run_async, wait_until
-from tls_rig import dial_as
+from tls_rig import der_of, dial_as, make_certs, replace_files, shown_by
 
 from baton.rpc.identity import OPERATOR, WORKER
 from baton.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
@@ -79,8 +79,7 @@ async def worker_stats(fleet):
 
 async def test_the_shipped_configuration_is_valid_as_it_is(tmp_path, access):
     places = envoy.Places(1, 2, dict.fromkeys(("gateway_rest", "gateway_grpc", "ext_authz"), 3), access.certificates)
-    settings = json.loads(json.dumps(envoy.shipped()).replace(envoy.CERTIFICATES, str(access.certificates)))
-    ended = envoy.Envoy(tmp_path, settings, places).validate()
+    ended = envoy.Envoy(tmp_path, envoy.shipped(access.certificates), places).validate()
     assert ended.returncode == 0, ended.stderr
 
 
@@ -237,6 +236,17 @@ def test_the_access_log_tells_whose_request_it_was_and_no_key(client, front, acc
     text = (front.folder / "access.log").read_text()
     assert "secret-in-a-query" not in text
     assert not any(key in text for key in access.keys.values())
+
+
+async def test_new_certificates_are_shown_and_streams_go_on(front, fleet, access, stub, tmp_path):
+    call = stub.Generate(generate(max_tokens=1900), metadata=metadata(access, "good"))
+    assert await call.read()
+    before = shown_by(front.address, access.certificates)
+    new = make_certs(tmp_path / "new", access.certificates, hosts=HOSTS)
+    replace_files(access.certificates, new, "envoy", "edge")
+    wait_until(lambda: shown_by(front.address, access.certificates) == der_of(new, "edge") != before, "it is shown", 20)
+    assert await call.read()
+    call.cancel()
 
 
 def test_a_body_over_the_limit_is_refused(front, access):
