@@ -192,6 +192,36 @@ async def test_a_drain_fails_what_is_left_at_its_deadline(worker: Worker) -> Non
     assert (await worker.until_idle()).num_cached_blocks == 0
 
 
+@pytest.mark.parametrize("stop", ["pause", "sleep"])
+async def test_a_stopped_worker_that_is_told_to_end_gives_what_it_kept_back_at_once(worker: Worker, stop: str) -> None:
+    stream = await begun(worker)
+    keep = pb.RUNNING_REQUESTS_KEEP
+    if stop == "pause":
+        await worker.control.Pause(pb.PauseRequest(running_requests=keep), timeout=20)
+    else:
+        await worker.control.Sleep(pb.SleepRequest(running_requests=keep), timeout=20)
+    worker.stop.set()
+    (slot,) = await stream.until_ended(0)
+    assert slot.failure.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    async with asyncio.timeout(20):
+        await worker.serving
+
+
+async def test_one_change_at_a_time(worker: Worker) -> None:
+    stream = await begun(worker)
+    wait = pb.PauseRequest(running_requests=pb.RUNNING_REQUESTS_WAIT)
+    pausing = asyncio.ensure_future(worker.control.Pause(wait, timeout=20))
+    async with asyncio.timeout(20):
+        while not (await worker.state()).draining:
+            pass
+    with pytest.raises(grpc.aio.AioRpcError, match="a pause is under way") as caught:
+        await worker.control.Sleep(pb.SleepRequest(), timeout=20)
+    assert code_of(caught) is grpc.StatusCode.FAILED_PRECONDITION
+    await pausing
+    (slot,) = await stream.until_ended(0)
+    assert len(slot.tokens) == NUM_TOKENS
+
+
 async def test_reloaded_weights_serve_under_their_own_digest_and_no_old_block(
     cpu_worker: Worker, other_weights: Path, free_ports_of_two: list[int]
 ) -> None:
