@@ -299,3 +299,16 @@ def test_the_audit_sees_a_leak():
     rig.engine._scheduler.pool.allocate(1)
     with pytest.raises(DataLoss):
         rig.engine.audit()
+
+
+def test_who_has_given_tokens_elsewhere_starts_before_those_that_have_not():
+    rig = make_rig(max_num_requests=1)
+    fresh = [make_request(prompt_of(9, salt=i), 4) for i in range(3)]
+    for request in fresh:
+        rig.submit(request)
+    tokens = [*prompt_of(9, salt=7), 70, 71]
+    moved = make_request(tokens, 4, num_prompt_tokens=9)
+    rig.submit(moved)
+    rig.drain()
+    ended = list(rig.seen.finishes)
+    assert ended.index(moved.request_id) < ended.index(fresh[-1].request_id)

@@ -43,6 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 _MIN_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 10.0
+_BEGUN_AHEAD_SECONDS = 3600.0  # by so much a request that comes from another worker is older than it says
 
 
 class Engine:
@@ -291,9 +292,12 @@ class Engine:
         stop = request.stop
         longest = request.num_prompt_tokens + stop.max_tokens
         limit = len(request.token_ids) + 1 if request.prefill_only else min(longest, self.max_model_len)
+        # Who has given tokens already waits before those that have not begun, and takes nobody's place.
+        begun = not request.prefill_only and len(request.token_ids) > request.num_prompt_tokens
+        arrival = request.arrival - _BEGUN_AHEAD_SECONDS if begun else request.arrival
         return RequestState(
             request=request,
-            rank=(request.priority, request.arrival, self._num_submitted),
+            rank=(request.priority, arrival, self._num_submitted),
             limit=limit,
             stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
             submitted=self._clock(),
