@@ -142,17 +142,23 @@ def start(folder: Path, cleanup: ExitStack, executor: str, salts: bool = True) -
     return stack, dict(zip(tenants, made, strict=True))
 
 
+# The services' executor, what is asked of them, and how long the texts are in words.
+WAYS = {
+    "cpu": ("cpu", chat, 900),  # a model on the CPU
+    "sim": ("sim", chat, 1400),  # a simulated engine
+    "tokenizer": ("sim", tokenize, 25_000),  # texts of 100 kB, which no worker sees
+}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS))
     arguments = parser.parse_args(words)
     is_bad = False
-    for name, executor, ask, num_words in (
-        ("model on the CPU", "cpu", chat, 900),
-        ("simulated engine", "sim", chat, 1400),
-        ("tokenizer, 100 kB", "sim", tokenize, 25_000),
-    ):
+    for name in arguments.ways:
+        executor, ask, num_words = WAYS[name]
         with TemporaryDirectory() as folder, ExitStack() as cleanup:
             stack, keys = start(Path(folder), cleanup, executor)
             samples = Attack(stack, keys, ask, arguments.seed).run(arguments.trials, num_words)
