@@ -29,6 +29,7 @@ from manifests import (
 
 from baton.services import settings
 from baton.services.cli import SERVICES
+from baton.services.metrics_table import all_metrics
 from baton.services.probe import ProbeConfig
 from baton.services.run import ProcessConfig
 
@@ -202,6 +203,29 @@ def test_files_that_flags_mention_are_mounted(overlay):
         assert set(mounts.values()) <= volumes | claims
         for word in words:
             assert all(str(Path(path).parent) in mounts for path in _PATH.findall(word)), word
+
+
+def test_autoscaling_has_room_and_asks_for_metrics_that_exist():
+    known = {row.name for row in all_metrics()}
+    autoscalers = of_kind("production", "HorizontalPodAutoscaler")
+    assert len(autoscalers) == 3
+    for one in autoscalers:
+        assert one["spec"]["minReplicas"] <= one["spec"]["maxReplicas"]
+        assert {metric["pods"]["metric"]["name"] for metric in one["spec"]["metrics"] if "pods" in metric} <= known
+        assert named("production", "Deployment", one["spec"]["scaleTargetRef"]["name"])
+
+
+def test_keda_asks_for_metrics_that_exist():
+    known = {row.name for row in all_metrics()}
+    manifests = yaml.safe_load_all(kustomize(_with_component("keda")))
+    queries = [
+        trigger["metadata"]["query"]
+        for one in manifests
+        if one["kind"] == "ScaledObject"
+        for trigger in one["spec"]["triggers"]
+    ]
+    assert queries
+    assert all(set(re.findall(r"\bbaton_\w+", query)) <= known for query in queries)
 
 
 def test_a_fleet_moves_to_another_namespace_whole():
