@@ -112,7 +112,8 @@ def policy_factory(name: str) -> PolicyFactory:
         factory: PolicyFactory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidRequest(
-            f"policy {name!r} is unknown: it is {BATON}, {SHEDDING}, or module:attribute of a policy ({error})", field="policy"
+            f"policy {name!r} is unknown: it is {BATON}, {SHEDDING}, or module:attribute of a policy ({error})",
+            field="policy",
         ) from error
     return factory
 

@@ -19,7 +19,11 @@ class SimulateConfig:
         },
     )
     policies: tuple[str, ...] = field(
-        default=("baton",), metadata={"help": "baton, baton-shed (with the router's --shed), or module:attribute of other policies.", "metavar": "NAME,.."}
+        default=("baton",),
+        metadata={
+            "help": "baton, baton-shed (with the router's --shed), or module:attribute of other policies.",
+            "metavar": "NAME,..",
+        },
     )
     workers: int = field(
         default=8,
