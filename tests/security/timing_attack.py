@@ -83,11 +83,12 @@ class Attack:
         samples = []
         for _ in range(trials):
             text = self._text(num_words)
-            self._send(VICTIM, text)
-            probes = [(tenant, sent) for tenant in (VICTIM, ATTACKER) for sent in (True, False)]
+            # All texts are made before any is sent: what comes just before a request is the same for all.
+            probes = [(tenant, True, text) for tenant in (VICTIM, ATTACKER)]
+            probes += [(tenant, False, self._text(num_words)) for tenant in (VICTIM, ATTACKER)]
             self._draws.shuffle(probes)
-            for tenant, sent in probes:
-                samples.append(self._look(tenant, sent, text if sent else self._text(num_words)))
+            self._send(VICTIM, text)
+            samples += [self._look(*probe) for probe in probes]
         return samples
 
     def _text(self, num_words: int) -> str:
