@@ -448,19 +448,19 @@ class ChoicePosition(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NUM_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
-    num_token_ids: builtins.int
-    """How many of its token_ids."""
+    num_tokens: builtins.int
+    """How many tokens."""
     finished: builtins.bool
     """Its finish_reason too."""
     def __init__(
         self,
         *,
-        num_token_ids: builtins.int = ...,
+        num_tokens: builtins.int = ...,
         finished: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finished", b"finished", "num_token_ids", b"num_token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "num_tokens", b"num_tokens"]) -> None: ...
 
 global___ChoicePosition = ChoicePosition
 

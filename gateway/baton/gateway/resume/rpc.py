@@ -22,7 +22,7 @@ async def find_stream(
     if store is None:
         raise InvalidRequest("streams cannot be resumed here: resumable_streams is off", field="resume")
     given = request.resume.choices
-    positions = [ChoicePosition(one.num_token_ids, one.finished) for one in given] if given else None
+    positions = [ChoicePosition(one.num_tokens, one.finished) for one in given] if given else None
     journal = await store.resume(identity.tenant.name, request.request_id, _PATH, positions, "resume")
     return inference_pb2.GenerateRequest.FromString(journal.head.body), journal
 
