@@ -250,9 +250,7 @@ async def test_a_grpc_stream_goes_on_at_another_gateway(gateways):
     begun = await generate(first, request, 30)
     await asyncio.sleep(0.15)
     came, _ = heard(begun)
-    choices = [
-        inference_pb2.ChoicePosition(num_tokens=len(came[at][0]), finished=came[at][2] > 0) for at in range(2)
-    ]
+    choices = [inference_pb2.ChoicePosition(num_tokens=len(came[at][0]), finished=came[at][2] > 0) for at in range(2)]
     resume = inference_pb2.ResumePosition(choices=choices)
     rest = await generate(gateways.rpc, inference_pb2.GenerateRequest(request_id="r", resume=resume))
     assert heard(begun + rest) == heard(whole)
