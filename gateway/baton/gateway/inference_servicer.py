@@ -160,27 +160,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         prompt = await _encode(model, request)
         if request.max_prompt_tokens:
             prompt = replace(prompt, token_ids=prompt.token_ids[-request.max_prompt_tokens :])
-        reading = prompt.reading
-        if constraint is not None and reading is not None and reading.constraint is not None:
-            required = prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
-            reading, constraint = (reading, None) if required else (replace(reading, constraint=None), constraint)
-        if constraint is not None and reading is not None:
-            constraint = model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
-        sampling = request.sampling
-        if request.HasField("chat") and request.chat.HasField("thinking_token_budget"):
-            budget = request.chat.thinking_token_budget
-            sampling = types_pb2.SamplingParams()
-            sampling.CopyFrom(request.sampling)
-            limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
+        reading, constraint = _form_of(model, prompt, constraint)
+        sampling = _sampling_of(model, request, prompt)
         if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
         max_model_len = model.require_info().max_model_len
         sink.journal = sink.journal or begin_stream(self._streams, request, identity)
         if sink.journal is not None:
-            seeded = types_pb2.SamplingParams()
-            seeded.CopyFrom(sampling)
-            seeded.seed = sink.journal.head.seed
-            sampling = seeded
+            sampling.seed = sink.journal.head.seed
         generation = GenerationRequest(
             request_id=sink.request_id,
             model=model.name,
@@ -205,6 +192,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except BaseException:
             admitted.close()
             raise
+
+
+def _form_of(
+    model: ServedModel, prompt: _Prompt, constraint: types_pb2.Constraint | None
+) -> tuple[Reading | None, types_pb2.Constraint | None]:
+    """How the output is read, and what the client's constraint becomes beside the tools'."""
+    reading = prompt.reading
+    if constraint is None or reading is None:
+        return reading, constraint
+    if reading.constraint is not None:
+        if prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+            return reading, None
+        reading = replace(reading, constraint=None)
+    return reading, model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
+
+
+def _sampling_of(
+    model: ServedModel, request: inference_pb2.GenerateRequest, prompt: _Prompt
+) -> types_pb2.SamplingParams:
+    """A copy of the request's, with the limit of its reasoning."""
+    sampling = types_pb2.SamplingParams()
+    sampling.CopyFrom(request.sampling)
+    if request.HasField("chat") and request.chat.HasField("thinking_token_budget"):
+        budget = request.chat.thinking_token_budget
+        limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
+    return sampling
 
 
 class _StreamSink:
