@@ -9,6 +9,7 @@ import torch
 from gpu_engines import engine_over, executor_for, generate, make_model, make_prompts, tokens_of
 
 from baton.rpc.errors import Mismatch, NoCapacity
+from baton.worker.core import BlockId
 from baton.worker.cuda.executor import CudaExecutor
 
 pytestmark = pytest.mark.gpu
@@ -108,3 +109,16 @@ def test_who_finds_no_room_sleeps_on_and_can_wake_later(executor: CudaExecutor) 
     torch.cuda.empty_cache()
     executor.wake(None)
     assert tokens(executor) == before
+
+
+def test_a_connections_copies_follow_the_pool_that_wake_allocated(executor: CudaExecutor) -> None:
+    size = executor.layout.bytes_per_block_layer
+    lane = executor.kv.lane(1, size)
+    full = free_bytes()
+    executor.sleep(1)
+    assert free_bytes() - full >= executor.num_blocks * executor.layout.bytes_per_block, "the lane kept the old pool"
+    executor.wake(None)
+    staging = torch.full((size,), 7, dtype=torch.uint8, device="cuda")
+    lane.scatter(0, range(1), [BlockId(3)], staging.data_ptr(), torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    assert bytes(executor.read_blocks(0, [BlockId(3)])) == bytes([7]) * size

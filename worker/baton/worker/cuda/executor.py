@@ -102,7 +102,7 @@ class CudaExecutor:
             phases.end("KV pool")
             self._record_graphs(phases)
         self._residency = Residency(
-            self._decoder, self._allocate, self._record_graphs, self._forget_graphs, self._wait, device
+            self._decoder, self._allocate, self._record_graphs, self._forget_addresses, self._wait, device
         )
         phases.log(self.num_blocks, config.block_size)
 
@@ -339,8 +339,10 @@ class CudaExecutor:
     def _allocate(self) -> Tensor:
         return allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)
 
-    def _forget_graphs(self) -> None:
+    def _forget_addresses(self) -> None:
+        """Drops whatever was made for weights and pool as they lie now."""
         self._graphs = self._stepper.pieces = None
+        self.kv.release()
 
     def _record_graphs(self, phases: StartPhases) -> None:
         """Captures the steps over the weights and the pool as they lie now."""

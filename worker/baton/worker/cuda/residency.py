@@ -16,7 +16,8 @@ from baton.worker.model.weights import ModelWeights, pinned
 
 
 class Residency:
-    """`allocate` makes the pool; `record` captures graphs over weights and pool as they lie, `forget` drops them.
+    """`allocate` makes the pool; `record` captures graphs over weights and pool as they lie; `forget` drops those, and
+    whatever else knows an address.
 
     Called while no step is in flight.
     """

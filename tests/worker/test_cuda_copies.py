@@ -1,0 +1,44 @@
+"""Copies by address between a pool and slots: which pool they mean. What they copy is tested on a GPU."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from baton.worker.cuda import kv_copies
+from baton.worker.cuda.kv_copies import KvCopies
+
+
+class Copier:
+    """Stands for the kernels' launches: keeps its pool, as the real one does."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self.pool = pool
+
+
+@pytest.fixture(autouse=True)
+def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_copies, "BlockCopier", Copier)
+
+
+def test_copies_mean_one_pool_until_it_is_released():
+    pools = [torch.zeros(2, 3)]
+    kv = KvCopies(lambda: pools[-1])
+    first = kv.copier()
+    assert kv.copier() is first
+    assert first.pool is pools[0]
+    pools.append(torch.zeros(2, 3))
+    kv.release()
+    assert kv.copier().pool is pools[1]
+
+
+def test_a_released_pool_is_kept_by_nobody():
+    pools = [torch.zeros(2, 3)]
+    kv = KvCopies(lambda: pools[-1])
+    kv.copier()
+    gone = weakref.ref(pools.pop())
+    assert gone() is not None
+    kv.release()
+    assert gone() is None
