@@ -80,10 +80,10 @@ class Fleet:
     access: Access
 
 
-def start_fleet(folder: Path, cleanup: ExitStack, access: Access) -> Fleet:
-    """One gateway, one simulated worker, all over TLS."""
+def start_fleet(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> Fleet:
+    """One gateway, one simulated worker, all over TLS. `extra`: flags of the gateway's."""
     authz, edge, admin = ports.free_ports(3)
-    flags = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}")
+    flags = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}", *extra)
     settings = {"executor": "sim", "prefill_workers": 0, "tls_dir": str(access.certificates), "tls_edge": True}
     stack = start_stack(folder, cleanup, {"gateway": flags}, **settings)
     upstreams = {

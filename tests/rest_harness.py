@@ -13,6 +13,7 @@ from typing import Any
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
+from baton.gateway.cors import Cors
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
@@ -145,7 +146,8 @@ async def rest_side(
     desk = FrontDesk(config, catalog, generator, admission, metrics)
     missing: list[str] = []
     shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
-    app = App(rest_routes(desk, shelf, lambda: missing), metrics)
+    cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
+    app = App(rest_routes(desk, shelf, lambda: missing), metrics, cors=cors)
     async with HttpServer("127.0.0.1:0", app, limits, connections) as server:
         yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
     await shelf.close(0)

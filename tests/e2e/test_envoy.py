@@ -21,6 +21,7 @@ from tls_rig import der_of, dial_as, make_certs, replace_files, shown_by
 from baton.rpc.identity import OPERATOR, WORKER
 from baton.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
+ORIGIN = "https://app.example.com"
 WRONG_KEYS = {
     "unknown": "bt-aaaaaaaaaa-" + "b" * 40,
     "truncated": "bt-aaaaaaaaaa-bbb",
@@ -36,7 +37,7 @@ def access(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory, access):
     with ExitStack() as cleanup:
-        yield start_fleet(tmp_path_factory.mktemp("stack"), cleanup, access)
+        yield start_fleet(tmp_path_factory.mktemp("stack"), cleanup, access, "--cors-origins", ORIGIN)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,16 @@ def test_a_limit_is_told_before_the_body_and_nothing_counts_twice(client, front,
     assert client.get("/v1/models", headers=headers).status_code == 200
     text = client.get("/metrics", headers=access.headers("metrics")).text
     assert metric(text, "baton_gateway_ext_authz_checks_total", answer="limited") >= 1
+
+
+def test_a_page_of_a_named_origin_may_read_what_envoy_refuses_it(client):
+    preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    asked = client.options("/v1/chat/completions", headers=preflight)
+    assert (asked.status_code, asked.headers["access-control-allow-methods"]) == (204, "OPTIONS, POST")
+    for origin, told in ((ORIGIN, ORIGIN), ("https://evil.example", None)):
+        answer = client.post("/v1/chat/completions", json=chat(), headers={"origin": origin})
+        assert answer.status_code == 401
+        assert answer.headers.get("access-control-allow-origin") == told
 
 
 async def test_a_grpc_client_over_its_limit_is_told_when_to_retry(stub, access):

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.gate import Gate, OpenGate
+from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
@@ -23,18 +24,25 @@ _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 class App:
     """Runs the routes."""
 
-    def __init__(self, routes: Sequence[Route], metrics: GatewayMetrics, gate: Gate | None = None) -> None:
+    def __init__(
+        self, routes: Sequence[Route], metrics: GatewayMetrics, gate: Gate | None = None, cors: Cors | None = None
+    ) -> None:
         self.table = RouteTable(routes)
         self._gate = gate or OpenGate()
+        self._cors = cors or Cors()
         self._metrics = metrics
 
     def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
         """Answers at once, or returns what has to be awaited."""
         try:
+            exchange.cors = self._cors.headers(exchange.headers)
             exchange.request_id = _request_id(exchange)
+            self._cors.check(exchange.headers)
             if exchange.method == "OPTIONS":
                 self._count(exchange, "OPTIONS")
-                exchange.respond(204, headers={"allow": self.table.allowed(exchange.path)})
+                allowed = self.table.allowed(exchange.path)
+                preflight = self._cors.preflight(exchange.headers, allowed)
+                exchange.respond(204, headers={"allow": allowed, **preflight})
                 return None
             route = self.table.find(exchange.method, exchange.path)
             self._count(exchange, route.path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
+from baton.gateway.cors import check_origins
 from baton.rpc import tls_settings
+from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
 
@@ -108,6 +109,14 @@ class GatewayConfig:
     allow_anonymous: bool = field(
         default=False,
         metadata={"help": "Listen on any address without api_keys: whoever reaches this gateway may use it."},
+    )
+    cors_origins: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Origins (https://app.example.com) whose pages browsers let read the REST API's answers; *: all. "
+            "Empty: none.",
+            "metavar": "ORIGIN,..",
+        },
     )
     ext_authz_listen: str = field(
         default="",
@@ -224,6 +233,7 @@ class GatewayConfig:
         for address in self.router:
             _check_address("router", address)
         _ = self.template_variables
+        check_origins(self.cors_origins)
         self._check_access()
         if self.resumable_streams and not self.redis_url:
             raise InvalidRequest("resumable_streams needs redis_url; give the Redis of all gateways", field="redis_url")
@@ -266,15 +276,6 @@ class GatewayConfig:
                 "ext_authz_listen without api_keys would let everybody through Envoy; give api_keys",
                 field="ext_authz_listen",
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    name = host.strip("[]")
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def _check_address(name: str, address: str) -> None:

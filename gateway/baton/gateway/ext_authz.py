@@ -20,6 +20,7 @@ from baton.gateway.access.ask import Ask
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
+from baton.gateway.cors import Cors
 from baton.gateway.ext_authz_answers import allowed, denied, public
 from baton.gateway.ext_authz_rules import Head, Rules
 from baton.rpc.errors import ServiceError
@@ -33,7 +34,8 @@ _KEY_HEADERS = ("authorization", "x-api-key")
 class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
     """Decides by a gate. `answers` counts: allowed, public, denied, limited, failed."""
 
-    def __init__(self, gate: Gate, rules: Rules) -> None:
+    def __init__(self, gate: Gate, rules: Rules, cors: Cors | None = None) -> None:
+        self._cors = cors or Cors()
         self._gate = gate
         self._rules = rules
         self.answers: Counter[str] = Counter()
@@ -44,15 +46,19 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
         try:
             response, answer = await self._check(head)
         except RateLimited as error:
-            response, answer = denied(head, error), "limited"
+            response, answer = self._denied(head, error), "limited"
         except ServiceError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE:
                 # No answer of ours: Envoy asks another gateway, or says that nobody can decide.
                 self.answers["failed"] += 1
                 raise
-            response, answer = denied(head, error), "denied"
+            response, answer = self._denied(head, error), "denied"
         self.answers[answer] += 1
         return response
+
+    def _denied(self, head: Head, error: ServiceError) -> CheckResponse:
+        origin = head.headers.get("origin")
+        return denied(head, error, self._cors.headers({} if origin is None else {b"origin": origin.encode()}))
 
     async def _check(self, head: Head) -> tuple[CheckResponse, str]:
         need = self._rules.need_of(head)

@@ -38,15 +38,15 @@ def allowed(identity: Identity) -> CheckResponse:
     return CheckResponse(status=Status(code=code_pb2.OK), ok_response=ok)
 
 
-def denied(head: Head, error: ServiceError) -> CheckResponse:
-    """Does not pass. The client is told in its own protocol."""
-    response = _denied_grpc(error) if head.is_grpc else _denied_rest(head, error)
+def denied(head: Head, error: ServiceError, cors: Mapping[str, str]) -> CheckResponse:
+    """Does not pass. The client is told in its own protocol; REST's answer has the headers of `cors` too."""
+    response = _denied_grpc(error) if head.is_grpc else _denied_rest(head, error, cors)
     return CheckResponse(status=Status(code=error.code.value[0]), denied_response=response)
 
 
-def _denied_rest(head: Head, error: ServiceError) -> DeniedHttpResponse:
+def _denied_rest(head: Head, error: ServiceError, cors: Mapping[str, str]) -> DeniedHttpResponse:
     answer, request_id = http_error_of(error), head.headers.get("x-request-id", "")
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **cors}
     if request_id:
         headers["x-request-id"] = request_id
     if speaks_anthropic(head.path):

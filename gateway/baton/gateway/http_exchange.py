@@ -55,6 +55,7 @@ class Exchange:
         "_length",
         "_wire",
         "body",
+        "cors",
         "ended",
         "headers",
         "http_version",
@@ -87,6 +88,7 @@ class Exchange:
         self.received = time.perf_counter()
         self.request_id = ""
         self.identity: Identity = ANONYMOUS
+        self.cors: Mapping[str, str] = {}  # what browsers are told, as headers of the answer
         self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer
         self.journal: Journal | None = None  # of a stream that can be resumed
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
@@ -199,6 +201,7 @@ class Exchange:
         lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", _date_line()]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         lines += [f"{name}: {value}" for name, value in self.standing.items() if name not in fields]
+        lines += [f"{name}: {value}" for name, value in self.cors.items() if name not in fields]
         if self.request_id:
             lines.append(f"x-request-id: {self.request_id}")
             if speaks_anthropic(self.path):

@@ -16,6 +16,7 @@ from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
+from baton.gateway.cors import Cors
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.ext_authz_rules import Rules
@@ -179,8 +180,9 @@ def _http_server(
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
-    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate)
-    authorization = ExtAuthzServicer(core.gate, Rules(app.table))
+    cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
+    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate, cors)
+    authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from baton.rpc.errors import InvalidRequest
 
 
@@ -21,3 +23,12 @@ def split_addresses(addresses: str, field: str) -> tuple[str, ...]:
     if len(set(parts)) != len(parts):
         raise InvalidRequest(f"{field}={addresses!r} names an address twice", field=field)
     return parts
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    name = host.strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
