@@ -165,10 +165,17 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     FAILURES_FIELD_NUMBER: builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     PONG_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
+    PEER_LOSSES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: grows, and is the same on all streams."""
     pong: builtins.int
     """The last ping that this answers. 0: none."""
+    stalled: builtins.bool
+    """The step that the worker's device computes takes far longer than such steps do: requests are better off elsewhere.
+    Said at once, at the start of a stream, and with every pong until the step ends, if it does; the tokens of the
+    requests that stayed follow then. False says nothing.
+    """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """One for each request that has new tokens."""
@@ -193,6 +200,10 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotPromptLogprobs]:
         """Only for requests that ask; all of a prompt come before its first token."""
 
+    @property
+    def peer_losses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotPeerLoss]:
+        """Prefill workers that died while they computed prompts of these requests."""
+
     def __init__(
         self,
         *,
@@ -205,10 +216,36 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         failures: collections.abc.Iterable[global___SlotFailure] | None = ...,
         prompt_logprobs: collections.abc.Iterable[global___SlotPromptLogprobs] | None = ...,
         pong: builtins.int = ...,
+        stalled: builtins.bool = ...,
+        peer_losses: collections.abc.Iterable[global___SlotPeerLoss] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
+
+@typing.final
+class SlotPeerLoss(google.protobuf.message.Message):
+    """The worker that computed the request's prompt for this one died meanwhile. The request goes on here."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    worker_id: builtins.str
+    message: builtins.str
+    """How its stream ended."""
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        worker_id: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "slot", b"slot", "worker_id", b"worker_id"]) -> None: ...
+
+global___SlotPeerLoss = SlotPeerLoss
 
 @typing.final
 class SlotPromptLogprobs(google.protobuf.message.Message):
@@ -273,6 +310,9 @@ class SlotFinish(google.protobuf.message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
     QUEUE_US_FIELD_NUMBER: builtins.int
     PREFILL_US_FIELD_NUMBER: builtins.int
+    TRANSFER_US_FIELD_NUMBER: builtins.int
+    TRANSFER_EXPOSED_US_FIELD_NUMBER: builtins.int
+    NUM_TRANSFER_BYTES_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: baton.v1.types_pb2.FinishReason.ValueType
     stop_token_id: builtins.int
@@ -286,6 +326,12 @@ class SlotFinish(google.protobuf.message.Message):
     queue_us: builtins.int
     """Microseconds: submit to first scheduled; first scheduled to first token."""
     prefill_us: builtins.int
+    transfer_us: builtins.int
+    """Of KV that a prefill worker sent. Microseconds from the lease to the last block, and how long the first token
+    waited for that. 0: nothing was sent.
+    """
+    transfer_exposed_us: builtins.int
+    num_transfer_bytes: builtins.int
     def __init__(
         self,
         *,
@@ -298,9 +344,12 @@ class SlotFinish(google.protobuf.message.Message):
         num_preemptions: builtins.int = ...,
         queue_us: builtins.int = ...,
         prefill_us: builtins.int = ...,
+        transfer_us: builtins.int = ...,
+        transfer_exposed_us: builtins.int = ...,
+        num_transfer_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "num_cached_tokens", b"num_cached_tokens", "num_preemptions", b"num_preemptions", "num_prefill_cached_tokens", b"num_prefill_cached_tokens", "num_transferred_tokens", b"num_transferred_tokens", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "reason", b"reason", "slot", b"slot", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "num_cached_tokens", b"num_cached_tokens", "num_preemptions", b"num_preemptions", "num_prefill_cached_tokens", b"num_prefill_cached_tokens", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "reason", b"reason", "slot", b"slot", "stop_token_id", b"stop_token_id", "transfer_exposed_us", b"transfer_exposed_us", "transfer_us", b"transfer_us"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
 global___SlotFinish = SlotFinish
@@ -398,6 +447,7 @@ class PrefillStreamResponse(google.protobuf.message.Message):
     ABORT_FIELD_NUMBER: builtins.int
     ABORTED_FIELD_NUMBER: builtins.int
     RENEWAL_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> baton.v1.kv_pb2.PeerHello: ...
     @property
@@ -414,6 +464,8 @@ class PrefillStreamResponse(google.protobuf.message.Message):
     def aborted(self) -> baton.v1.kv_pb2.TransferAborted: ...
     @property
     def renewal(self) -> baton.v1.kv_pb2.LeaseRenewal: ...
+    @property
+    def stalled(self) -> global___PrefillStalled: ...
     def __init__(
         self,
         *,
@@ -425,12 +477,27 @@ class PrefillStreamResponse(google.protobuf.message.Message):
         abort: baton.v1.kv_pb2.TransferAbort | None = ...,
         aborted: baton.v1.kv_pb2.TransferAborted | None = ...,
         renewal: baton.v1.kv_pb2.LeaseRenewal | None = ...,
+        stalled: global___PrefillStalled | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["abort", b"abort", "aborted", b"aborted", "failed", b"failed", "first_token", b"first_token", "hello", b"hello", "message", b"message", "renewal", b"renewal", "sent", b"sent", "started", b"started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["abort", b"abort", "aborted", b"aborted", "failed", b"failed", "first_token", b"first_token", "hello", b"hello", "message", b"message", "renewal", b"renewal", "sent", b"sent", "started", b"started"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "started", "first_token", "failed", "sent", "abort", "aborted", "renewal"] | None: ...
+    def HasField(self, field_name: typing.Literal["abort", b"abort", "aborted", b"aborted", "failed", b"failed", "first_token", b"first_token", "hello", b"hello", "message", b"message", "renewal", b"renewal", "sent", b"sent", "stalled", b"stalled", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["abort", b"abort", "aborted", b"aborted", "failed", b"failed", "first_token", b"first_token", "hello", b"hello", "message", b"message", "renewal", b"renewal", "sent", b"sent", "stalled", b"stalled", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "started", "first_token", "failed", "sent", "abort", "aborted", "renewal", "stalled"] | None: ...
 
 global___PrefillStreamResponse = PrefillStreamResponse
+
+@typing.final
+class PrefillStalled(google.protobuf.message.Message):
+    """The step that the prefill worker's device computes takes far longer than such steps do. Whoever waits for it is better
+    off without; later prefills are welcome once the router names the worker again.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PrefillStalled = PrefillStalled
 
 @typing.final
 class PrefillSubmit(google.protobuf.message.Message):
@@ -655,11 +722,16 @@ class WorkerState(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     LOAD_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
+    TOTALS_FIELD_NUMBER: builtins.int
+    FLOWS_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
     role: baton.v1.types_pb2.WorkerRole.ValueType
     draining: builtins.bool
     """Takes no new requests; running ones go on. Also while it is paused or sleeps (ControlService)."""
+    stalled: builtins.bool
+    """The device has not ended a step for far longer than such steps take. It takes requests, which wait for it."""
     @property
     def model(self) -> baton.v1.types_pb2.ModelInfo: ...
     @property
@@ -669,6 +741,12 @@ class WorkerState(google.protobuf.message.Message):
     @property
     def adapters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Adapters on the device now."""
+
+    @property
+    def totals(self) -> global___WorkerTotals: ...
+    @property
+    def flows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KvFlow]:
+        """KV received, one for each of the last 64 senders."""
 
     def __init__(
         self,
@@ -681,11 +759,70 @@ class WorkerState(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         load: global___WorkerLoad | None = ...,
         adapters: collections.abc.Iterable[builtins.str] | None = ...,
+        totals: global___WorkerTotals | None = ...,
+        flows: collections.abc.Iterable[global___KvFlow] | None = ...,
+        stalled: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["layout", b"layout", "load", b"load", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "epoch", b"epoch", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["layout", b"layout", "load", b"load", "model", b"model", "totals", b"totals"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "epoch", b"epoch", "flows", b"flows", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "stalled", b"stalled", "totals", b"totals", "worker_id", b"worker_id"]) -> None: ...
 
 global___WorkerState = WorkerState
+
+@typing.final
+class WorkerTotals(google.protobuf.message.Message):
+    """Since the worker's start."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_FINISHED_FIELD_NUMBER: builtins.int
+    NUM_FAILED_FIELD_NUMBER: builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
+    num_prompt_tokens: builtins.int
+    num_cached_tokens: builtins.int
+    """Of them, found in this worker's cache."""
+    num_output_tokens: builtins.int
+    num_finished: builtins.int
+    num_failed: builtins.int
+    num_preemptions: builtins.int
+    def __init__(
+        self,
+        *,
+        num_prompt_tokens: builtins.int = ...,
+        num_cached_tokens: builtins.int = ...,
+        num_output_tokens: builtins.int = ...,
+        num_finished: builtins.int = ...,
+        num_failed: builtins.int = ...,
+        num_preemptions: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_failed", b"num_failed", "num_finished", b"num_finished", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens"]) -> None: ...
+
+global___WorkerTotals = WorkerTotals
+
+@typing.final
+class KvFlow(google.protobuf.message.Message):
+    """Completed transfers from one worker to this one, since this one's start or since the sender was forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENDER_WORKER_ID_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    NUM_TRANSFERS_FIELD_NUMBER: builtins.int
+    sender_worker_id: builtins.str
+    num_bytes: builtins.int
+    num_transfers: builtins.int
+    def __init__(
+        self,
+        *,
+        sender_worker_id: builtins.str = ...,
+        num_bytes: builtins.int = ...,
+        num_transfers: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_bytes", b"num_bytes", "num_transfers", b"num_transfers", "sender_worker_id", b"sender_worker_id"]) -> None: ...
+
+global___KvFlow = KvFlow
 
 @typing.final
 class WorkerLoad(google.protobuf.message.Message):
