@@ -11,7 +11,8 @@ from baton.gateway.access.rpc_guard import is_open, scope_of
 from baton.gateway.error_body import HttpError
 from baton.gateway.routes import Route, RouteTable
 
-_GENERATE = "/baton.v1.InferenceService/Generate"
+# Methods that run generations.
+_LIMITED = frozenset(f"/baton.v1.InferenceService/{name}" for name in ("Generate", "CreateResponse"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Rules:
 def _need_of_method(path: str) -> Need:
     """Of a gRPC method, or of what nobody serves."""
     service = path.rpartition("/")[0].removeprefix("/")
-    return Need(is_open(service), scope_of(service), path == _GENERATE)
+    return Need(is_open(service), scope_of(service), path in _LIMITED)
 
 
 def _is_limited(route: Route) -> bool:

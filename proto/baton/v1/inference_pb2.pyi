@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+import baton.v1.response_pb2
 import baton.v1.types_pb2
 import builtins
 import collections.abc
@@ -207,10 +208,16 @@ class TemplateValue(google.protobuf.message.Message):
     FLAG_FIELD_NUMBER: builtins.int
     INTEGER_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
+    LIST_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
     text: builtins.str
     flag: builtins.bool
     integer: builtins.int
     number: builtins.float
+    @property
+    def list(self) -> global___TemplateList: ...
+    @property
+    def entries(self) -> global___TemplateMap: ...
     def __init__(
         self,
         *,
@@ -218,12 +225,68 @@ class TemplateValue(google.protobuf.message.Message):
         flag: builtins.bool = ...,
         integer: builtins.int = ...,
         number: builtins.float = ...,
+        list: global___TemplateList | None = ...,
+        entries: global___TemplateMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "number", b"number", "text", b"text", "value", b"value"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["text", "flag", "integer", "number"] | None: ...
+    def HasField(self, field_name: typing.Literal["entries", b"entries", "flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["text", "flag", "integer", "number", "list", "entries"] | None: ...
 
 global___TemplateValue = TemplateValue
+
+@typing.final
+class TemplateList(google.protobuf.message.Message):
+    """Values in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TemplateValue]: ...
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[global___TemplateValue] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["values", b"values"]) -> None: ...
+
+global___TemplateList = TemplateList
+
+@typing.final
+class TemplateMap(google.protobuf.message.Message):
+    """Values by name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ValuesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> global___TemplateValue: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: global___TemplateValue | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]: ...
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Mapping[builtins.str, global___TemplateValue] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["values", b"values"]) -> None: ...
+
+global___TemplateMap = TemplateMap
 
 @typing.final
 class ChatPrompt(google.protobuf.message.Message):
@@ -260,6 +323,10 @@ class ChatPrompt(google.protobuf.message.Message):
     TEMPLATE_VARIABLES_FIELD_NUMBER: builtins.int
     OMIT_REASONING_FIELD_NUMBER: builtins.int
     THINKING_TOKEN_BUDGET_FIELD_NUMBER: builtins.int
+    DOCUMENTS_FIELD_NUMBER: builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: builtins.int
+    OMIT_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     continue_final_message: builtins.bool
     """Ends the prompt inside the last message instead of opening an answer."""
     disable_parallel_tool_calls: builtins.bool
@@ -271,6 +338,14 @@ class ChatPrompt(google.protobuf.message.Message):
     """Tokens after which the reasoning is ended. INVALID_ARGUMENT where it is not known how the model ends it. Unset:
     no limit.
     """
+    chat_template: builtins.str
+    """A Jinja template instead of the model's own. INVALID_ARGUMENT where the gateway does not take clients' templates.
+    Empty: the model's own.
+    """
+    omit_generation_prompt: builtins.bool
+    """The prompt ends as the template leaves it: no answer is opened."""
+    add_special_tokens: builtins.bool
+    """The template's text is encoded with the model's special tokens around it, which most templates write themselves."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]: ...
     @property
@@ -285,6 +360,10 @@ class ChatPrompt(google.protobuf.message.Message):
     def template_variables(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]:
         """What the template may read beside the chat, by name; at most 256."""
 
+    @property
+    def documents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Document]:
+        """Texts that the template may show the model beside the chat."""
+
     def __init__(
         self,
         *,
@@ -297,12 +376,37 @@ class ChatPrompt(google.protobuf.message.Message):
         template_variables: collections.abc.Mapping[builtins.str, global___TemplateValue] | None = ...,
         omit_reasoning: builtins.bool = ...,
         thinking_token_budget: builtins.int | None = ...,
+        documents: collections.abc.Iterable[global___Document] | None = ...,
+        chat_template: builtins.str = ...,
+        omit_generation_prompt: builtins.bool = ...,
+        add_special_tokens: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "continue_final_message", b"continue_final_message", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "messages", b"messages", "omit_reasoning", b"omit_reasoning", "reasoning_effort", b"reasoning_effort", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "add_special_tokens", b"add_special_tokens", "chat_template", b"chat_template", "continue_final_message", b"continue_final_message", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "documents", b"documents", "messages", b"messages", "omit_generation_prompt", b"omit_generation_prompt", "omit_reasoning", b"omit_reasoning", "reasoning_effort", b"reasoning_effort", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
 
 global___ChatPrompt = ChatPrompt
+
+@typing.final
+class Document(google.protobuf.message.Message):
+    """A text that a chat's answer may stand on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TITLE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    title: builtins.str
+    """Empty: none."""
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        title: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text", "title", b"title"]) -> None: ...
+
+global___Document = Document
 
 @typing.final
 class TokenIds(google.protobuf.message.Message):
@@ -345,6 +449,8 @@ class GenerateRequest(google.protobuf.message.Message):
     BEAM_SEARCH_FIELD_NUMBER: builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
+    KEEP_PROMPT_START_FIELD_NUMBER: builtins.int
+    OMIT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -368,6 +474,10 @@ class GenerateRequest(google.protobuf.message.Message):
     """Sends the prompt's token ids, in choice 0's first response."""
     max_prompt_tokens: builtins.int
     """Keeps so many tokens of the prompt's end, where it has more. 0: all."""
+    keep_prompt_start: builtins.bool
+    """max_prompt_tokens keeps the prompt's beginning instead."""
+    omit_special_tokens: builtins.bool
+    """`text` is encoded without the special tokens that the model puts around texts."""
     @property
     def chat(self) -> global___ChatPrompt: ...
     @property
@@ -415,9 +525,11 @@ class GenerateRequest(google.protobuf.message.Message):
         beam_search: global___BeamSearch | None = ...,
         max_prompt_tokens: builtins.int = ...,
         resume: global___ResumePosition | None = ...,
+        keep_prompt_start: builtins.bool = ...,
+        omit_special_tokens: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_prompt_start", b"keep_prompt_start", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "omit_special_tokens", b"omit_special_tokens", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -725,3 +837,154 @@ class DetokenizeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
 
 global___DetokenizeResponse = DetokenizeResponse
+
+@typing.final
+class CreateResponseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class TemplateVariablesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> global___TemplateValue: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: global___TemplateValue | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class MetadataEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    MODEL_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    INSTRUCTIONS_FIELD_NUMBER: builtins.int
+    PREVIOUS_RESPONSE_ID_FIELD_NUMBER: builtins.int
+    BACKGROUND_FIELD_NUMBER: builtins.int
+    DO_NOT_STORE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
+    DISABLE_PARALLEL_TOOL_CALLS_FIELD_NUMBER: builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: builtins.int
+    OMIT_REASONING_FIELD_NUMBER: builtins.int
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
+    TRUNCATE_CONVERSATION_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Empty: the only model served."""
+    instructions: builtins.str
+    """A system message before the conversation; those of previous responses do not count. Empty: none."""
+    previous_response_id: builtins.str
+    """The conversation goes on after this response, one of the same tenant's. NOT_FOUND where there is none. Empty: it
+    begins.
+    """
+    background: builtins.bool
+    """The response is made though the call ends; it is kept with its events. INVALID_ARGUMENT with do_not_store."""
+    do_not_store: builtins.bool
+    """The response is not kept."""
+    disable_parallel_tool_calls: builtins.bool
+    """Only the first call counts."""
+    reasoning_effort: global___ReasoningEffort.ValueType
+    omit_reasoning: builtins.bool
+    """Reasoning is counted, not sent."""
+    thinking_token_budget: builtins.int
+    """As of ChatPrompt."""
+    truncate_conversation: builtins.bool
+    """Leaves the oldest items out where the conversation is longer than the context, instead of INVALID_ARGUMENT."""
+    priority: builtins.int
+    """Lower runs earlier. 0 is the default."""
+    cache_salt: builtins.str
+    """Requests with different salts share no cached block. Empty: the tenant's salt."""
+    request_id: builtins.str
+    """The name of the request in logs and traces. Empty: the gateway makes one."""
+    keep_special_tokens: builtins.bool
+    """Special tokens stay in the text."""
+    @property
+    def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.response_pb2.ResponseItem]:
+        """What is new of the conversation; at least one item."""
+
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
+        """INVALID_ARGUMENT where it is not known how the model writes calls."""
+
+    @property
+    def tool_choice(self) -> global___ToolChoice:
+        """Unset: AUTO where tools are given."""
+
+    @property
+    def template_variables(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]:
+        """What the template may read beside the chat, by name; at most 256."""
+
+    @property
+    def sampling(self) -> baton.v1.types_pb2.SamplingParams:
+        """INVALID_ARGUMENT with prompt_logprobs, logprob_token_ids, forbidden_sequences or reasoning_limit."""
+
+    @property
+    def stop(self) -> baton.v1.types_pb2.StopConditions: ...
+    @property
+    def constraint(self) -> baton.v1.types_pb2.Constraint:
+        """What the text must be. Unset: anything. With tools the answer is such a text, or calls."""
+
+    @property
+    def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Kept with the response; at most 16."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        input: collections.abc.Iterable[baton.v1.response_pb2.ResponseItem] | None = ...,
+        instructions: builtins.str = ...,
+        previous_response_id: builtins.str = ...,
+        background: builtins.bool = ...,
+        do_not_store: builtins.bool = ...,
+        tools: collections.abc.Iterable[global___Tool] | None = ...,
+        tool_choice: global___ToolChoice | None = ...,
+        disable_parallel_tool_calls: builtins.bool = ...,
+        reasoning_effort: global___ReasoningEffort.ValueType = ...,
+        template_variables: collections.abc.Mapping[builtins.str, global___TemplateValue] | None = ...,
+        omit_reasoning: builtins.bool = ...,
+        thinking_token_budget: builtins.int | None = ...,
+        sampling: baton.v1.types_pb2.SamplingParams | None = ...,
+        stop: baton.v1.types_pb2.StopConditions | None = ...,
+        constraint: baton.v1.types_pb2.Constraint | None = ...,
+        truncate_conversation: builtins.bool = ...,
+        metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        priority: builtins.int = ...,
+        cache_salt: builtins.str = ...,
+        request_id: builtins.str = ...,
+        keep_special_tokens: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "constraint", b"constraint", "sampling", b"sampling", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "background", b"background", "cache_salt", b"cache_salt", "constraint", b"constraint", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "do_not_store", b"do_not_store", "input", b"input", "instructions", b"instructions", "keep_special_tokens", b"keep_special_tokens", "metadata", b"metadata", "model", b"model", "omit_reasoning", b"omit_reasoning", "previous_response_id", b"previous_response_id", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_conversation", b"truncate_conversation"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
+
+global___CreateResponseRequest = CreateResponseRequest

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
+from baton.v1 import response_pb2 as baton_dot_v1_dot_response__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -58,6 +59,36 @@ class InferenceServiceStub(object):
                 request_serializer=baton_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.CreateResponse = channel.unary_stream(
+                '/baton.v1.InferenceService/CreateResponse',
+                request_serializer=baton_dot_v1_dot_inference__pb2.CreateResponseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.CreateResponseResponse.FromString,
+                _registered_method=True)
+        self.GetResponse = channel.unary_unary(
+                '/baton.v1.InferenceService/GetResponse',
+                request_serializer=baton_dot_v1_dot_response__pb2.GetResponseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.GetResponseResponse.FromString,
+                _registered_method=True)
+        self.WatchResponse = channel.unary_stream(
+                '/baton.v1.InferenceService/WatchResponse',
+                request_serializer=baton_dot_v1_dot_response__pb2.WatchResponseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.WatchResponseResponse.FromString,
+                _registered_method=True)
+        self.CancelResponse = channel.unary_unary(
+                '/baton.v1.InferenceService/CancelResponse',
+                request_serializer=baton_dot_v1_dot_response__pb2.CancelResponseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.CancelResponseResponse.FromString,
+                _registered_method=True)
+        self.DeleteResponse = channel.unary_unary(
+                '/baton.v1.InferenceService/DeleteResponse',
+                request_serializer=baton_dot_v1_dot_response__pb2.DeleteResponseRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.DeleteResponseResponse.FromString,
+                _registered_method=True)
+        self.ListResponseInput = channel.unary_unary(
+                '/baton.v1.InferenceService/ListResponseInput',
+                request_serializer=baton_dot_v1_dot_response__pb2.ListResponseInputRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_response__pb2.ListResponseInputResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -97,6 +128,53 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateResponse(self, request, context):
+        """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
+        call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
+        previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetResponse(self, request, context):
+        """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
+        UNAVAILABLE: the store cannot be asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchResponse(self, request, context):
+        """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
+        INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelResponse(self, request, context):
+        """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
+        INVALID_ARGUMENT: it was not made in the background.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteResponse(self, request, context):
+        """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListResponseInput(self, request, context):
+        """What a response answers: the conversation before it. NOT_FOUND: there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -119,6 +197,36 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'CreateResponse': grpc.unary_stream_rpc_method_handler(
+                    servicer.CreateResponse,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.CreateResponseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.CreateResponseResponse.SerializeToString,
+            ),
+            'GetResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResponse,
+                    request_deserializer=baton_dot_v1_dot_response__pb2.GetResponseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.GetResponseResponse.SerializeToString,
+            ),
+            'WatchResponse': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchResponse,
+                    request_deserializer=baton_dot_v1_dot_response__pb2.WatchResponseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.WatchResponseResponse.SerializeToString,
+            ),
+            'CancelResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelResponse,
+                    request_deserializer=baton_dot_v1_dot_response__pb2.CancelResponseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.CancelResponseResponse.SerializeToString,
+            ),
+            'DeleteResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteResponse,
+                    request_deserializer=baton_dot_v1_dot_response__pb2.DeleteResponseRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.DeleteResponseResponse.SerializeToString,
+            ),
+            'ListResponseInput': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListResponseInput,
+                    request_deserializer=baton_dot_v1_dot_response__pb2.ListResponseInputRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_response__pb2.ListResponseInputResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -233,6 +341,168 @@ class InferenceService(object):
             '/baton.v1.InferenceService/Detokenize',
             baton_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.InferenceService/CreateResponse',
+            baton_dot_v1_dot_inference__pb2.CreateResponseRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.CreateResponseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/GetResponse',
+            baton_dot_v1_dot_response__pb2.GetResponseRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.GetResponseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.InferenceService/WatchResponse',
+            baton_dot_v1_dot_response__pb2.WatchResponseRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.WatchResponseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/CancelResponse',
+            baton_dot_v1_dot_response__pb2.CancelResponseRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.CancelResponseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/DeleteResponse',
+            baton_dot_v1_dot_response__pb2.DeleteResponseRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.DeleteResponseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListResponseInput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/ListResponseInput',
+            baton_dot_v1_dot_response__pb2.ListResponseInputRequest.SerializeToString,
+            baton_dot_v1_dot_response__pb2.ListResponseInputResponse.FromString,
             options,
             channel_credentials,
             insecure,

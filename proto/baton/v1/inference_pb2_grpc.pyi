@@ -5,6 +5,7 @@ isort:skip_file
 
 import abc
 import baton.v1.inference_pb2
+import baton.v1.response_pb2
 import collections.abc
 import grpc
 import grpc.aio
@@ -52,6 +53,51 @@ class InferenceServiceStub:
     ]
     """Turns token ids into text."""
 
+    CreateResponse: grpc.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.CreateResponseRequest,
+        baton.v1.response_pb2.CreateResponseResponse,
+    ]
+    """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
+    call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
+    previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+    """
+
+    GetResponse: grpc.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.GetResponseRequest,
+        baton.v1.response_pb2.GetResponseResponse,
+    ]
+    """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
+    UNAVAILABLE: the store cannot be asked.
+    """
+
+    WatchResponse: grpc.UnaryStreamMultiCallable[
+        baton.v1.response_pb2.WatchResponseRequest,
+        baton.v1.response_pb2.WatchResponseResponse,
+    ]
+    """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
+    INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+    """
+
+    CancelResponse: grpc.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.CancelResponseRequest,
+        baton.v1.response_pb2.CancelResponseResponse,
+    ]
+    """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
+    INVALID_ARGUMENT: it was not made in the background.
+    """
+
+    DeleteResponse: grpc.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.DeleteResponseRequest,
+        baton.v1.response_pb2.DeleteResponseResponse,
+    ]
+    """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+
+    ListResponseInput: grpc.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.ListResponseInputRequest,
+        baton.v1.response_pb2.ListResponseInputResponse,
+    ]
+    """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+
 class InferenceServiceAsyncStub:
     """Baton's public API, served by the gateway.
 
@@ -85,6 +131,51 @@ class InferenceServiceAsyncStub:
         baton.v1.inference_pb2.DetokenizeResponse,
     ]
     """Turns token ids into text."""
+
+    CreateResponse: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.CreateResponseRequest,
+        baton.v1.response_pb2.CreateResponseResponse,
+    ]
+    """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
+    call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
+    previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+    """
+
+    GetResponse: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.GetResponseRequest,
+        baton.v1.response_pb2.GetResponseResponse,
+    ]
+    """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
+    UNAVAILABLE: the store cannot be asked.
+    """
+
+    WatchResponse: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.response_pb2.WatchResponseRequest,
+        baton.v1.response_pb2.WatchResponseResponse,
+    ]
+    """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
+    INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+    """
+
+    CancelResponse: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.CancelResponseRequest,
+        baton.v1.response_pb2.CancelResponseResponse,
+    ]
+    """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
+    INVALID_ARGUMENT: it was not made in the background.
+    """
+
+    DeleteResponse: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.DeleteResponseRequest,
+        baton.v1.response_pb2.DeleteResponseResponse,
+    ]
+    """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+
+    ListResponseInput: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.response_pb2.ListResponseInputRequest,
+        baton.v1.response_pb2.ListResponseInputResponse,
+    ]
+    """What a response answers: the conversation before it. NOT_FOUND: there is none."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Baton's public API, served by the gateway.
@@ -127,5 +218,62 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[baton.v1.inference_pb2.DetokenizeResponse]]:
         """Turns token ids into text."""
+
+    @abc.abstractmethod
+    def CreateResponse(
+        self,
+        request: baton.v1.inference_pb2.CreateResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.response_pb2.CreateResponseResponse], collections.abc.AsyncIterator[baton.v1.response_pb2.CreateResponseResponse]]:
+        """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
+        call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
+        previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+        """
+
+    @abc.abstractmethod
+    def GetResponse(
+        self,
+        request: baton.v1.response_pb2.GetResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.response_pb2.GetResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.GetResponseResponse]]:
+        """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
+        UNAVAILABLE: the store cannot be asked.
+        """
+
+    @abc.abstractmethod
+    def WatchResponse(
+        self,
+        request: baton.v1.response_pb2.WatchResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.response_pb2.WatchResponseResponse], collections.abc.AsyncIterator[baton.v1.response_pb2.WatchResponseResponse]]:
+        """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
+        INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+        """
+
+    @abc.abstractmethod
+    def CancelResponse(
+        self,
+        request: baton.v1.response_pb2.CancelResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.response_pb2.CancelResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.CancelResponseResponse]]:
+        """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
+        INVALID_ARGUMENT: it was not made in the background.
+        """
+
+    @abc.abstractmethod
+    def DeleteResponse(
+        self,
+        request: baton.v1.response_pb2.DeleteResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.response_pb2.DeleteResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.DeleteResponseResponse]]:
+        """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+
+    @abc.abstractmethod
+    def ListResponseInput(
+        self,
+        request: baton.v1.response_pb2.ListResponseInputRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.response_pb2.ListResponseInputResponse, collections.abc.Awaitable[baton.v1.response_pb2.ListResponseInputResponse]]:
+        """What a response answers: the conversation before it. NOT_FOUND: there is none."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
