@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+import baton.v1.control_pb2
 import baton.v1.types_pb2
 import baton.v1.worker_pb2
 import builtins
@@ -82,6 +83,7 @@ class PlaceRequest(google.protobuf.message.Message):
     EXCLUDED_WORKER_IDS_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     block_hashes: builtins.bytes
@@ -100,6 +102,8 @@ class PlaceRequest(google.protobuf.message.Message):
     """Requests that continue each other. They go to one worker where that costs nothing. Empty: none."""
     tenant_weight: builtins.float
     """The tenant's share of a full fleet, against the other tenants'. 0 is 1."""
+    traceparent: builtins.str
+    """W3C trace context. Empty: none."""
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers that just failed this request."""
@@ -119,8 +123,9 @@ class PlaceRequest(google.protobuf.message.Message):
         excluded_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
         session_id: builtins.str = ...,
         tenant_weight: builtins.float = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PlaceRequest = PlaceRequest
 
@@ -365,6 +370,7 @@ class PlacementOutcome(google.protobuf.message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     WORKER_FAILED_FIELD_NUMBER: builtins.int
     FIRST_TOKEN_US_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
     placement_id: builtins.int
     num_cached_tokens: builtins.int
     """What the worker really found, against what was predicted."""
@@ -373,6 +379,10 @@ class PlacementOutcome(google.protobuf.message.Message):
     """The worker could not be reached or gave the request up."""
     first_token_us: builtins.int
     """Microseconds from the placement to the first token. 0: not known."""
+    @property
+    def times(self) -> global___RequestTimes:
+        """Unset: no choice ended well here."""
+
     def __init__(
         self,
         *,
@@ -381,10 +391,62 @@ class PlacementOutcome(google.protobuf.message.Message):
         num_output_tokens: builtins.int = ...,
         worker_failed: builtins.bool = ...,
         first_token_us: builtins.int = ...,
+        times: global___RequestTimes | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_token_us", b"first_token_us", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "placement_id", b"placement_id", "worker_failed", b"worker_failed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_token_us", b"first_token_us", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "placement_id", b"placement_id", "times", b"times", "worker_failed", b"worker_failed"]) -> None: ...
 
 global___PlacementOutcome = PlacementOutcome
+
+@typing.final
+class RequestTimes(google.protobuf.message.Message):
+    """Where one request's time went, on one placement. Microseconds; of several choices, the one that ended last."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACE_US_FIELD_NUMBER: builtins.int
+    QUEUE_US_FIELD_NUMBER: builtins.int
+    PREFILL_US_FIELD_NUMBER: builtins.int
+    TRANSFER_US_FIELD_NUMBER: builtins.int
+    TRANSFER_EXPOSED_US_FIELD_NUMBER: builtins.int
+    NUM_TRANSFER_BYTES_FIELD_NUMBER: builtins.int
+    DECODE_US_FIELD_NUMBER: builtins.int
+    MEAN_ITL_US_FIELD_NUMBER: builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
+    place_us: builtins.int
+    """From the first question to a router to the answer that placed it."""
+    queue_us: builtins.int
+    """On the decode worker: from submit to first scheduled (with a prefill worker: to the lease), and from there to
+    the first token.
+    """
+    prefill_us: builtins.int
+    transfer_us: builtins.int
+    """From the lease to the last block, beside the prefill, and how long the first token waited for that. 0: nothing
+    was sent.
+    """
+    transfer_exposed_us: builtins.int
+    num_transfer_bytes: builtins.int
+    decode_us: builtins.int
+    """From the first token to the last one, at the gateway."""
+    mean_itl_us: builtins.int
+    """Between two tokens of one choice, on average. 0: not known."""
+    num_preemptions: builtins.int
+    def __init__(
+        self,
+        *,
+        place_us: builtins.int = ...,
+        queue_us: builtins.int = ...,
+        prefill_us: builtins.int = ...,
+        transfer_us: builtins.int = ...,
+        transfer_exposed_us: builtins.int = ...,
+        num_transfer_bytes: builtins.int = ...,
+        decode_us: builtins.int = ...,
+        mean_itl_us: builtins.int = ...,
+        num_preemptions: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_us", b"decode_us", "mean_itl_us", b"mean_itl_us", "num_preemptions", b"num_preemptions", "num_transfer_bytes", b"num_transfer_bytes", "place_us", b"place_us", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "transfer_exposed_us", b"transfer_exposed_us", "transfer_us", b"transfer_us"]) -> None: ...
+
+global___RequestTimes = RequestTimes
 
 @typing.final
 class ReportResponse(google.protobuf.message.Message):
@@ -590,6 +652,168 @@ class WorkerEntry(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "alive", b"alive", "cordoned", b"cordoned", "num_in_flight", b"num_in_flight", "num_indexed_blocks", b"num_indexed_blocks", "problem", b"problem", "state", b"state"]) -> None: ...
 
 global___WorkerEntry = WorkerEntry
+
+@typing.final
+class GetFleetRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MAX_PLACEMENTS_FIELD_NUMBER: builtins.int
+    max_placements: builtins.int
+    """The most placements of each list. 0: none."""
+    def __init__(
+        self,
+        *,
+        max_placements: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_placements", b"max_placements"]) -> None: ...
+
+global___GetFleetRequest = GetFleetRequest
+
+@typing.final
+class GetFleetResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    TOTALS_FIELD_NUMBER: builtins.int
+    PLACED_FIELD_NUMBER: builtins.int
+    REPORTED_FIELD_NUMBER: builtins.int
+    router_id: builtins.int
+    """Of the router that answers; new at each start. The rest but `workers` is of its own placements."""
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerEntry]:
+        """As ListWorkers."""
+
+    @property
+    def totals(self) -> global___PlacementTotals: ...
+    @property
+    def placed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlacementSummary]:
+        """The newest ones, and those that were reported on last; newest first."""
+
+    @property
+    def reported(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlacementSummary]: ...
+    def __init__(
+        self,
+        *,
+        router_id: builtins.int = ...,
+        workers: collections.abc.Iterable[global___WorkerEntry] | None = ...,
+        totals: global___PlacementTotals | None = ...,
+        placed: collections.abc.Iterable[global___PlacementSummary] | None = ...,
+        reported: collections.abc.Iterable[global___PlacementSummary] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["totals", b"totals"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["placed", b"placed", "reported", b"reported", "router_id", b"router_id", "totals", b"totals", "workers", b"workers"]) -> None: ...
+
+global___GetFleetResponse = GetFleetResponse
+
+@typing.final
+class PlacementTotals(google.protobuf.message.Message):
+    """Placements of one router: totals since its start, but where a field says that it is of now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_PLACED_FIELD_NUMBER: builtins.int
+    NUM_REMOTE_FIELD_NUMBER: builtins.int
+    NUM_REFUSED_FIELD_NUMBER: builtins.int
+    NUM_FAILED_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_PREDICTED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_IN_FLIGHT_FIELD_NUMBER: builtins.int
+    TTFT_SECONDS_FIELD_NUMBER: builtins.int
+    ITL_SECONDS_FIELD_NUMBER: builtins.int
+    num_placed: builtins.int
+    num_remote: builtins.int
+    """Of them, with a prefill worker."""
+    num_refused: builtins.int
+    num_failed: builtins.int
+    num_prompt_tokens: builtins.int
+    """Of those that ended without a failure of their worker: prompt tokens, those that were found in caches, those that
+    were expected there, and tokens of output.
+    """
+    num_cached_tokens: builtins.int
+    num_predicted_tokens: builtins.int
+    num_output_tokens: builtins.int
+    num_in_flight: builtins.int
+    """Now: not reported on yet."""
+    @property
+    def ttft_seconds(self) -> baton.v1.control_pb2.Histogram:
+        """From the question to a router to the first token; between two tokens, each request's mean counted once a token."""
+
+    @property
+    def itl_seconds(self) -> baton.v1.control_pb2.Histogram: ...
+    def __init__(
+        self,
+        *,
+        num_placed: builtins.int = ...,
+        num_remote: builtins.int = ...,
+        num_refused: builtins.int = ...,
+        num_failed: builtins.int = ...,
+        num_prompt_tokens: builtins.int = ...,
+        num_cached_tokens: builtins.int = ...,
+        num_predicted_tokens: builtins.int = ...,
+        num_output_tokens: builtins.int = ...,
+        num_in_flight: builtins.int = ...,
+        ttft_seconds: baton.v1.control_pb2.Histogram | None = ...,
+        itl_seconds: baton.v1.control_pb2.Histogram | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["itl_seconds", b"itl_seconds", "ttft_seconds", b"ttft_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["itl_seconds", b"itl_seconds", "num_cached_tokens", b"num_cached_tokens", "num_failed", b"num_failed", "num_in_flight", b"num_in_flight", "num_output_tokens", b"num_output_tokens", "num_placed", b"num_placed", "num_predicted_tokens", b"num_predicted_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_refused", b"num_refused", "num_remote", b"num_remote", "ttft_seconds", b"ttft_seconds"]) -> None: ...
+
+global___PlacementTotals = PlacementTotals
+
+@typing.final
+class PlacementSummary(google.protobuf.message.Message):
+    """One placement, in short. Explain says the rest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACEMENT_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_PREDICTED_TOKENS_FIELD_NUMBER: builtins.int
+    DECODE_WORKER_ID_FIELD_NUMBER: builtins.int
+    PREFILL_WORKER_ID_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    placement_id: builtins.int
+    request_id: builtins.str
+    model: builtins.str
+    tenant: builtins.str
+    """Empty: the default tenant."""
+    num_prompt_tokens: builtins.int
+    num_predicted_tokens: builtins.int
+    """Prompt tokens that were expected in caches."""
+    decode_worker_id: builtins.str
+    prefill_worker_id: builtins.str
+    """Empty: the decode worker prefills."""
+    age_ms: builtins.int
+    """Milliseconds since it was made."""
+    @property
+    def outcome(self) -> global___PlacementOutcome:
+        """Unset until reported."""
+
+    def __init__(
+        self,
+        *,
+        placement_id: builtins.int = ...,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        tenant: builtins.str = ...,
+        num_prompt_tokens: builtins.int = ...,
+        num_predicted_tokens: builtins.int = ...,
+        decode_worker_id: builtins.str = ...,
+        prefill_worker_id: builtins.str = ...,
+        age_ms: builtins.int = ...,
+        outcome: global___PlacementOutcome | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["outcome", b"outcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "decode_worker_id", b"decode_worker_id", "model", b"model", "num_predicted_tokens", b"num_predicted_tokens", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "placement_id", b"placement_id", "prefill_worker_id", b"prefill_worker_id", "request_id", b"request_id", "tenant", b"tenant"]) -> None: ...
+
+global___PlacementSummary = PlacementSummary
 
 @typing.final
 class WatchModelsRequest(google.protobuf.message.Message):

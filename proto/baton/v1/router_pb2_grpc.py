@@ -138,6 +138,11 @@ class RouterServiceStub(object):
                 request_serializer=baton_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/baton.v1.RouterService/GetFleet',
+                request_serializer=baton_dot_v1_dot_router__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
         self.WatchModels = channel.unary_stream(
                 '/baton.v1.RouterService/WatchModels',
                 request_serializer=baton_dot_v1_dot_router__pb2.WatchModelsRequest.SerializeToString,
@@ -199,6 +204,14 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
+        every second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchModels(self, request, context):
         """Streams the models that live workers serve: at once, and at every change.
         """
@@ -247,6 +260,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=baton_dot_v1_dot_router__pb2.ListWorkersRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.GetFleetRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.GetFleetResponse.SerializeToString,
             ),
             'WatchModels': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchModels,
@@ -400,6 +418,33 @@ class RouterService(object):
             '/baton.v1.RouterService/ListWorkers',
             baton_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.RouterService/GetFleet',
+            baton_dot_v1_dot_router__pb2.GetFleetRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.GetFleetResponse.FromString,
             options,
             channel_credentials,
             insecure,

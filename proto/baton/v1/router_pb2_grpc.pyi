@@ -99,6 +99,14 @@ class RouterServiceStub:
     ]
     """Lists the workers that are known, dead ones for a minute."""
 
+    GetFleet: grpc.UnaryUnaryMultiCallable[
+        baton.v1.router_pb2.GetFleetRequest,
+        baton.v1.router_pb2.GetFleetResponse,
+    ]
+    """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
+    every second.
+    """
+
     WatchModels: grpc.UnaryStreamMultiCallable[
         baton.v1.router_pb2.WatchModelsRequest,
         baton.v1.router_pb2.WatchModelsResponse,
@@ -156,6 +164,14 @@ class RouterServiceAsyncStub:
         baton.v1.router_pb2.ListWorkersResponse,
     ]
     """Lists the workers that are known, dead ones for a minute."""
+
+    GetFleet: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.router_pb2.GetFleetRequest,
+        baton.v1.router_pb2.GetFleetResponse,
+    ]
+    """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
+    every second.
+    """
 
     WatchModels: grpc.aio.UnaryStreamMultiCallable[
         baton.v1.router_pb2.WatchModelsRequest,
@@ -224,6 +240,16 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.router_pb2.ListWorkersResponse, collections.abc.Awaitable[baton.v1.router_pb2.ListWorkersResponse]]:
         """Lists the workers that are known, dead ones for a minute."""
+
+    @abc.abstractmethod
+    def GetFleet(
+        self,
+        request: baton.v1.router_pb2.GetFleetRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.router_pb2.GetFleetResponse, collections.abc.Awaitable[baton.v1.router_pb2.GetFleetResponse]]:
+        """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
+        every second.
+        """
 
     @abc.abstractmethod
     def WatchModels(
