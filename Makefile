@@ -17,7 +17,7 @@ PROTO_VENV ?= .venv-proto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto)
+PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/baton/otlp/v1/*.proto)
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
@@ -54,6 +54,7 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, c
 	@$(call generate,build/proto)
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/envoy proto/baton/envoy
+	diff -r -x '*.proto' -x __pycache__ build/proto/baton/otlp proto/baton/otlp
 	$(BIN)/python -m pytest -q tests/deploy/test_manifests.py tests/deploy/test_network_policies.py
 
 fmt: $(VENV)/.installed-dev ## Format the code and the contracts
