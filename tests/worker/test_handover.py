@@ -27,6 +27,14 @@ def test_the_answer_is_that_of_a_single_engine(pair):
     assert (counters.num_transfers, counters.num_failed_transfers) == (6, 0)
     assert counters.num_transfer_bytes == prefill.handover.counters().num_sent_bytes > 0
     assert decode.engine.counters().num_local_fallbacks == 0
+    (flow,) = decode.handover.flows()
+    assert (flow.sender_worker_id, flow.num_transfers) == ("prefill", 6)
+    assert flow.num_bytes == counters.num_transfer_bytes
+    assert not prefill.handover.flows()
+    for request in requests:
+        assert request.transfer is not None
+        assert 0 < request.transfer.num_bytes < flow.num_bytes
+        assert request.transfer.exposed_seconds <= request.transfer.seconds
     for node in pair:
         node.assert_nothing_held()
 

@@ -175,6 +175,15 @@ class StepResult:
     idle_seconds: float | None = None  # of the device before the step; None: not known
 
 
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """What a request's KV took to come from its prefill worker."""
+
+    num_bytes: int
+    seconds: float  # from the lease to the last block
+    exposed_seconds: float  # how long the first token waited for the last block
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One generation on this worker, from submit to finish.
@@ -197,6 +206,7 @@ class Request:
     remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here
     traceparent: str = ""  # W3C trace context of whoever asks; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
+    transfer: TransferTimes | None = None  # of the KV that a prefill worker sent; set by the hand-over
     constraint: Constraint | None = None  # of the whole output, what is in token_ids included
 
     def __post_init__(self) -> None:

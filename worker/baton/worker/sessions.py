@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import FinishReason, Request, TokenLogprobs
+from baton.worker.core import FinishReason, Request, TokenLogprobs, TransferTimes
 from baton.worker.executor.base import ModelSpec
 from baton.worker.link import Kind
 from baton.worker.outputs import Finish, StepOutputs
@@ -22,6 +22,7 @@ from baton.worker.submit import generation_of
 
 _log = logging.getLogger(__name__)
 
+_NO_TRANSFER = TransferTimes(0, 0.0, 0.0)
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -234,6 +235,7 @@ class Sessions:
         slot = session.slots[finish.request]
         self._forget(session, slot, finish.request)
         _log_finish(finish)
+        transfer = finish.request.transfer or _NO_TRANSFER
         self._frame_of(session).finishes.add(
             slot=slot,
             reason=_REASONS[finish.reason],
@@ -244,6 +246,9 @@ class Sessions:
             num_preemptions=finish.num_preemptions,
             queue_us=round(finish.queue_seconds * 1e6),
             prefill_us=round(finish.prefill_seconds * 1e6),
+            transfer_us=round(transfer.seconds * 1e6),
+            transfer_exposed_us=round(transfer.exposed_seconds * 1e6),
+            num_transfer_bytes=transfer.num_bytes,
         )
 
     def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:

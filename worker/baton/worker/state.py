@@ -60,6 +60,18 @@ def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second
     )
 
 
+def totals_message(totals: EngineCounters) -> worker_pb2.WorkerTotals:
+    """The contract's form of what routers are told of the totals."""
+    return worker_pb2.WorkerTotals(
+        num_prompt_tokens=totals.num_prompt_tokens,
+        num_cached_tokens=totals.num_cached_tokens,
+        num_output_tokens=totals.num_output_tokens,
+        num_finished=totals.num_finished,
+        num_failed=totals.num_failed,
+        num_preemptions=totals.num_preemptions,
+    )
+
+
 def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
     """The contract's form of what went to and came from host memory."""
     return control_pb2.HostCacheCounters(

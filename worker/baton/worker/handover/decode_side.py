@@ -16,11 +16,12 @@ from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
-from baton.worker.core import BlockId, FinishReason, Request
+from baton.worker.core import BlockId, FinishReason, Request, TransferTimes
 from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
+from baton.worker.handover.flows import Flows
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.prefill_peers import PrefillPeers
 from baton.worker.handover.records import TransferRecord, log_record
@@ -61,6 +62,7 @@ class DecodeSide:
         self._counters = counters
         self._clock = clock
         self.on_record: Callable[[TransferRecord], None] = log_record
+        self.flows = Flows()
         self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
         self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
@@ -386,6 +388,8 @@ class DecodeSide:
         counters.transfer_seconds.observe(record.seconds)
         counters.exposed_seconds.observe(record.exposed_seconds)
         self.on_record(record)
+        self.flows.received(exchange.peer.endpoint.worker_id, record.num_bytes)
+        exchange.request.transfer = TransferTimes(record.num_bytes, record.seconds, record.exposed_seconds)
         self._backoff.succeeded(exchange.peer.endpoint.address)
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from baton.rpc.errors import ServiceError, Unavailable, status_of
@@ -167,6 +167,10 @@ class Handover:
     def abort_all(self, reason: str) -> None:
         """Fails the prefills of others that still run."""
         self.prefill_side.abort_all(reason)
+
+    def flows(self) -> Collection[worker_pb2.KvFlow]:
+        """What came from whom."""
+        return self.decode_side.flows.messages()
 
     def counters(self) -> HandoverCounters:
         """A copy of the totals."""

@@ -1,0 +1,33 @@
+"""How much KV came from whom."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from baton.v1 import worker_pb2
+
+_MAX_SENDERS = 64
+
+
+class Flows:
+    """Completed transfers by their sender. Of many senders, the last ones to send are remembered."""
+
+    def __init__(self, max_senders: int = _MAX_SENDERS) -> None:
+        self._max_senders = max_senders
+        self._flows: OrderedDict[str, worker_pb2.KvFlow] = OrderedDict()
+
+    def received(self, sender_worker_id: str, num_bytes: int) -> None:
+        """A transfer is complete."""
+        flow = self._flows.get(sender_worker_id)
+        if flow is None:
+            flow = self._flows[sender_worker_id] = worker_pb2.KvFlow(sender_worker_id=sender_worker_id)
+            if len(self._flows) > self._max_senders:
+                self._flows.popitem(last=False)
+        self._flows.move_to_end(sender_worker_id)
+        flow.num_bytes += num_bytes
+        flow.num_transfers += 1
+
+    def messages(self) -> Collection[worker_pb2.KvFlow]:
+        """All of them, as of now. They change."""
+        return self._flows.values()
