@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -15,11 +14,9 @@ from engine_harness import make_request
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from worker_harness import running_worker, submit
 
-from baton.rpc.errors import Unsupported
 from baton.services import ports
 from baton.v1 import types_pb2
 from baton.worker.core import FinishReason
-from baton.worker.otlp import SpanExporter
 from baton.worker.outputs import Finish
 from baton.worker.spans import SpanSender, is_sampled
 
@@ -75,8 +72,8 @@ async def test_a_traced_request_has_a_span_of_each_part(collector: Collector) ->
         await prefill.until_idle()
     # Whoever stops sends what it has first.
     spans = {span.name: (attributes_of(span), resource, span) for resource, span in collector.spans}
-    assert sorted(spans) == ["baton.worker.decode", "baton.worker.prefill", "baton.worker.transfer"]
-    assert len(collector.spans) == 3, "the request without a trace context has none"
+    assert sorted(spans) == [f"baton.worker.{part}" for part in ("decode", "prefill", "queue", "transfer")]
+    assert len(collector.spans) == 5, "the request without a trace context has none; both workers have a queue"
     for attributes, _, span in spans.values():
         assert span.trace_id.hex() == TRACE_ID
         assert span.parent_span_id.hex() == SPAN_ID
@@ -113,21 +110,15 @@ async def test_a_collector_that_is_not_there_costs_no_request(free_port: int) ->
         assert len(slots[0].tokens) == 4
 
 
-def test_a_worker_without_opentelemetry_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in sys.modules if one.startswith("opentelemetry")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(Unsupported, match=r"baton-inference\[otel\]"):
-        SpanExporter("http://127.0.0.1:1", "w", "m")
-
-
 @pytest.mark.parametrize(
     ("traceparent", "sampled"),
     [
         (TRACED, True),
         (TRACED[:-1] + "0", False),
         (TRACED[:-1] + "3", True),
-        (TRACED + "-what-comes-later", True),
+        (TRACED.replace("00-", "01-", 1) + "-what-comes-later", True),
+        (TRACED + "-what-comes-later", False),
+        (f"00-{'0' * 32}-{SPAN_ID}-01", False),
         ("", False),
         ("garbage", False),
         (TRACED.upper(), False),
@@ -142,6 +133,11 @@ def test_a_span_lies_in_wall_time_where_it_lay_in_monotonic_time() -> None:
     sender = SpanSender(lambda kind, channel, payload: sent.append(payload), lambda: 110.0, lambda: 5_000_000_000_000)
     request = make_request([1, 2, 3], traceparent=TRACED, arrival=100.0)
     sender.finished([Finish(request, FinishReason.LENGTH, queue_seconds=1.0, prefill_seconds=2.0)])
-    prefill, decode = map(json.loads, sent)
-    assert (prefill["start_ns"], prefill["end_ns"]) == (4_991_000_000_000, 4_993_000_000_000)
-    assert (decode["start_ns"], decode["end_ns"]) == (4_993_000_000_000, 5_000_000_000_000)
+    (traceparent, spans), *others = map(json.loads, sent)
+    assert not others
+    assert traceparent == TRACED
+    assert [(name.removeprefix("baton.worker."), start, end) for name, start, end, _ in spans] == [
+        ("queue", 4_990_000_000_000, 4_991_000_000_000),
+        ("prefill", 4_991_000_000_000, 4_993_000_000_000),
+        ("decode", 4_993_000_000_000, 5_000_000_000_000),
+    ]

@@ -1,6 +1,6 @@
 """Spans that ended, on their way to an OpenTelemetry collector: OTLP over gRPC, in batches, in the background.
 
-A span is serialized when it ends and costs about 15 us; OpenTelemetry's own SDK took 90 us with its export. Where the
+A span of ten attributes costs about 20 us, serialized when it ends; OpenTelemetry's own SDK took 65 us. Where the
 collector does not keep up, spans are dropped and counted, and no request waits.
 """
 
@@ -82,7 +82,9 @@ class Tracer:
             if self._endpoint.encrypted
             else grpc.aio.insecure_channel(address, options)
         )
-        self._export = self._channel.unary_unary(_EXPORT, request_serializer=pb.ExportRequest.SerializeToString)
+        self._export: grpc.aio.UnaryUnaryMultiCallable[pb.ExportRequest, bytes] = self._channel.unary_unary(
+            _EXPORT, request_serializer=pb.ExportRequest.SerializeToString
+        )
         self._task = asyncio.create_task(self._run())
         return self
 

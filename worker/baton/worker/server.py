@@ -19,13 +19,14 @@ from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
 from baton.rpc.tls import Tls
 from baton.rpc.tls_metrics import TlsCollector
+from baton.rpc.tracing import TracingCollector, tracing
 from baton.v1 import control_pb2_grpc
 from baton.worker import control, front
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_host import EngineHost
 from baton.worker.link import Kind
 from baton.worker.metrics import WorkerCollector
-from baton.worker.otlp import SpanExporter
+from baton.worker.otlp import export_spans
 from baton.worker.peers import Peers
 from baton.worker.publisher import Publisher
 
@@ -42,9 +43,6 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     tls = Tls(config.tls, WORKER) if config.tls else None
     host = EngineHost(config)
     worker = front.WorkerFront(host)
-    exporter = _span_exporter(config)
-    if exporter is not None:
-        host.on(Kind.SPAN, exporter.on_span)
     peers = Peers(host, Dial(tls, WORKER))
     publisher = None
     if config.kvstore:
@@ -59,6 +57,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     registry.register(TlsCollector(tls))
     registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
     async with (
+        _exporting(config, host, registry),
         RpcServer(config.listen, services, tls=tls) as server,
         metrics_endpoint(config.metrics_listen, registry) as metrics_port,
         _helpers(host.watch(), *([publisher.run()] if publisher else [])),
@@ -84,16 +83,20 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
             await peers.close()
             failure = host.end if host.ended.is_set() else None
             await host.stop()
-            if exporter is not None:
-                await asyncio.to_thread(exporter.close)
     if failure is not None:
         raise failure
 
 
-def _span_exporter(config: WorkerConfig) -> SpanExporter | None:
-    if not config.otlp_endpoint:
-        return None
-    return SpanExporter(config.otlp_endpoint, config.worker_id or config.listen, config.model_name)
+@contextlib.asynccontextmanager
+async def _exporting(
+    config: WorkerConfig, host: EngineHost, registry: prometheus_client.CollectorRegistry
+) -> AsyncIterator[None]:
+    """The engine's spans go to the collector, where there is one."""
+    async with tracing(config.otlp_endpoint, WORKER, config.worker_id or config.listen) as tracer:
+        registry.register(TracingCollector(tracer))
+        if tracer is not None:
+            host.on(Kind.SPAN, lambda _, payload: export_spans(tracer, payload))
+        yield
 
 
 def _facts(config: WorkerConfig) -> dict[str, str]:

@@ -395,6 +395,7 @@ class PrefillSide:
             num_tokens=len(job.request.token_ids),
             num_cached_tokens=job.num_cached_tokens,
             num_bytes=job.num_bytes,
+            submitted_at=job.request.arrival,
             started_at=job.started_at,
             computed_at=computed_at,
             completed_at=now,

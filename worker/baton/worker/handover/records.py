@@ -41,6 +41,7 @@ class PushRecord:
     num_tokens: int
     num_cached_tokens: int
     num_bytes: int
+    submitted_at: float
     started_at: float  # the first chunk's launch
     computed_at: float  # the last layer's end, and the first token
     completed_at: float  # TransferComplete came
