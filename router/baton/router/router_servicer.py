@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import grpc
 
 from baton.router.fleet import Fleet, Worker
+from baton.router.fleet_report import FleetReport
 from baton.router.metrics import RouterMetrics
 from baton.router.peer_news import PeerNews
 from baton.router.peers import Peers
@@ -49,6 +50,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._news = news
         self._peers = peers
         self._placement_log = PlacementLog()
+        self._report = FleetReport()
         self._models_changed = asyncio.Event()
         self._place_streams: set[PlacementQueue] = set()
         self._closing = False
@@ -72,6 +74,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             _log.info("not placed: %s", error.log_text, extra={"request_id": request.request_id})
             raise
         self._metrics.placed(response.HasField("prefill"), time.perf_counter() - began)
+        decision = self._placer.decisions.get(response.placement_id)
+        if decision is not None:
+            self._report.placed(decision)
         self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)
         return response
 
@@ -79,8 +84,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Report, which waits for nothing."""
         for reported in request.outcomes:
             outcome = self._placer.report(reported)
-            if outcome is not None:
+            decision = self._placer.decisions.get(reported.placement_id)
+            if outcome is not None and decision is not None:
                 self._metrics.reported(outcome)
+                self._report.reported(decision, reported)
         return router_pb2.ReportResponse()
 
     async def Place(self, request: router_pb2.PlaceRequest, context: Context) -> router_pb2.PlaceResponse:  # noqa: N802
@@ -127,8 +134,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListWorkers(  # noqa: N802
         self, request: router_pb2.ListWorkersRequest, context: Context
     ) -> router_pb2.ListWorkersResponse:
-        workers = sorted(self._fleet, key=lambda worker: worker.address)
-        return router_pb2.ListWorkersResponse(workers=map(self._entry, workers))
+        return router_pb2.ListWorkersResponse(workers=self._entries())
+
+    async def GetFleet(self, request: router_pb2.GetFleetRequest, context: Context) -> router_pb2.GetFleetResponse:  # noqa: N802
+        num_in_flight, now = len(self._placer.in_flight), time.monotonic()
+        response = self._report.message(self._entries(), num_in_flight, request.max_placements, now)
+        response.router_id = self._news.router_id
+        return response
 
     async def WatchModels(  # noqa: N802
         self, request: router_pb2.WatchModelsRequest, context: Context
@@ -161,6 +173,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def _count_refusal(self, error: ServiceError) -> None:
         self._metrics.refusals.labels(error.code.name).inc()
+        self._report.refused()
+
+    def _entries(self) -> Iterator[router_pb2.WorkerEntry]:
+        return map(self._entry, sorted(self._fleet, key=lambda worker: worker.address))
 
     def _entry(self, worker: Worker) -> router_pb2.WorkerEntry:
         return router_pb2.WorkerEntry(
