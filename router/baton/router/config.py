@@ -84,6 +84,13 @@ class RouterConfig:
             "expensive prompts are refused first."
         },
     )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced placements' spans. Empty: none.",
+            "metavar": "URL",
+        },
+    )
     explain_capacity: int = field(
         default=4096, metadata={"help": "Placements that can be asked for afterwards.", "minimum": 1}
     )

@@ -18,6 +18,7 @@ from baton.router.peer_news import PeerNews
 from baton.router.peers import Peers
 from baton.router.placement_log import PlacementLog
 from baton.router.placement_queue import PlacementQueue
+from baton.router.placement_spans import PlacementSpans
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.worker_view import WorkerView
@@ -42,6 +43,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         metrics: RouterMetrics,
         news: PeerNews,
         peers: Peers | None = None,
+        spans: PlacementSpans | None = None,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
@@ -49,6 +51,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._metrics = metrics
         self._news = news
         self._peers = peers
+        self._spans = spans
         self._placement_log = PlacementLog()
         self._report = FleetReport()
         self._models_changed = asyncio.Event()
@@ -72,11 +75,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         except ServiceError as error:
             self._count_refusal(error)
             _log.info("not placed: %s", error.log_text, extra={"request_id": request.request_id})
+            if self._spans is not None:
+                self._spans.refused(request, time.perf_counter() - began, error.code.name)
             raise
         self._metrics.placed(response.HasField("prefill"), time.perf_counter() - began)
         decision = self._placer.decisions.get(response.placement_id)
         if decision is not None:
             self._report.placed(decision)
+        if self._spans is not None:
+            seconds = time.perf_counter() - began
+            self._spans.placed(request, seconds, self._placer.decisions.get(response.placement_id))
         self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)
         return response
 

@@ -22,6 +22,7 @@ from baton.router.peer_news import PeerNews
 from baton.router.peer_servicer import SERVICE_NAME as PEER_SERVICE_NAME
 from baton.router.peer_servicer import RouterPeerServicer
 from baton.router.peers import Peers
+from baton.router.placement_spans import PlacementSpans
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.router_servicer import SERVICE_NAME, RouterServicer
@@ -34,6 +35,7 @@ from baton.rpc.metrics_endpoint import metrics_endpoint
 from baton.rpc.server import RpcServer, Service
 from baton.rpc.tls import Tls
 from baton.rpc.tls_metrics import TlsCollector
+from baton.rpc.tracing import Tracer, TracingCollector, tracing
 from baton.v1 import router_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -45,14 +47,16 @@ _GRACE_SECONDS = 0.5
 async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set."""
     config.validate()
-    with rare_collections():
-        await _serve(config, stop)
+    async with tracing(config.otlp_endpoint, ROUTER, config.listen) as tracer:
+        with rare_collections():
+            await _serve(config, stop, tracer)
 
 
-async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
+async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | None) -> None:
     tls = Tls(config.tls, ROUTER) if config.tls else None
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
+    registry.register(TracingCollector(tracer))
     fleet, index = Fleet(), PrefixIndex()
     objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000, config.shed)
     placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity, objectives=objectives)
@@ -64,7 +68,8 @@ async def _serve(config: RouterConfig, stop: asyncio.Event) -> None:
         discovery = discovery_of(config.peers, api, "peers")
         dial = Dial(tls, ROUTER)
         peers = Peers(router_id, placer.in_flight, fleet, discovery, placer.hear_of_placement, dial=dial)
-    servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers)
+    spans = PlacementSpans(tracer) if tracer is not None else None
+    servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers, spans)
     peer_servicer = RouterPeerServicer(news)
     client = IndexClient(index, config.kvstore, dial=Dial(tls, KVSTORE)) if config.kvstore else None
     workers = discovery_of(config.workers, api, "workers")
