@@ -235,6 +235,9 @@ async def test_choices_share_a_worker_and_differ_in_seed(fleet):
     await until(lambda: len(fleet.router.outcomes) == 2)
     assert fleet.router.outcomes[0].num_output_tokens == sink.usage.completion_tokens
     assert fleet.router.outcomes[0].first_token_us > 0
+    times = fleet.router.outcomes[0].times
+    assert times.decode_us >= times.mean_itl_us > 0
+    assert times.place_us > 0
 
 
 async def test_an_abort_silences_the_sink_and_frees_the_worker(fleet):

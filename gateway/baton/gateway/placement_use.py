@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from baton.gateway.router_client import Placed, RouterClient
-from baton.v1 import router_pb2
+from baton.v1 import router_pb2, worker_pb2
 
 
 class PlacementUse:
@@ -18,11 +18,29 @@ class PlacementUse:
         self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
         self._cached: list[int] = []
         self.waits = True  # no token has come
+        self._first_at = 0.0  # monotonic seconds
 
     def first_token(self) -> None:
         """The first token of any choice came."""
         self.waits = False
-        self._outcome.first_token_us = max(1, round((time.monotonic() - self._placed.at) * 1e6))
+        self._first_at = time.monotonic()
+        self._outcome.first_token_us = max(1, _us(self._first_at - self._placed.at))
+
+    def finished(self, finish: worker_pb2.SlotFinish, num_output_tokens: int) -> None:
+        """The worker ended a choice well: where its time went. Of several choices, the last one's times stay."""
+        decode_us = 0 if self.waits else _us(time.monotonic() - self._first_at)
+        times = router_pb2.RequestTimes(
+            place_us=_us(self._placed.at - self._placed.asked_at),
+            queue_us=finish.queue_us,
+            prefill_us=finish.prefill_us,
+            transfer_us=finish.transfer_us,
+            transfer_exposed_us=finish.transfer_exposed_us,
+            num_transfer_bytes=finish.num_transfer_bytes,
+            decode_us=decode_us,
+            mean_itl_us=decode_us // (num_output_tokens - 1) if num_output_tokens > 1 else 0,
+            num_preemptions=finish.num_preemptions,
+        )
+        self._outcome.times.CopyFrom(times)
 
     @property
     def predicted_cached_tokens(self) -> int:
@@ -40,3 +58,7 @@ class PlacementUse:
             # The other choices found what the first one computed.
             self._outcome.num_cached_tokens = min(self._cached, default=0)
             self._router.report(self._placed, self._outcome)
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))

@@ -17,7 +17,7 @@ import grpc
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.router_link import NotPlaced, RouterLink
 from baton.rpc.channel import Dial
-from baton.rpc.errors import ServiceError, Unavailable, problem_of
+from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc, problem_of
 from baton.v1 import router_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,16 @@ class Placed:
     response: router_pb2.PlaceResponse
     router: _Router
     at: float  # monotonic seconds
+    asked_at: float  # the first router
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWord:
+    """What one router says of the fleet."""
+
+    address: str
+    fleet: router_pb2.GetFleetResponse | None  # None: it did not answer
+    problem: str = ""  # why it did not
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +144,7 @@ class RouterClient:
                     failures.append(f"{router.link.address}: {failed}")
                     self._counters.placement_retries += 1
                 else:
-                    return Placed(response, router, time.monotonic())
+                    return Placed(response, router, time.monotonic(), started)
             if time.monotonic() + delay > limit:
                 self._counters.placement_failures += 1
                 raise answered or self._nobody_answers(time.monotonic() - started, failures)
@@ -156,6 +166,36 @@ class RouterClient:
             else:
                 return answer.workers
         raise self._nobody_answers(time.monotonic() - started, failures)
+
+    async def fleets(self, max_placements: int) -> list[RouterWord]:
+        """What each router says of the fleet, the preferred one first. Raises nothing."""
+        request = router_pb2.GetFleetRequest(max_placements=max_placements)
+        return list(await asyncio.gather(*(self._fleet_of(router, request) for router in self._in_order())))
+
+    async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+        """Why a placement was made. Raises NotFound where no router knows, Unavailable where none answers."""
+        refusals: list[ServiceError] = []
+        failures: list[str] = []
+        started = time.monotonic()
+        for router in self._in_order():
+            try:
+                answer: router_pb2.ExplainResponse = await router.link.stub.Explain(
+                    request, timeout=self._times.report_timeout
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    refusals.append(error_from_rpc(error, f"router {router.link.address}"))
+                failures.append(f"{router.link.address}: {problem_of(error)}")
+            else:
+                return answer
+        raise refusals[0] if refusals else self._nobody_answers(time.monotonic() - started, failures)
+
+    async def _fleet_of(self, router: _Router, request: router_pb2.GetFleetRequest) -> RouterWord:
+        try:
+            fleet: router_pb2.GetFleetResponse = await router.link.stub.GetFleet(request, timeout=self._times.attempt)
+        except grpc.aio.AioRpcError as error:
+            return RouterWord(router.link.address, None, problem_of(error))
+        return RouterWord(router.link.address, fleet)
 
     def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome) -> None:
         """Tells the router how a placement went, soon."""

@@ -93,6 +93,7 @@ class _Run:
             )
             self.on_failure(error)
             return
+        self.use.finished(finish, len(self.choice.output_token_ids) - self._num_before)
         self._close(cached, worker_failed=False)
         if not self.choice.finished:
             stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
