@@ -52,6 +52,20 @@ def test_the_least_recently_freed_prefix_goes_first():
     assert pool.allocate(1) == new
 
 
+def test_a_large_pool_evicts_some_blocks_together_and_tells_of_them_once():
+    pool = BlockPool(2048)
+    pool.free(hold(pool, *range(2048)))
+    pool.take_events()
+
+    def num_evicted() -> int:
+        assert pool.allocate(1) is not None
+        return sum(len(event.block_hashes) // 16 for event in pool.take_events() if isinstance(event, RemovedEvent))
+
+    assert [num_evicted() for _ in range(5)] == [4, 0, 0, 0, 4]
+    assert pool.num_free == 2048 - 5
+    pool.audit()
+
+
 def test_empty_blocks_are_used_before_cached_ones():
     pool = BlockPool(2)
     pool.free(hold(pool, 1))

@@ -87,3 +87,24 @@ def test_a_reset_forgets_the_cache_and_disturbs_nobody(depth: int):
     rig.run(again)
     assert rig.seen.finishes[again.request_id].num_cached_tokens == 0
     check_all(rig, [*running, again])
+
+
+def test_evictions_are_told_of_before_the_step_that_overwrites_the_blocks_has_ended():
+    rig = make_rig(make_executor(num_blocks=16))
+    told: list[tuple[int, int]] = []
+
+    def on_evicted() -> None:
+        events = rig.engine.take_events()
+        evicted = b"".join(event.block_hashes for event in events if isinstance(event, RemovedEvent))
+        told.append((len(evicted) // 16, rig.engine.counters().num_steps))
+
+    rig.engine.on_evicted = on_evicted
+    first, second = make_request(prompt_of(40), 2), make_request(prompt_of(40, salt=1), 2)
+    rig.run(first)
+    assert told == []
+    num_steps = rig.engine.counters().num_steps
+    rig.submit(second)
+    rig.step()
+    assert [steps for _, steps in told] == [num_steps]
+    assert told[0][0] == rig.engine.counters().num_evicted_blocks > 0
+    rig.drain()

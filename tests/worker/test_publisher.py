@@ -94,6 +94,18 @@ def test_changes_close_together_share_a_batch_in_order(harness: Harness) -> None
     assert harness.log.deadline is None
 
 
+def test_what_is_gone_is_told_at_once_with_all_that_waits(harness: Harness) -> None:
+    harness.log.open(1)
+    harness.cache.events.append(StoredEvent(block(1)))
+    harness.log.collect()
+    assert harness.log.deadline is not None
+    harness.cache.events.append(RemovedEvent(block(2)))
+    harness.log.collect()
+    assert harness.log.deadline is None
+    _, batch = harness.take()
+    assert [event.WhichOneof("event") for event in batch.batch.events] == ["stored", "removed"]
+
+
 def test_a_snapshot_stands_between_the_batches_it_includes_and_those_that_follow(harness: Harness) -> None:
     harness.log.open(1)
     harness.happen(StoredEvent(block(1)))

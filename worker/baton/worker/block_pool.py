@@ -21,6 +21,8 @@ from baton.worker.cache_events import CacheEvents, RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, BlockId, Tier
 from baton.worker.host_tier_offloads import Offloads
 
+_POOL_PARTS = 512  # of which at least one is evicted at once
+
 
 @dataclass(frozen=True, slots=True)
 class PoolAudit:
@@ -50,11 +52,18 @@ class BlockPool:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._events = CacheEvents(Tier.DEVICE)
         self._offloads = offloads
+        # Whoever must evict evicts so many, and the index is told once. Copies in host memory are made block by block.
+        self._evicted_together = max(1, num_blocks // _POOL_PARTS) if offloads is None else 1
 
     @property
     def num_free(self) -> int:
         """Blocks that allocate could hand out now, cached ones included."""
         return len(self._empty) + len(self._cached)
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether blocks stopped being findable since the last take_events."""
+        return self._events.removes
 
     @property
     def num_empty(self) -> int:
@@ -220,8 +229,11 @@ class BlockPool:
         if self._offloads is not None and not in_order:
             for block_id in block_ids:
                 self._offloads.overwritten(block_id)
-        if count > num_empty:
-            block_ids += self._evict(count - num_empty, in_order)
+        missing = count - num_empty
+        if missing > 0:
+            evicted = self._evict(min(max(missing, self._evicted_together), len(self._cached)), in_order)
+            block_ids += evicted[:missing]
+            self._empty += reversed(evicted[missing:])
         return block_ids
 
     def _evict(self, count: int, in_order: bool) -> list[BlockId]:

@@ -30,6 +30,7 @@ class CacheEvents:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._changes: list[tuple[bool, bytearray]] = []  # (stored, hashes)
+        self.removes = False  # some of them are removals
 
     def stored(self, *block_hashes: BlockHash) -> None:
         """The blocks can be found."""
@@ -42,11 +43,13 @@ class CacheEvents:
     def take(self) -> list[StoredEvent | RemovedEvent]:
         """What happened since the last call, in order."""
         changes, self._changes = self._changes, []
+        self.removes = False
         return [(StoredEvent if stored else RemovedEvent)(bytes(hashes), self._tier) for stored, hashes in changes]
 
     def clear(self) -> None:
         """Forgets what happened."""
         self._changes.clear()
+        self.removes = False
 
     def _record(self, stored: bool, block_hashes: Sequence[BlockHash]) -> None:
         if not block_hashes:
@@ -54,3 +57,4 @@ class CacheEvents:
         if not self._changes or self._changes[-1][0] is not stored:
             self._changes.append((stored, bytearray()))
         self._changes[-1][1].extend(b"".join(block_hashes))
+        self.removes |= not stored

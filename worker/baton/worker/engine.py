@@ -65,6 +65,8 @@ class Engine:
         self.frozen = False  # nothing is scheduled; what is in flight lands
         self.waits = False  # the device has all it can take, and is not done
         self._executor = executor
+        # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
+        self.on_evicted: Callable[[], None] | None = None
         self._settings = settings
         self._clock = clock
         self._counters = EngineCounters()
@@ -151,6 +153,8 @@ class Engine:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
         scheduler = self._scheduler
         working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
+        if self.on_evicted is not None and self._scheduler.pool.has_evicted:
+            self.on_evicted()
         pending = self._grammars is not None and self._grammars.pending
         return bool(working or pending or (not self.frozen and scheduler.runnable()))
 

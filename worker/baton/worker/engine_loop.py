@@ -63,6 +63,7 @@ class EngineLoop:
         halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
         self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
+        engine.on_evicted = self._tell_evicted
         self._changing = False
         self._stopping = False
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
@@ -198,6 +199,11 @@ class EngineLoop:
         """How long the link may be waited on: until something is due."""
         if self._engine.has_work() and not self._engine.waits:
             return 0.0
+    def _tell_evicted(self) -> None:
+        """The index hears of it while the step runs, not after it."""
+        self._events.collect()
+        self._link.flush()
+
         due = self._state.deadline(self._changing)
         parts = (self._events, self._control, self._handover)
         for deadline in (self._engine.next_deadline(), *(part.deadline for part in parts)):

@@ -66,7 +66,8 @@ class EventLog:
             self._listener = None
 
     def collect(self) -> None:
-        """Takes what changed, and sends it when it is due."""
+        """Takes what changed, and sends it when it is due: at once where blocks are gone, for somebody may be sent
+        where they were."""
         if self._cache.epoch != self._epoch:
             self._begin_epoch()
         events = self._cache.take_events()
@@ -80,7 +81,7 @@ class EventLog:
         now = self._clock()
         if self._due is None:
             self._due = now + _BATCH_SECONDS
-        elif now >= self._due:
+        if now >= self._due or any(isinstance(event, RemovedEvent) for event in events):
             self._close_batch()
 
     def snapshot(self) -> None:

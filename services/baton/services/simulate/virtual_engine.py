@@ -186,12 +186,12 @@ class VirtualEngine(Engine):
             return
         scheduler, size, rows = self._scheduler, self._block_size, coast.rows
         batch = scheduler.batch
-        before = -1
+        before = moves[0][:2]
         while (move := moves[0])[0] < until:
             step, is_full, order, index = move
-            if step != before and before >= 0:
-                self._tell_events(coast.times[before + 1])
-            before = step
+            if move[:2] != before:
+                self._tell_events(coast.times[sum(before)])  # evictions as the step begins, what it stored as it ends
+                before = move[:2]
             row = int(rows[index])
             state = batch.states[row]
             assert state is not None, "a decoding row holds a request"
@@ -205,7 +205,7 @@ class VirtualEngine(Engine):
                 state.block_ids += block_ids
                 batch.capacity[row] += size
             heapreplace(moves, (step + size, is_full, order, index))
-        self._tell_events(coast.times[before + 1])
+        self._tell_events(coast.times[sum(before)])
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
         """A decoding request knows one token more than are computed."""

@@ -13,6 +13,7 @@ from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.timeline import Clock
 from baton.services.simulate.virtual_engine import CacheEvent, Coast, VirtualEngine
 from baton.v1 import types_pb2, worker_pb2
+from baton.worker.cache_events import RemovedEvent
 from baton.worker.core import BlockHash, Request
 from baton.worker.events import EventLog
 from baton.worker.handover.handover import Handover
@@ -74,6 +75,7 @@ class SimWorker:
         )
         self.engine = VirtualEngine(self._executor, settings.device, settings.engine, epoch, self.clock)
         self.engine.on_events = self._send_events
+        self.engine.on_evicted = self._collect_events
         self.event_log: EventLog | None = None  # publishes, where there is a kvstore
         self.handover = self._make_handover(network)
         self._identity = worker_pb2.WorkerState(
@@ -322,7 +324,16 @@ class SimWorker:
             self._send_events(self.clock.now, events)
 
     def _send_events(self, time: float, events: list[CacheEvent]) -> None:
-        self._events.append((time + self._settings.delays.events, events))
+        """Removals go out at once, and what waited for its batch goes with them."""
+        if any(isinstance(event, RemovedEvent) for event in events):
+            arrives = time + self._settings.delays.removals
+            waiting = self._events
+            for place, (due, batch) in enumerate(waiting):
+                if due > arrives:
+                    waiting[place] = (arrives, batch)
+        else:
+            arrives = time + self._settings.delays.events
+        self._events.append((arrives, events))
 
     def _report(self, time: float) -> None:
         self._reports.append((time + self._settings.delays.report, self.state()))
