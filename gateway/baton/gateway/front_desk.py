@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from baton.gateway.access.gate import Gate, OpenGate, Ticket
+from baton.gateway.access.identity import Identity
 from baton.gateway.admission import Admission
 from baton.gateway.admitted import AdmittedGenerator, allowed_model
 from baton.gateway.anthropic_errors import speaks_anthropic
@@ -32,6 +34,32 @@ from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
 
 
+class Call(Protocol):
+    """A client's request, by whichever wire it came."""
+
+    request_id: str
+    identity: Identity
+    standing: Mapping[str, str]  # of its tenant, as headers of the answer
+    journal: Journal | None  # of a stream that can be resumed
+    on_end: list[Callable[[Any], None]]  # called with the request when it is over, however it ended
+
+    @property
+    def received(self) -> float:
+        """When it came, by time.perf_counter."""
+
+    @property
+    def path(self) -> str:
+        """What is called."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """By lower-case name."""
+
+    @property
+    def body(self) -> bytes:
+        """As it came; empty where streams are not resumed by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrontDesk:
     """The collaborators of the generating routes."""
@@ -53,21 +81,21 @@ class FrontDesk:
             self.metrics.generation_rejected(http_error_of(error).type)
             raise
 
-    def model(self, exchange: Exchange, name: str | None) -> ServedModel:
+    def model(self, call: Call, name: str | None) -> ServedModel:
         """The model that is asked for, where the client's tenant may use it. Raises NotFound."""
-        return allowed_model(self.catalog, exchange.identity, name)
+        return allowed_model(self.catalog, call.identity, name)
 
-    def take_place(self, exchange: Exchange, fields: GenerationFields, num_choices: int) -> str:
-        """The request's id inside of Baton, its place held until the exchange ends. Raises NoCapacity."""
+    def take_place(self, call: Call, fields: GenerationFields, num_choices: int) -> str:
+        """The request's id inside of Baton, its place held until the request ends. Raises NoCapacity."""
         if fields.request_id:
-            exchange.request_id = fields.request_id
-        ticket = self.admission.admit(exchange.request_id, num_choices)
-        exchange.on_end.append(lambda _: ticket.end())
+            call.request_id = fields.request_id
+        ticket = self.admission.admit(call.request_id, num_choices)
+        call.on_end.append(lambda _: ticket.end())
         return ticket.request_id
 
-    def meter(self, exchange: Exchange, num_choices: int) -> AnswerMeter:
+    def meter(self, call: Call, num_choices: int) -> AnswerMeter:
         """Measures the answer from the request's arrival."""
-        return AnswerMeter(self.metrics, exchange.received, num_choices)
+        return AnswerMeter(self.metrics, call.received, num_choices)
 
     def generator_for(self, fields: GenerationFields) -> Generator:
         """Who runs such a request."""
@@ -77,23 +105,21 @@ class FrontDesk:
         penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
-    def admitted(
-        self, exchange: Exchange, generator: Generator, requests: Sequence[GenerationRequest]
-    ) -> AdmittedGenerator:
+    def admitted(self, call: Call, generator: Generator, requests: Sequence[GenerationRequest]) -> AdmittedGenerator:
         """Runs the request's generations within the limits of its tenant, which the answer's head tells."""
 
         def note(ticket: Ticket) -> None:
-            exchange.standing = ticket.headers(speaks_anthropic(exchange.path))
+            call.standing = ticket.headers(speaks_anthropic(call.path))
 
         info = self.catalog.get(requests[0].model).info
         max_model_len = 0 if info is None else info.max_model_len
-        admitted = AdmittedGenerator(generator, self.gate, exchange.identity, requests, max_model_len, note)
-        exchange.on_end.append(lambda _: admitted.close())
+        admitted = AdmittedGenerator(generator, self.gate, call.identity, requests, max_model_len, note)
+        call.on_end.append(lambda _: admitted.close())
         return admitted
 
     def generation_request(
         self,
-        exchange: Exchange,
+        call: Call,
         request_id: str,
         model: ServedModel,
         fields: GenerationFields,
@@ -109,7 +135,7 @@ class FrontDesk:
         if asked is not None and reading is not None:
             constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
             reading = replace(reading, constraint=None)  # that of calls is in it
-        journal = self._journal_of(exchange, fields, sampling)
+        journal = self._journal_of(call, fields, sampling)
         return GenerationRequest(
             request_id=request_id,
             model=model.name,
@@ -120,7 +146,7 @@ class FrontDesk:
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
             timeout_ms=int(self.config.request_timeout * 1000),
-            traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
+            traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
             skip_special_tokens=fields.skip_special_tokens is not False,
             reading=reading,
             constraint=constraint,
@@ -128,32 +154,30 @@ class FrontDesk:
             journal=journal,
         )
 
-    def _journal_of(
-        self, exchange: Exchange, fields: GenerationFields, sampling: types_pb2.SamplingParams
-    ) -> Journal | None:
+    def _journal_of(self, call: Call, fields: GenerationFields, sampling: types_pb2.SamplingParams) -> Journal | None:
         """Of a stream that its client named. The seed is drawn now, so that another gateway has it too."""
-        if exchange.journal is not None:
-            exchange.on_end.append(_end_journal)
-            sampling.seed = exchange.journal.head.seed
-            return exchange.journal
-        named = b"x-request-id" in exchange.headers or bool(fields.request_id)
+        if call.journal is not None:
+            call.on_end.append(_end_journal)
+            sampling.seed = call.journal.head.seed
+            return call.journal
+        named = b"x-request-id" in call.headers or bool(fields.request_id)
         if self.streams is None or not fields.stream or not named or not can_resume(fields):
             return None
         if not sampling.HasField("seed"):
             sampling.seed = random.getrandbits(64)
-        exchange.on_end.append(_end_journal)
-        exchange.journal = self.streams.begin(
+        call.on_end.append(_end_journal)
+        call.journal = self.streams.begin(
             StreamHead(
-                tenant=exchange.identity.tenant.name,
-                request_id=exchange.request_id,
-                path=exchange.path,
-                body=bytes(exchange.body),
+                tenant=call.identity.tenant.name,
+                request_id=call.request_id,
+                path=call.path,
+                body=bytes(call.body),
                 num_choices=getattr(fields, "best_of", None) or fields.n or 1,
                 seed=sampling.seed,
                 created=int(time.time()),
             )
         )
-        return exchange.journal
+        return call.journal
 
 
 def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
@@ -170,9 +194,9 @@ def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, 
     )
 
 
-def _end_journal(exchange: Exchange) -> None:
-    if exchange.journal is not None:
-        exchange.journal.end()
+def _end_journal(call: Call) -> None:
+    if call.journal is not None:
+        call.journal.end()
 
 
 def can_resume(fields: GenerationFields) -> bool:

@@ -15,6 +15,7 @@ from baton.gateway.openai_completions import Completions
 from baton.gateway.openapi import ApiDescription, openapi_document
 from baton.gateway.playground import playground_routes
 from baton.gateway.responses.routes import responses_routes
+from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.resume.rest import Resumable
 from baton.gateway.routes import Route
@@ -32,7 +33,8 @@ def rest_routes(
 
     `fleet`: what admin routes operate; None: there are none.
     """
-    api = [*_api_routes(desk), *token_routes(desk), *responses_routes(desk, shelf), *anthropic_routes(desk)]
+    responses = responses_routes(ResponseService(desk, shelf))
+    api = [*_api_routes(desk), *token_routes(desk), *responses, *anthropic_routes(desk)]
     system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
     description = Description(lambda: openapi_document(routes))
     routes = [

@@ -47,6 +47,11 @@ def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Aske
     return None
 
 
+def beside_tools(asked: Asked, use: ToolUse) -> Asked | None:
+    """The same; None where calls of tools come instead."""
+    return None if use.mode in (ToolMode.NAMED, ToolMode.REQUIRED) else asked
+
+
 def check_constraint(constraint: types_pb2.Constraint, field: str = "constraint") -> None:
     """Raises InvalidRequest for what every worker would refuse, as far as that is cheap to see."""
     form = constraint.WhichOneof("form")

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.gateway.front_desk import FrontDesk
+from baton.gateway.front_desk import Call, FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest
-from baton.gateway.http_exchange import Exchange
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.reasoning_limit import can_limit, limit_reasoning
 from baton.gateway.served_model import ServedModel
-from baton.gateway.structured_output import constraint_of
+from baton.gateway.structured_output import Asked, beside_tools, constraint_of
 from baton.gateway.validation import (
     check_context,
     check_fields,
@@ -40,6 +39,7 @@ class Turn:
     going_on: bool = False  # the answer continues the last message
     include_reasoning: bool = True
     reasoning_budget: int | None = None  # tokens; None: no limit
+    asked: Asked | None = None  # a form instead of that of the fields
     must_limit_reasoning: bool = False  # False: the budget is left out where the model's reasoning cannot be ended
 
 
@@ -90,7 +90,7 @@ async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
 
 
 def generation_of(
-    desk: FrontDesk, exchange: Exchange, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
+    desk: FrontDesk, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
 ) -> GenerationRequest:
     """The turn's request to the generation side."""
     sampling = sampling_of(turn.fields, turn.logprobs)
@@ -98,7 +98,7 @@ def generation_of(
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
-    asked = constraint_of(turn.fields, turn.tools)
+    asked = constraint_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
     return desk.generation_request(
-        exchange, request_id, model, turn.fields, token_ids, sampling, stop, reading, asked, turn.tools
+        call, request_id, model, turn.fields, token_ids, sampling, stop, reading, asked, turn.tools
     )

@@ -60,6 +60,7 @@ class RunningResponse:
         self.begun = False  # something came of the generation, or it failed
         self.over = False  # nothing more is told
         self.error: HttpError | None = None
+        self.failure: Exception | None = None  # what `error` was made of
         self.generation: Generation | None = None
         self.tenant = ""  # whose it is
         self._output = output
@@ -112,6 +113,7 @@ class RunningResponse:
             rename_field(error, FIELDS)
         else:
             _log.error("a response failed", exc_info=error, extra={"request_id": self.response.id})
+        self.failure = error
         self.error = http_error_of(error)
         self._meter.on_error(self.error.type)
         self.response.error = ResponseError(_code_of(self.error), self.error.message)

@@ -77,8 +77,8 @@ def turn_of(request: ResponsesRequest, context: Sequence[Item], items: Sequence[
     )
 
 
-# Of the same name as in GenerationFields, and of another form.
-_OTHERWISE = ("stream_options",)
+# Of the same name as in GenerationFields, and of another form or meaning: these streams are read again by their ids.
+_OTHERWISE = ("stream", "stream_options")
 
 
 def new_response(request: ResponsesRequest, response_id: str, model: str, defaults: SamplingDefaults) -> Response:

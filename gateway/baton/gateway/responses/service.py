@@ -1,0 +1,208 @@
+"""Responses, made, found, ended and forgotten for whichever API asks. Knows no wire."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from baton.gateway.access.identity import Identity
+from baton.gateway.error_body import ContextTooLong
+from baton.gateway.front_desk import Call, FrontDesk
+from baton.gateway.generation import GenerationRequest
+from baton.gateway.responses.items import Item, input_items, new_item_id
+from baton.gateway.responses.output import OutputItems
+from baton.gateway.responses.running import RunningResponse
+from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.responses.turns import FIELDS, check_request, new_response, turn_of
+from baton.gateway.responses.types import ItemList, ResponsesRequest, StoredResponse
+from baton.gateway.served_model import ServedModel
+from baton.gateway.structured_output import Asked
+from baton.gateway.turn import Turn, encode_turn, fields_named, generation_of
+from baton.rpc.errors import InvalidRequest, NotFound
+
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+_FINAL = ("completed", "incomplete", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request that can run."""
+
+    request: ResponsesRequest
+    model: ServedModel
+    turn: Turn
+    token_ids: list[int]
+    items: Sequence[Item]
+    context: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class BegunResponse:
+    """A response that can be followed; `start` sets its generation going."""
+
+    running: RunningResponse
+    generation: GenerationRequest
+
+
+class ResponseService:
+    """The verbs. `field` is the client's name for the response that is asked for."""
+
+    def __init__(self, desk: FrontDesk, shelf: ResponseShelf) -> None:
+        self._desk = desk
+        self._shelf = shelf
+
+    def refusals_counted(self) -> AbstractContextManager[None]:
+        """Counts errors of requests that cannot be read."""
+        return self._desk.refusals_counted()
+
+    async def begin(self, call: Call, request: ResponsesRequest, asked: Asked | None = None) -> BegunResponse:
+        """Checks a request and takes its place; `asked` is a form that its fields do not say. Raises ServiceError."""
+        desk = self._desk
+        with desk.refusals_counted():
+            check_request(request, desk.config.max_logprobs)
+            if request.request_id:
+                call.request_id = request.request_id
+            ticket = desk.admission.admit(call.request_id, 1)
+            try:
+                with fields_named(FIELDS):
+                    prepared = await self._prepare(call, request, asked)
+                    running = self._running(call, prepared, ticket.end)
+                    generation = generation_of(
+                        desk, call, ticket.request_id, prepared.model, prepared.turn, prepared.token_ids
+                    )
+                if request.background:
+                    await self._shelf.begin(running, prepared.items, prepared.context)
+            except BaseException:
+                ticket.end()
+                raise
+        return BegunResponse(running, generation)
+
+    async def start(self, call: Call, begun: BegunResponse) -> None:
+        """Runs the generation. What goes wrong is the response's error."""
+        desk, running = self._desk, begun.running
+        try:
+            generator = desk.admitted(call, desk.generator, [begun.generation])
+            running.generation = await generator.start(begun.generation, running)
+        except asyncio.CancelledError:
+            running.abandon()
+            raise
+        except Exception as error:
+            running.fail(error)
+            return
+        if running.ended:
+            running.generation.abort()
+
+    async def find(self, identity: Identity, response_id: str, field: str = "response_id") -> StoredResponse:
+        """A response of the client's tenant; those of others are as if they were not there. Raises NotFound."""
+        stored = await self._shelf.get(response_id, field)
+        if stored.tenant != identity.tenant.name:
+            raise NotFound(f"Response with id '{response_id}' not found.", field=field)
+        return stored
+
+    def events_of(self, stored: StoredResponse, field: str) -> RunningResponse | list[str]:
+        """What tells the events of a response: itself, where it is made here, or the events. Raises InvalidRequest."""
+        running = self._shelf.running(stored.response.id)
+        if running is not None and not running.num_forgotten:
+            return running
+        if stored.events is not None:
+            return stored.events
+        if stored.response.status in _FINAL:
+            raise InvalidRequest(
+                f"{field}: only responses that were created with background and stream can be streamed again.",
+                field=field,
+            )
+        raise InvalidRequest(f"{field}: another gateway makes this response; ask for it without {field}.", field=field)
+
+    async def delete(self, identity: Identity, response_id: str) -> None:
+        """Forgets a response. Raises NotFound, Unavailable."""
+        await self.find(identity, response_id)
+        await self._shelf.delete(response_id)
+
+    async def cancel(self, identity: Identity, response_id: str) -> StoredResponse:
+        """Ends a response of the background. Raises NotFound, InvalidRequest, Unavailable."""
+        stored = await self.find(identity, response_id)
+        if not stored.response.background:
+            raise InvalidRequest("Only responses that are made in the background can be cancelled.", field="background")
+        return await self._shelf.cancel(response_id)
+
+    async def _prepare(self, call: Call, request: ResponsesRequest, asked: Asked | None) -> _Prepared:
+        model = self._desk.model(call, request.model)
+        items: Sequence[Item] = input_items(request.input)
+        context: Sequence[Item] = ()
+        if request.previous_response_id is not None:
+            previous = await self.find(call.identity, request.previous_response_id, "previous_response_id")
+            context = _context_after(previous)
+        turn = replace(turn_of(request, context, items), asked=asked)
+        kept = [*context, *items]
+        while True:
+            try:
+                token_ids = await encode_turn(model, turn)
+                return _Prepared(request, model, turn, token_ids, items, context)
+            except ContextTooLong:
+                kept = _without_oldest(kept)
+                if request.truncation != "auto" or not kept:
+                    raise
+            turn = replace(turn, messages=turn_of(request, (), kept).messages)
+
+    def _running(self, call: Call, prepared: _Prepared, end_ticket: Callable[[], None]) -> RunningResponse:
+        request, turn = prepared.request, prepared.turn
+        response_id = f"resp_{uuid.uuid4().hex}"
+        shelf = self._shelf
+
+        async def settle(running: RunningResponse) -> None:
+            end_ticket()
+            unwanted = running.over
+            if running.response.store and not unwanted and (running.response.background or running.error is None):
+                with_events = running.response.background and bool(request.stream)
+                await shelf.keep(running, prepared.items, prepared.context, with_events)
+
+        running = RunningResponse(
+            new_response(request, response_id, prepared.model.name, prepared.model.defaults),
+            OutputItems(new_item_id, turn.logprobs),
+            self._desk.meter(call, 1),
+            settle,
+            shelf.spawn,
+        )
+        running.tenant = call.identity.tenant.name
+        return running
+
+
+def page_of(stored: StoredResponse, limit: int, order: str, after: str) -> ItemList:
+    """Items before a response. Raises InvalidRequest."""
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order is {order!r}; it must be asc or desc.", field="order")
+    items = [*stored.context, *stored.input]
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after:
+        if after not in ids:
+            raise InvalidRequest(f"after is {after!r}, which is no item of this response.", field="after")
+        items = items[ids.index(after) + 1 :]
+    data = items[:limit]
+    return ItemList(
+        data=data,
+        first_id=data[0]["id"] if data else None,
+        last_id=data[-1]["id"] if data else None,
+        has_more=len(items) > limit,
+    )
+
+
+def _context_after(stored: StoredResponse) -> Sequence[Item]:
+    if stored.response.status not in ("completed", "incomplete"):
+        message = f"previous_response_id: that response is {stored.response.status}; it must be complete."
+        raise InvalidRequest(message, field="previous_response_id")
+    return [*stored.context, *stored.input, *stored.response.output]
+
+
+def _without_oldest(items: Sequence[Item]) -> list[Item]:
+    """Drops an eighth from the front, and what makes no sense without it; empty where nothing would be left."""
+    left = list(items[max(1, len(items) // 8) :])
+    while left and left[0]["type"] == "function_call_output":
+        del left[0]
+    return left
