@@ -38,6 +38,21 @@ def test_a_prefill_for_another_worker_holds_its_blocks_until_freed(depth: int):
 
 
 @DEPTHS
+def test_a_prefill_of_one_token_of_output_tells_its_progress(depth: int):
+    """All but the last token of a moved request may be cached: its KV is still to be pushed."""
+    rig = make_rig(make_executor(depth=depth))
+    token_ids = prompt_of(17)
+    rig.run(make_request(token_ids, 1))
+    request = make_request(token_ids, 20, prefill_only=True, num_prompt_tokens=9)
+    rig.submit(request)
+    rig.drain()
+    assert rig.seen.progress[request.request_id] == [17]
+    assert rig.seen.first_tokens[request.request_id] == expected_tokens(token_ids, 1)[0]
+    rig.engine.free_prefill(request.request_id)
+    rig.assert_nothing_held()
+
+
+@DEPTHS
 @pytest.mark.parametrize("steps", [0, 1, 2, 6])
 def test_an_abort_of_a_prefill_frees_its_blocks(steps: int, depth: int):
     rig = make_rig(make_executor(depth=depth), max_num_batched_tokens=32)

@@ -42,9 +42,10 @@ class Draft:
     def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
-            # What another worker prefilled goes on as a decode at once.
+            # What another worker prefilled goes on as a decode at once. A prefill for another stays one: its KV is
+            # told of as it is computed.
             first = int(batch.num_computed[state.row])
-            whole = chunk == 1 and first + 1 == len(state.token_ids)
+            whole = chunk == 1 and first + 1 == len(state.token_ids) and not state.request.prefill_only
             if whole and first >= state.request.num_prompt_tokens:
                 del self.chunks[state]
                 batch.start_decoding(state)
