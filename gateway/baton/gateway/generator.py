@@ -11,6 +11,7 @@ from baton.gateway.named_logprobs import logprob_namer
 from baton.gateway.prompt_hashes import PromptHashes
 from baton.gateway.prompt_logprobs import PromptLogprobParts
 from baton.gateway.repetition import detector_of
+from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.router_client import RouterClient
 from baton.gateway.running_generation import Pathways, Prompt, RunningGeneration
 from baton.gateway.sampling_defaults import Limits, ResolvedRequest, resolve
@@ -31,11 +32,12 @@ class WorkerGenerator:
         streams: WorkerStreams,
         counters: GenerationCounters,
         limits: Limits | None = None,
+        tracing: GatewayTracing | None = None,
     ) -> None:
         self._catalog = catalog
         self._limits = limits or Limits()
         self._hashes = PromptHashes()
-        self._ways = Pathways(router, streams, counters)
+        self._ways = Pathways(router, streams, counters, tracing)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)

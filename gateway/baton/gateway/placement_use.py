@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from baton.gateway.request_trace import GenerateSpan
 from baton.gateway.router_client import Placed, RouterClient
 from baton.v1 import router_pb2, worker_pb2
 
@@ -11,14 +12,23 @@ from baton.v1 import router_pb2, worker_pb2
 class PlacementUse:
     """A placement that one or more choices use; reported when the last one is done with it."""
 
-    def __init__(self, router: RouterClient, placed: Placed, num_choices: int) -> None:
+    def __init__(
+        self, router: RouterClient, placed: Placed, num_choices: int, span: GenerateSpan | None = None
+    ) -> None:
         self._router = router
+        self._span = span
         self._placed = placed
         self._left = num_choices
         self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
         self._cached: list[int] = []
         self.waits = True  # no token has come
         self._first_at = 0.0  # monotonic seconds
+
+    def signed(self, submit: worker_pb2.SubmitRequest) -> worker_pb2.SubmitRequest:
+        """The submit, which tells the worker of its span where the request is traced."""
+        if self._span is not None:
+            self._span.sign(submit)
+        return submit
 
     def first_token(self) -> None:
         """The first token of any choice came."""
@@ -58,6 +68,8 @@ class PlacementUse:
             # The other choices found what the first one computed.
             self._outcome.num_cached_tokens = min(self._cached, default=0)
             self._router.report(self._placed, self._outcome)
+            if self._span is not None:
+                self._span.end(self._outcome)
 
 
 def _us(seconds: float) -> int:

@@ -13,6 +13,7 @@ from baton.gateway.counters import GenerationCounters
 from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.generation import GenerationRequest, Sink, Usage
 from baton.gateway.placement_use import PlacementUse
+from baton.gateway.request_trace import GatewayTracing, place
 from baton.gateway.resume.journal import Journal
 from baton.gateway.retry_budget import Loss, PoisonousRequest, RetryBudget, loss_of
 from baton.gateway.router_client import RouterClient
@@ -44,6 +45,7 @@ class Pathways:
     router: RouterClient
     streams: WorkerStreams
     counters: GenerationCounters
+    tracing: GatewayTracing | None = None  # None: no request is traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class RunningGeneration:
         self._model = model
         self._choices = choices
         self._ways = ways
+        self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
         self.outlet = DeltaOutlet(sink)
         self._runs: dict[int, _Run] = {}  # by choice, while a worker has it
         self._cached: dict[int, int] = {}  # by choice
@@ -276,7 +279,9 @@ class RunningGeneration:
 
     async def _place(self, choices: Sequence[Choice]) -> None:
         num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
-        placed = await self._ways.router.place(
+        placed = await place(
+            self._trace,
+            self._ways.router,
             router_pb2.PlaceRequest(
                 request_id=self._request.request_id,
                 model=self._model,
@@ -295,12 +300,13 @@ class RunningGeneration:
         if self._stopped:
             PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
             return
-        use = PlacementUse(self._ways.router, placed, len(choices))
+        span = None if self._trace is None else self._trace.generate(placed)
+        use = PlacementUse(self._ways.router, placed, len(choices), span)
         stream = self._ways.streams.get(placed.response.decode)
         for choice in choices:
             run = _Run(self, choice, use, stream)
             self._runs[choice.index] = run
-            run.slot = stream.submit(self._submit_request(choice, placed.response), run)
+            run.slot = stream.submit(use.signed(self._submit_request(choice, placed.response)), run)
 
     def _submit_request(self, choice: Choice, placed: router_pb2.PlaceResponse) -> worker_pb2.SubmitRequest:
         request = self._request

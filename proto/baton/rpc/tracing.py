@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import grpc
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -36,6 +36,7 @@ _EXPORT_SECONDS = 2.0
 SERVER = pb.SPAN_KIND_SERVER
 CLIENT = pb.SPAN_KIND_CLIENT
 INTERNAL = pb.SPAN_KIND_INTERNAL
+Kind: TypeAlias = pb.SpanKind.ValueType
 
 Value = str | int | float | bool
 
@@ -116,7 +117,7 @@ class Tracer:
         start_ns: int,
         end_ns: int,
         attributes: Mapping[str, Value],
-        kind: pb.SpanKind.ValueType = INTERNAL,
+        kind: Kind = INTERNAL,
         error: str = "",
     ) -> None:
         """Takes a span that ended. Times are nanoseconds since 1970; `error` is empty where all went well."""
