@@ -12,7 +12,7 @@ from deploy_tools import ROOT, kustomize
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu-demo", "gpu", "production")
 # Components of objects that a cluster knows only with somebody's CRDs; no overlay has them on.
-CRD_COMPONENTS = ("keda", "pod-monitors", "gateway-api")
+CRD_COMPONENTS = ("keda", "pod-monitors", "pod-monitors-tls", "gateway-api")
 
 Manifest = Mapping[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 import socket
@@ -68,3 +69,19 @@ def shown_by(address: str, folder: Path, service: str = "operator") -> bytes:
 
 def der_of(folder: Path, service: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert((folder / certs.file_names(service)[0]).read_text())
+
+
+def metrics_over_tls(address: str, folder: Path, service: str, reader: str = "operator") -> str:
+    """What a service's /metrics says to a reader with this certificate. Raises OSError where it is refused."""
+    tls = tls_of(folder, reader)
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as plain,
+        tls.ssl_context(server_side=False).wrap_socket(plain, server_hostname=tls.host_name_of(service)) as connection,
+    ):
+        request = http.client.HTTPConnection(host, int(port))
+        request.sock = connection
+        request.request("GET", "/metrics")
+        answer = request.getresponse()
+        assert answer.status == 200
+        return answer.read().decode()

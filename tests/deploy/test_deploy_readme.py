@@ -50,8 +50,9 @@ def test_links_lead_somewhere():
         assert (_DEPLOY / target).exists(), target
 
 
-def test_prometheus_takes_the_configuration(tmp_path):
-    config = yaml.safe_load((_DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+@pytest.mark.parametrize("name", ["prometheus.yaml", "prometheus-tls.yaml"])
+def test_prometheus_takes_the_configuration(tmp_path, name):
+    config = yaml.safe_load((_DEPLOY / "prometheus" / name).read_text())
     assert all((_DEPLOY / "prometheus" / name).exists() for name in config["rule_files"])
     for job in config["scrape_configs"]:
         # Debian builds its Prometheus without Kubernetes.

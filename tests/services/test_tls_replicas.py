@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
 from contextlib import ExitStack, contextmanager
 
 from stack import Service, metric, wait_until
-from tls_rig import make_certs
+from tls_rig import make_certs, metrics_over_tls
 
 from baton.services import ports
 from baton.services.certs import tls_flags
@@ -38,9 +37,8 @@ def replicas(folder, command, flags, tls: TlsPlan):
         yield services
 
 
-def value_of(service, name):
-    with urllib.request.urlopen(f"http://{service.plan.metrics}/metrics", timeout=10) as answer:
-        return metric(answer.read().decode(), name)
+def value_of(service, folder, name):
+    return metric(metrics_over_tls(service.plan.metrics, folder, service.plan.command), name)
 
 
 def test_routers_hear_each_other(tmp_path):
@@ -53,7 +51,9 @@ def test_routers_hear_each_other(tmp_path):
     with replicas(tmp_path, "router", flags, plan_tls(UpConfig(tls_dir=str(folder)))) as routers:
         for router in routers:
             wait_until(
-                lambda router=router: value_of(router, "baton_router_peers") == 1, "it hears the other", READY_SECONDS
+                lambda router=router: value_of(router, folder, "baton_router_peers") == 1,
+                "it hears the other",
+                READY_SECONDS,
             )
 
 
@@ -66,7 +66,7 @@ def test_kvstores_hear_each_other(tmp_path, redis_server):
     with replicas(tmp_path, "kvstore", flags, plan_tls(UpConfig(tls_dir=str(folder)))) as kvstores:
         for kvstore in kvstores:
             wait_until(
-                lambda kvstore=kvstore: value_of(kvstore, "baton_kvstore_replicas") == 1,
+                lambda kvstore=kvstore: value_of(kvstore, folder, "baton_kvstore_replicas") == 1,
                 "it hears the other",
                 READY_SECONDS,
             )

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import urllib.request
 from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from stack import metric, start_stack, wait_until
-from tls_rig import EXPIRED, NOT_YET, contents_of, der_of, dial_as, files_of, make_certs, replace_files, shown_by
+from tls_rig import (
+    EXPIRED,
+    NOT_YET,
+    contents_of,
+    der_of,
+    dial_as,
+    files_of,
+    make_certs,
+    metrics_over_tls,
+    replace_files,
+    shown_by,
+)
 from worker_harness import Stream, submit
 
 from baton.rpc.channel import open_channel
@@ -70,8 +81,7 @@ def process(tandem, service):
 
 
 def metrics_of(tandem, service):
-    with urllib.request.urlopen(f"http://{process(tandem, service).plan.metrics}/metrics", timeout=10) as answer:
-        return answer.read().decode()
+    return metrics_over_tls(process(tandem, service).plan.metrics, Path(tandem.config.tls_dir), service)
 
 
 async def stats_of(worker, certificates):

@@ -74,7 +74,10 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
     async with _open_store(config) as store, _written_behind(parts, store):
         services = (Service(SERVICE_NAME, servicer, IndexServicer.register),)
         server = RpcServer(config.listen, services, _GRACE_SECONDS, tls=tls)
-        async with server, metrics_endpoint(config.metrics_listen, registry) as metrics_port:
+        async with (
+            server,
+            metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
+        ):
             async with _followed_peers(parts, store if config.redis_url else None, server.port):
                 await server.set_ready(True)
                 facts = {"port": server.port, "metrics_port": metrics_port, "store": store.name if store else "memory"}

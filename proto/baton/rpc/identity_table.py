@@ -13,6 +13,10 @@ from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVIC
 ANYBODY = frozenset({"anybody"})
 ANY_SERVICE = frozenset(SERVICES)
 
+# What is no method: who may send KV to a worker's transfer port, and read an inner service's /metrics.
+KV_SENDERS = frozenset({WORKER})
+METRICS_READERS = frozenset({OPERATOR})
+
 ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.InferenceService/Generate": ANYBODY,
     "baton.v1.InferenceService/ListModels": ANYBODY,

@@ -4,29 +4,120 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
+import threading
 from collections.abc import AsyncIterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import prometheus_client
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import Unavailable
+from baton.rpc.identity_table import METRICS_READERS
+from baton.rpc.tls import Tls
+
+_log = logging.getLogger(__name__)
+
+_CLIENT_SECONDS = 10.0  # for a handshake, and between a client's bytes
+_MAX_CLIENTS = 64
 
 
 @contextlib.asynccontextmanager
-async def metrics_endpoint(listen: str, registry: prometheus_client.CollectorRegistry) -> AsyncIterator[int]:
-    """Serves `registry`, and the process's own figures, at http://`listen`/metrics; yields the port. Empty: off, 0."""
+async def metrics_endpoint(
+    listen: str, registry: prometheus_client.CollectorRegistry, tls: Tls | None = None
+) -> AsyncIterator[int]:
+    """Serves `registry`, and the process's own figures, at `listen`/metrics; yields the port. Empty: off, 0.
+
+    With `tls` over HTTPS, to operators of the fleet; with the files as they are when a client connects.
+    """
     if not listen:
         yield 0
         return
     host, port = split_address(listen, "metrics_listen")
     prometheus_client.ProcessCollector(registry=registry)
+    kind = _ServerOfSix if ":" in host else _Server
     try:
-        server, thread = prometheus_client.start_http_server(port, host.strip("[]"), registry)
+        server = kind((host.strip("[]"), port), tls)
     except OSError as error:
         raise Unavailable(f"cannot listen on metrics_listen={listen}: {error.strerror}") from error
+    server.set_app(prometheus_client.make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:
         await asyncio.to_thread(server.shutdown)
         server.server_close()
         thread.join()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _CLIENT_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing of what is asked every few seconds."""
+
+    def address_string(self) -> str:
+        """Asks no name server."""
+        return str(self.client_address[0])
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each client, so that one that stalls its handshake holds up nobody."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _MAX_CLIENTS
+
+    def __init__(self, address: tuple[str, int], tls: Tls | None) -> None:
+        self._tls = tls
+        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of this host's name."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """False, which closes it, where too many are here."""
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Greets one client, answers it, and closes."""
+        try:
+            request.settimeout(_CLIENT_SECONDS)
+            if self._tls is not None and (request := self._greeted(request, client_address, self._tls)) is None:
+                return
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off is no news."""
+        _log.debug("a reader of metrics broke off", exc_info=True)
+
+    def _greeted(self, request: Any, client_address: Any, tls: Tls) -> Any:
+        """The connection behind its handshake. None: it is closed."""
+        try:
+            connection = tls.ssl_context(server_side=True).wrap_socket(request, server_side=True)
+        except OSError as error:
+            _log.warning("metrics: the handshake with %s failed: %s", client_address[0], error)
+            self.shutdown_request(request)
+            return None
+        if problem := tls.refusal(connection.getpeercert(), METRICS_READERS):
+            tls.refusals["/metrics"] += 1
+            _log.warning("metrics refused to %s: %s", client_address[0], problem)
+            self.shutdown_request(connection)
+            return None
+        return connection
+
+
+class _ServerOfSix(_Server):
+    address_family = socket.AF_INET6

@@ -12,13 +12,14 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import grpc
 
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity import Identity, service_host_name
+from baton.rpc.identity_check import refusal
 from baton.rpc.tls_files import Signature, TlsFiles, TlsMaterial, read_material, signature_of
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Tls:
         self.live = LiveFiles(files, service)
         self.refusals: Counter[str] = Counter()  # calls of peers that may not, by method
         self._made: tuple[TlsMaterial, grpc.ChannelCredentials] | None = None
+        self._contexts: dict[bool, tuple[TlsMaterial, ssl.SSLContext]] = {}  # by whether they are a server's
 
     @property
     def identity(self) -> Identity:
@@ -105,6 +107,26 @@ class Tls:
     def host_name_of(self, service: str) -> str:
         """The DNS name that the certificate of a peer of this fleet must have."""
         return service_host_name(self.identity.fleet, service)
+
+    def ssl_context(self, server_side: bool) -> ssl.SSLContext:
+        """As of now, for a socket whose peer must show a certificate of the CA. Whose it is, the caller looks at."""
+        material = self.live.material
+        made = self._contexts.get(server_side)
+        if made is None or made[0] is not material:
+            try:
+                made = material, mutual_context(self.live.files, server_side)
+            except (ssl.SSLError, OSError):  # replaced again meanwhile: the next connection sees it
+                if made is None:
+                    raise
+            else:
+                self._contexts[server_side] = made
+        return made[1]
+
+    def refusal(self, certificate: Mapping[str, Any] | None, accepted: frozenset[str]) -> str:
+        """Why the peer that showed this certificate (`getpeercert`) is refused. Empty: it is of a service accepted."""
+        names = (certificate or {}).get("subjectAltName", ())
+        uris = [value.encode() for kind, value in names if kind == "URI"]
+        return refusal({"peer_uri": uris}, self.identity.fleet, accepted)
 
 
 class EdgeTls:
@@ -133,6 +155,18 @@ class EdgeTls:
 
         context.sni_callback = renew
         return context
+
+
+def mutual_context(files: TlsFiles, server_side: bool) -> ssl.SSLContext:
+    """For one end of connections of which both show certificates of the CA. Raises SSLError, OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    if server_side:
+        context.num_tickets = 0  # nothing is resumed: each connection is asked for its certificate
+    return context
 
 
 def _edge_context(files: TlsFiles) -> ssl.SSLContext:

@@ -14,6 +14,10 @@ CA: Mapping[str, Any] = {
     "help": "Whose certificates other services must show. Who may call what is said by the identity in them.",
     "metavar": "PATH",
 }
+METRICS_PLAIN: Mapping[str, Any] = {
+    "help": "Serve --metrics-listen over plain HTTP also with --tls-certificate; else its readers show the certificate "
+    "of an operator. For networks where only Prometheus reaches it.",
+}
 EDGE_CERTIFICATE: Mapping[str, Any] = {
     "help": "What this port shows clients, who show none: a PEM file, read again when it changes. Empty: plain text.",
     "metavar": "PATH",

@@ -23,6 +23,7 @@ class RouterConfig:
     tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)
+    metrics_plain: bool = field(default=False, metadata=tls_settings.METRICS_PLAIN)
     workers: tuple[str, ...] = field(
         default=(),
         metadata={

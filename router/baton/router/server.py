@@ -83,7 +83,7 @@ async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | Non
     runs = [one.run() for one in (watch, client, peers) if one is not None]
     async with (
         server,
-        metrics_endpoint(config.metrics_listen, registry) as metrics_port,
+        metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         _running(*runs) as ended,
     ):
         await server.set_ready(True)

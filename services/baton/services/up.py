@@ -143,7 +143,8 @@ async def _announce_ready(
         ready = await asyncio.gather(*(_is_ready(child.plan, tls) for child in waiting))
         for child in [child for child, answer in zip(waiting, ready, strict=True) if answer]:
             plan = child.plan
-            scheme = "https" if tls.edge_ca and plan.command == "gateway" else "http"
+            encrypted = tls.edge_ca if plan.command == "gateway" else tls.probing
+            scheme = "https" if encrypted else "http"
             lines.say(
                 f"  {plan.name:<17} ready after {time.monotonic() - began:4.1f} s   "
                 f"gRPC {plan.address}   {scheme}://{plan.metrics}/metrics"

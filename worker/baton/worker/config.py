@@ -31,6 +31,7 @@ class WorkerConfig:
     tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)
+    metrics_plain: bool = field(default=False, metadata=tls_settings.METRICS_PLAIN)
     transfer_listen: str = field(
         default="",
         metadata={

@@ -59,7 +59,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     async with (
         _exporting(config, host, registry),
         RpcServer(config.listen, services, tls=tls) as server,
-        metrics_endpoint(config.metrics_listen, registry) as metrics_port,
+        metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         _helpers(host.watch(), *([publisher.run()] if publisher else [])),
     ):
         advertised = _advertised_host(config)
