@@ -9,11 +9,14 @@ from collections.abc import Coroutine, Sequence
 
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.gate import Gate, OpenGate
+from baton.gateway.access.identity import Scope
 from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.routes import Route, RouteTable
+from baton.gateway.traced_calls import trace_exchange
 from baton.rpc.errors import ServiceError
 
 _log = logging.getLogger(__name__)
@@ -25,12 +28,18 @@ class App:
     """Runs the routes."""
 
     def __init__(
-        self, routes: Sequence[Route], metrics: GatewayMetrics, gate: Gate | None = None, cors: Cors | None = None
+        self,
+        routes: Sequence[Route],
+        metrics: GatewayMetrics,
+        gate: Gate | None = None,
+        cors: Cors | None = None,
+        tracing: GatewayTracing | None = None,
     ) -> None:
         self.table = RouteTable(routes)
         self._gate = gate or OpenGate()
         self._cors = cors or Cors()
         self._metrics = metrics
+        self._tracing = tracing
 
     def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
         """Answers at once, or returns what has to be awaited."""
@@ -46,6 +55,8 @@ class App:
                 return None
             route = self.table.find(exchange.method, exchange.path)
             self._count(exchange, route.path)
+            if self._tracing is not None and route.method == "POST" and route.scope is Scope.INFERENCE:
+                trace_exchange(self._tracing, exchange, route.path)
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
             work = route.handler(exchange)

@@ -153,6 +153,22 @@ class GatewayConfig:
             "a minute, by the id of the last event (Last-Event-ID)."
         },
     )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced requests' spans. Empty: none.",
+            "metavar": "URL",
+        },
+    )
+    trace_sampling: float = field(
+        default=0.0,
+        metadata={
+            "help": "The part of the requests without a trace context (traceparent) that are traced. Clients that "
+            "send one decide themselves.",
+            "minimum": 0.0,
+            "maximum": 1.0,
+        },
+    )
     response_ttl: float = field(
         default=86400.0, metadata={"help": "Seconds that a response is kept after its end.", "minimum": 1}
     )

@@ -31,6 +31,7 @@ from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.response_store import make_response_store
 from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.router_client import RouterClient
@@ -42,6 +43,7 @@ from baton.rpc.identity import GATEWAY, ROUTER, WORKER
 from baton.rpc.server import RpcServer, Service
 from baton.rpc.tls import EdgeTls, Tls
 from baton.rpc.tls_metrics import TlsCollector
+from baton.rpc.tracing import Tracer, TracingCollector, tracing
 from baton.v1 import inference_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ class _Core:
     access_counters: AccessCounters
     streams: StreamStore | None
     fleet: FleetControl
+    tracer: Tracer | None
+    tracing: GatewayTracing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +89,15 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     access_counters = AccessCounters()
     async with (
         open_gate(config.access, access_counters) as gate,
+        tracing(config.otlp_endpoint, GATEWAY, config.rest_listen, config.trace_sampling) as tracer,
         RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
         _stream_store(config) as stored_streams,
         WorkerStreams(
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
         ) as streams,
     ):
-        generator = WorkerGenerator(catalog, router, streams, counters, limits)
+        traced = GatewayTracing(tracer) if tracer is not None else None
+        generator = WorkerGenerator(catalog, router, streams, counters, limits, traced)
         core = _Core(
             catalog,
             counters,
@@ -102,6 +108,8 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             access_counters,
             stored_streams,
             FleetControl(router, lambda: [model.name for model in catalog.models()], Dial(tls.services, WORKER)),
+            tracer,
+            traced,
         )
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
@@ -178,10 +186,11 @@ def _http_server(
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
+    metrics.register(TracingCollector(core.tracer))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
-    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate, cors)
+    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate, cors, core.tracing)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(

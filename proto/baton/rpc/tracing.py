@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -189,7 +190,11 @@ async def tracing(url: str, service: str, instance: str, sampling: float = 0.0) 
     if not url:
         yield None
         return
-    attributes = {"service.name": f"baton-{service}", "service.instance.id": instance}
+    attributes = {
+        "service.name": f"baton-{service}",
+        "service.instance.id": instance,
+        "host.name": socket.gethostname(),
+    }
     async with Tracer(Endpoint.of(url), attributes, sampling) as tracer:
         yield tracer
 
