@@ -26,6 +26,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # Says so at every process that is started.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Its fork handlers break the children that are started while it runs.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from bench.gateway_first_token import measure_first_tokens
 from bench.gateway_load import cancel_streams, chat, http_request, run_chats

@@ -8,7 +8,6 @@ once, all of them count as come with the last.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import select
 import socket
@@ -66,9 +65,10 @@ async def watch_streams(server: Server, requests: Sequence[bytes], seconds: floa
     """Opens a stream for each request, lets all begin, and watches them for `seconds`. Raises BenchFailed."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(sys.executable, __file__, stdin=pipe, stdout=pipe)
-    answer = b""
-    with contextlib.suppress(OSError, RuntimeError):  # it ended before it had read all; why is on standard error
+    try:
         answer, _ = await child.communicate(pickle.dumps((server.name, server.port, server.pid, requests, seconds)))
+    except (OSError, RuntimeError) as error:  # it ended before it had read all; why is on standard error
+        raise BenchFailed(f"the streams of {server.name} could not be read: {error}") from error
     if not answer or await child.wait():
         raise BenchFailed(f"the streams of {server.name} could not be read")
     watched = pickle.loads(answer)
@@ -120,10 +120,17 @@ class _Stream:
             raise BenchFailed(f"a stream ended early: {data[-300:]!r}")
         events = data.count(b"\n\n")
         if events:
-            whole, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
             self.num_events += events
             self.arrivals.totals.append(self.num_events)
-            self.arrivals.times.append(whole + nanoseconds / 1e9 + clock_offset)
+            self.arrivals.times.append(_stamp(ancillary) + clock_offset)
+
+
+def _stamp(ancillary: Sequence[tuple[int, int, bytes]]) -> float:
+    """The system's clock at the arrival. The first packets after stamps were asked for may have none: now."""
+    if not ancillary:
+        return time.time()
+    whole, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+    return float(whole + nanoseconds / 1e9)
 
 
 def _read(poll: select.epoll, streams: dict[int, _Stream], done: Callable[[], bool]) -> None:
