@@ -177,6 +177,7 @@ class GatewayConfig:
         metadata={"help": "The most bytes of responses in memory, where there is no redis_url.", "minimum": 1024},
     )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
+    no_console: bool = field(default=False, metadata={"help": "Do not serve the console, the fleet at /console."})
     max_connections: int = field(
         default=16384, metadata={"help": "Open REST connections; more are answered with 503.", "minimum": 1}
     )

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from baton.gateway.router_client import RouterWord
 from baton.rpc.channel import Dial
 from baton.rpc.errors import NotFound, ServiceError, Unavailable, error_from_rpc
 from baton.v1 import control_pb2_grpc, router_pb2
@@ -17,18 +18,24 @@ T = TypeVar("T")
 Call = Callable[[Any], Awaitable[T]]  # of a ControlService stub
 
 
-class WorkerLister(Protocol):
+class Routers(Protocol):
     """A router, or several."""
 
     async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
         """Those that it knows. Raises Unavailable."""
 
+    async def fleets(self, max_placements: int) -> Sequence[RouterWord]:
+        """What each says of the fleet. Raises nothing."""
+
+    async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+        """Why a placement was made. Raises NotFound, Unavailable."""
+
 
 class FleetControl:
     """`models`: the names of this gateway's models; other models' workers are none of its business."""
 
-    def __init__(self, routers: WorkerLister, models: Callable[[], Collection[str]], dial: Dial) -> None:
-        self._routers = routers
+    def __init__(self, routers: Routers, models: Callable[[], Collection[str]], dial: Dial) -> None:
+        self.routers = routers
         self._models = models
         self._dial = dial
 
@@ -56,7 +63,7 @@ class FleetControl:
 
     async def _choose(self, worker_ids: Collection[str]) -> list[router_pb2.WorkerEntry]:
         models = self._models()
-        known = {entry.state.worker_id: entry for entry in await self._routers.workers() if entry.alive}
+        known = {entry.state.worker_id: entry for entry in await self.routers.workers() if entry.alive}
         ours = {worker_id: entry for worker_id, entry in known.items() if entry.state.model.name in models}
         for worker_id in worker_ids:
             if worker_id not in ours:

@@ -8,6 +8,7 @@ from baton.gateway import openai_types as types
 from baton.gateway.access.identity import Scope
 from baton.gateway.admin_routes import admin_routes
 from baton.gateway.anthropic.routes import anthropic_routes
+from baton.gateway.console.routes import console_routes
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
@@ -43,7 +44,7 @@ def rest_routes(
         Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
         Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html", scope=None),
     ]
-    return [*routes, *playground_routes(not desk.config.no_playground)]
+    return [*routes, *playground_routes(not desk.config.no_playground), *console_routes(desk, fleet)]
 
 
 def _api_routes(desk: FrontDesk) -> list[Route]:

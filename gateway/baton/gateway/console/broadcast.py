@@ -1,0 +1,89 @@
+"""One event a second for all consoles together; nothing is made while none watches. Knows no fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.sse import CONTENT_TYPE
+from baton.rpc.errors import NoCapacity, ServiceError
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 1.0
+_MAX_WATCHERS = 64
+_RETRY_AFTER_MS = 5000
+_HELLO = b": one snapshot a second\n\n"
+
+
+class Broadcast:
+    """Server-sent events to everybody who watches.
+
+    `make` gives the next event's data. `check` is asked of each watcher before each event, and raises where it may
+    not see it any more. `closing` says that the gateway shuts down: streams end.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[bytes]],
+        check: Callable[[Exchange], object],
+        closing: Callable[[], bool],
+        interval_seconds: float = _INTERVAL_SECONDS,
+        max_watchers: int = _MAX_WATCHERS,
+    ) -> None:
+        self._make = make
+        self._check = check
+        self._closing = closing
+        self._interval_seconds = interval_seconds
+        self._max_watchers = max_watchers
+        self._watchers: set[Exchange] = set()
+        self._task: asyncio.Task[None] | None = None  # while somebody watches
+
+    def __len__(self) -> int:
+        """How many watch."""
+        return len(self._watchers)
+
+    def watch(self, exchange: Exchange) -> None:
+        """Sends events until the client leaves. Raises NoCapacity where too many watch already."""
+        if len(self._watchers) >= self._max_watchers:
+            raise NoCapacity(
+                f"{self._max_watchers} consoles watch this gateway already; close one", retry_after_ms=_RETRY_AFTER_MS
+            )
+        exchange.begin_work(lambda: self._watchers.discard(exchange), lambda: None)
+        if exchange.ended:
+            return
+        exchange.stream(CONTENT_TYPE)
+        exchange.write(_HELLO)
+        self._watchers.add(exchange)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        try:
+            while self._watchers and not self._closing():
+                event = b"data: %b\n\n" % await self._make()
+                for exchange in list(self._watchers):
+                    self._send(exchange, event)
+                due = max(due + self._interval_seconds, loop.time())
+                await asyncio.sleep(due - loop.time())
+        except Exception:
+            _log.exception("what consoles show could not be made")
+        finally:
+            self._task = None
+            watchers, self._watchers = self._watchers, set()
+            for exchange in watchers:
+                exchange.end()
+
+    def _send(self, exchange: Exchange, event: bytes) -> None:
+        try:
+            self._check(exchange)
+        except ServiceError:
+            self._watchers.discard(exchange)
+            exchange.end()
+            return
+        if exchange.writable:  # one that lags misses events, not time
+            exchange.write(event)

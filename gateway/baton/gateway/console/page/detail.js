@@ -1,0 +1,133 @@
+// One request: where its time went, and why it was placed as it was.
+
+import { byId, element } from "./dom.js";
+import { bytes, count, duration, percent, plural, rate, bandwidth } from "./format.js";
+
+const MOST_WAYS = 12;
+const COSTS = ["queue", "prefill", "transfer", "restore", "adapter", "decode", "memory", "later"];
+
+/** The dialog. */
+export class Detail {
+  constructor() {
+    this.dialog = byId("detail");
+    byId("detail-close").addEventListener("click", () => this.dialog.close());
+    this.dialog.addEventListener("click", (event) => {
+      if (event.target === this.dialog) this.dialog.close(); // beside it
+    });
+  }
+
+  show(told) {
+    byId("detail-title").textContent = `Request ${told.request_id || told.placement_id}`;
+    const parts = [factsOf(told), timelineOf(told.result), waysOf(told), evidenceOf(told)];
+    byId("detail-body").replaceChildren(...parts.flat());
+    byId("detail-body").scrollTop = 0;
+    if (!this.dialog.open) this.dialog.showModal();
+  }
+}
+
+function factsOf(told) {
+  const { result } = told;
+  const pairs = [
+    ["Decodes on", told.decode],
+    ["Prefilled by", told.prefill || "the same worker"],
+    ["Prompt", `${plural(told.prompt_tokens, "token")}, ${count(Math.max(told.decode_cached_tokens, told.prefill_cached_tokens))} expected in caches`
+      + (result && !result.worker_failed ? `, ${count(result.cached_tokens)} found` : "")],
+    ["Output", result ? plural(result.output_tokens, "token") : `about ${plural(Math.round(told.expected_output_tokens), "token")} expected`],
+    ["Outcome", !result ? "still running" : result.worker_failed ? "its worker failed; it went on elsewhere, or ended" : "finished"],
+    ["Model", told.adapter ? `${told.model}, adapter ${told.adapter}` : told.model],
+    ["Tenant", told.tenant || "the default"],
+  ];
+  if (told.priority) pairs.push(["Priority", String(told.priority)]);
+  if (told.excluded.length) pairs.push(["Not on", told.excluded.join(", ")]);
+  const nodes = pairs.map(([name, value]) =>
+    element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value })));
+  return [element("dl", { className: "facts" }, ...nodes)];
+}
+
+/** Bars on one scale, from the question to a router on. */
+function timelineOf(result) {
+  const title = element("h3", { textContent: "Time" });
+  if (!result?.times) {
+    const text = result ? "No times were told for this placement." : "The times are told when the request has ended.";
+    return [title, element("p", { className: "empty", textContent: text })];
+  }
+  const { times } = result;
+  const scheduled = times.place + times.queue;
+  const first = times.first_token ?? scheduled + times.prefill;
+  const bars = [
+    ["Place", "place", 0, times.place, ""],
+    ["Queue", "queue", times.place, times.queue, times.preemptions ? plural(times.preemptions, "preemption") : ""],
+    ["Prefill", "prefill", scheduled, Math.max(0, first - scheduled), "until the first token"],
+    ...(times.transfer ? [["Transfer", "transfer", scheduled, times.transfer, transferNote(times)]] : []),
+    ["Decode", "decode", first, times.decode, times.itl ? `${duration(times.itl)} a token` : ""],
+  ];
+  const end = Math.max(first + times.decode, ...bars.map(([, , start, seconds]) => start + seconds), 1e-6);
+  const rows = bars.flatMap(([name, kind, start, seconds, note]) => {
+    const bar = element("span", { className: `bar-fill ${kind}` });
+    bar.style.left = `${(start / end) * 100}%`;
+    bar.style.width = `${(seconds / end) * 100}%`;
+    return [
+      element("dt", { textContent: name }),
+      element("dd", { className: "lane" }, bar),
+      element("dd", { className: "lane-words" }, element("strong", { textContent: duration(seconds) }),
+        element("span", { className: "quiet", textContent: note ? ` ${note}` : "" })),
+    ];
+  });
+  const scale = element("p", { className: "note", textContent: `First token after ${duration(first)}, the end after ${duration(first + times.decode)}.` });
+  return [title, element("dl", { className: "timeline" }, ...rows), scale];
+}
+
+function transferNote(times) {
+  const speed = times.transfer ? `, ${bandwidth(times.transfer_bytes / times.transfer)}` : "";
+  const waited = times.transfer_exposed ? `; the first token waited ${duration(times.transfer_exposed)}` : "; all beside the prefill";
+  return `${bytes(times.transfer_bytes)}${speed}${waited}`;
+}
+
+function waysOf(told) {
+  const title = element("h3", { textContent: "Why here" });
+  const note = element("p", { className: "note", textContent:
+    "Every way to run it, and the seconds of delay that each would have added, by cause. The first was taken." });
+  const shown = told.ways.slice(0, MOST_WAYS);
+  const top = Math.max(...shown.map((way) => way.total), 1e-9);
+  const used = COSTS.filter((kind) => shown.some((way) => way.costs[kind]));
+  const legend = element("p", { className: "legend" },
+    ...used.map((kind) => element("span", {}, element("span", { className: `swatch cost-${kind}` }), kind)));
+  const items = shown.map((way, at) => {
+    const bar = element("span", { className: "stack" });
+    for (const kind of used) {
+      if (!(way.costs[kind] > 0)) continue;
+      const piece = element("span", { className: `cost-${kind}`, title: `${kind} ${duration(way.costs[kind])}` });
+      piece.style.width = `${(way.costs[kind] / top) * 100}%`;
+      bar.append(piece);
+    }
+    const where = way.prefill ? `${way.prefill} → ${way.decode}` : way.decode;
+    const spoken = used.map((kind) => (way.costs[kind] ? `${kind} ${duration(way.costs[kind])}` : "")).filter(Boolean).join(", ");
+    return element("li", { className: at ? "" : "taken" }, element("span", { className: "way", textContent: where }), bar,
+      element("strong", { textContent: duration(way.total), title: spoken }), element("span", { className: "unseen", textContent: spoken }));
+  });
+  const more = told.ways.length - shown.length;
+  const rest = more > 0 ? [element("p", { className: "note", textContent: `And ${plural(more, "dearer way")}.` })] : [];
+  return [title, note, legend, element("ol", { className: "ways" }, ...items), ...rest];
+}
+
+function evidenceOf(told) {
+  const head = ["Worker", "Cached", "Requests", "Waiting", "Backlog", "State's age", "Prefill", "Transfer", "Not considered because"];
+  const numbers = new Set([1, 2, 3, 4, 5, 6, 7]);
+  const rows = told.evidence.map((one) => {
+    const refused = Boolean(one.refusal);
+    const figure = (text) => (refused ? "" : text);
+    const cached = one.host_cached_tokens ? `${count(one.cached_tokens)} + ${count(one.host_cached_tokens)} in host memory` : count(one.cached_tokens);
+    const cells = [one.worker_id, figure(`${cached}${told.prompt_tokens ? ` (${percent(one.cached_tokens / told.prompt_tokens)})` : ""}`),
+      figure(count(one.num_requests)), figure(count(one.num_waiting)), figure(duration(one.backlog)), figure(duration(one.state_age)),
+      figure(`${rate(one.prefill_tokens_per_second)}${one.is_measured ? "" : " (a guess)"}`),
+      figure(one.transfer_bytes_per_second ? bandwidth(one.transfer_bytes_per_second) : "–"), one.refusal];
+    return element("tr", {}, ...cells.map((text, at) =>
+      element(at ? "td" : "th", { textContent: text, className: numbers.has(at) ? "number" : "", attributes: at ? {} : { scope: "row" } })));
+  });
+  const table = element("table", {},
+    element("thead", {}, element("tr", {}, ...head.map((text, at) =>
+      element("th", { textContent: text, className: numbers.has(at) ? "number" : "", attributes: { scope: "col" } })))),
+    element("tbody", {}, ...rows));
+  const region = { tabindex: "0", role: "region", "aria-label": "What was known of each worker" };
+  return [element("h3", { textContent: "What was known" }), element("div", { className: "scroll", attributes: region }, table)];
+}

@@ -1,0 +1,90 @@
+// KV on its way from workers that prefill to workers that decode.
+
+import { byId, element } from "./dom.js";
+import { bandwidth, plural, rate } from "./format.js";
+import { svg } from "./svg.js";
+
+const MOST = 24; // lines that can be told apart
+const ROW = 26;
+const LABEL = 168; // pixels of a name and its figure
+const LABEL_NARROW = 112;
+const WIDEST = 12;
+
+/** The picture, and the table that says the same. */
+export class Flows {
+  constructor() {
+    this.chart = byId("flows-chart");
+    this.flows = [];
+    new ResizeObserver(() => this._draw()).observe(this.chart);
+  }
+
+  show({ flows, fleet, workers }) {
+    this.flows = flows;
+    const isEmpty = flows.length === 0;
+    byId("flows-total").textContent = isEmpty ? "" : `${bandwidth(fleet.transfer_bytes_per_second)} in all`;
+    byId("flows-none").hidden = !isEmpty;
+    byId("flows-none").textContent = workers.some((one) => one.role === "prefill")
+      ? "No KV has moved in the last seconds."
+      : "No KV moves: no worker prefills for others.";
+    byId("flows-details").hidden = isEmpty;
+    byId("flows-more").hidden = flows.length <= MOST;
+    byId("flows-more").textContent = `The largest ${MOST} of ${plural(flows.length, "flow")}; the table has all.`;
+    byId("flows-rows").replaceChildren(...flows.map(rowOf));
+    this._draw();
+  }
+
+  _draw() {
+    const shown = this.flows.slice(0, MOST);
+    const width = this.chart.clientWidth;
+    this.chart.hidden = shown.length === 0;
+    if (!shown.length || !width) return;
+    const [left, right] = [totalsBy(shown, "sender"), totalsBy(shown, "receiver")];
+    const height = Math.max(left.length, right.length) * ROW;
+    const label = width < 560 ? LABEL_NARROW : LABEL;
+    const [from, to] = [placesOf(left, height), placesOf(right, height)];
+    const top = Math.max(...shown.map((flow) => flow.bytes_per_second));
+    const lines = shown.map((flow) => lineOf(flow, from.get(flow.sender), to.get(flow.receiver), label, width, top));
+    const names = [
+      ...left.map(([name, total]) => nameOf(name, total, label - 8, from.get(name), "end", label)),
+      ...right.map(([name, total]) => nameOf(name, total, width - label + 8, to.get(name), "start", label)),
+    ];
+    const words = shown.slice(0, 5).map((flow) => `${flow.sender} to ${flow.receiver} ${bandwidth(flow.bytes_per_second)}`);
+    const attributes = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.join(", ") };
+    this.chart.replaceChildren(svg("svg", attributes, ...lines, ...names));
+  }
+}
+
+function totalsBy(flows, key) {
+  const totals = new Map();
+  for (const flow of flows) totals.set(flow[key], (totals.get(flow[key]) ?? 0) + flow.bytes_per_second);
+  // By name, so that nothing jumps from second to second.
+  return [...totals].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
+}
+
+function placesOf(totals, height) {
+  const step = height / totals.length;
+  return new Map(totals.map(([name], at) => [name, (at + 0.5) * step]));
+}
+
+function lineOf(flow, y1, y2, label, width, top) {
+  const [x1, x2] = [label, width - label];
+  const middle = (x1 + x2) / 2;
+  const thick = Math.max(1, (flow.bytes_per_second / top) * WIDEST);
+  const title = svg("title", {}, `${flow.sender} → ${flow.receiver}: ${bandwidth(flow.bytes_per_second)}`);
+  const d = `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`;
+  return svg("path", { class: "flow", d, "stroke-width": thick.toFixed(1) }, title);
+}
+
+function nameOf(name, total, x, y, anchor, label) {
+  const most = Math.floor(label / 7.2) - 9; // characters that find room beside the figure
+  const text = name.length > most ? `…${name.slice(-most + 1)}` : name;
+  const figure = svg("tspan", { class: "flow-figure" }, ` ${bandwidth(total)}`);
+  const attributes = { class: "flow-name", x, y, "text-anchor": anchor, "dominant-baseline": "central" };
+  return svg("text", attributes, text, figure, svg("title", {}, name));
+}
+
+function rowOf(flow) {
+  const cell = (textContent, className = "") => element("td", { textContent, className });
+  return element("tr", {}, cell(flow.sender), cell(flow.receiver),
+    cell(bandwidth(flow.bytes_per_second), "number"), cell(rate(flow.transfers_per_second), "number"));
+}

@@ -1,0 +1,41 @@
+// Makes SVG nodes, and small lines of what happened lately.
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const WIDTH = 100;
+const HEIGHT = 24;
+
+/** One SVG element. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(NAMESPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+/** A line through the last values, from zero up; gaps where there was none. */
+export class Sparkline {
+  constructor(capacity) {
+    this.capacity = capacity;
+    this.values = [];
+    this.line = svg("path", { class: "spark-line" });
+    this.area = svg("path", { class: "spark-area" });
+    const attributes = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "spark" };
+    this.node = svg("svg", { ...attributes, "aria-hidden": "true" }, this.area, this.line);
+  }
+
+  /** The newest value; null: there is none. */
+  add(value) {
+    this.values.push(value);
+    if (this.values.length > this.capacity) this.values.shift();
+    const top = Math.max(...this.values.map((one) => one ?? 0), 1e-9);
+    const step = WIDTH / (this.capacity - 1);
+    const first = this.capacity - this.values.length;
+    const points = this.values.flatMap((one, at) =>
+      one === null ? [] : [[(first + at) * step, HEIGHT - 1 - (one / top) * (HEIGHT - 2)]],
+    );
+    const path = points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+    this.line.setAttribute("d", points.length > 1 ? `M${path}` : "");
+    const [left, right] = [points[0]?.[0], points.at(-1)?.[0]];
+    this.area.setAttribute("d", points.length > 1 ? `M${left},${HEIGHT} L${path} L${right},${HEIGHT} Z` : "");
+  }
+}

@@ -1,0 +1,118 @@
+"""GET /console: the fleet for operators. The page is public and says nothing; what it shows needs the admin scope."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.identity import Scope
+from baton.gateway.admin_routes import AdminRoutes, Query
+from baton.gateway.console.broadcast import Broadcast
+from baton.gateway.console.explanation import explanation_of
+from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
+from baton.gateway.error_body import HttpError
+from baton.gateway.fleet_control import FleetControl, Routers
+from baton.gateway.front_desk import FrontDesk
+from baton.gateway.http_exchange import Exchange
+from baton.gateway.playground import FOLDER as PLAYGROUND
+from baton.gateway.playground import StaticFile, read_files
+from baton.gateway.routes import Route
+from baton.gateway.sse import CONTENT_TYPE
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import router_pb2
+
+PAGE = Path(__file__).parent / "page"
+PREFIX = "/console/"
+# The console and the playground look alike, and keep a tab's key alike.
+SHARED = ("dom.js", "icon.svg", "sse.js", "store.js", "theme.css", "theme.js")
+
+_ERRORS = (403, 429, 503)
+_MOST_PLACEMENT_ID = 2**64 - 1
+
+
+class Console:
+    """The handlers of what the page asks for."""
+
+    def __init__(self, desk: FrontDesk, routers: Routers) -> None:
+        self._routers = routers
+        self._view = FleetView()
+
+        def check(exchange: Exchange) -> None:
+            desk.gate.identify(keys_in_headers(exchange.headers), Scope.ADMIN)
+
+        self._broadcast = Broadcast(self._snapshot, check, lambda: desk.admission.draining)
+
+    async def stream(self, exchange: Exchange, query: Query) -> None:
+        """Snapshots as server-sent events, one a second."""
+        if exchange.method == "HEAD":
+            exchange.respond(200, headers={"content-type": CONTENT_TYPE})
+            return
+        self._broadcast.watch(exchange)
+
+    async def placement(self, exchange: Exchange, query: Query) -> None:
+        """One placement, explained."""
+        told = await self._routers.explain(explain_request(query))
+        exchange.respond(200, msgspec.json.encode(explanation_of(told)))
+
+    async def _snapshot(self) -> bytes:
+        words = await self._routers.fleets(MAX_PLACEMENTS)
+        return msgspec.json.encode(self._view.take(words, time.monotonic(), time.time()))
+
+
+def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
+    """The page at /console, its files below it, and its data; nothing where it is switched off."""
+    if desk.config.no_console or fleet is None:
+        return []
+    shared = {name: file for name, file in read_files(PLAYGROUND).items() if name in SHARED}
+    files = {**read_files(PAGE), **shared}
+    page = files.pop("index.html")
+    console, door = Console(desk, fleet.routers), AdminRoutes(desk, fleet)
+    return [
+        Route("GET", "/console", page.answer, "The console.", content_type="text/html", public=True),
+        Route(
+            "GET",
+            "/console/stream",
+            door.handler(console.stream),
+            "The fleet, once a second.",
+            content_type="text/event-stream",
+            errors=_ERRORS,
+            scope=Scope.ADMIN,
+        ),
+        Route(
+            "GET",
+            "/console/placement",
+            door.handler(console.placement),
+            "Why a placement was made.",
+            errors=(400, 404, *_ERRORS),
+            scope=Scope.ADMIN,
+        ),
+        Route("GET", PREFIX + "{file}", partial(_answer_file, files), "Its files.", errors=(404,), public=True),
+    ]
+
+
+def explain_request(query: Query) -> router_pb2.ExplainRequest:
+    """What a query asks for. Raises InvalidRequest unless it gives one of placement_id and request_id."""
+    placement_id, request_id = (query.get(name, [""])[-1] for name in ("placement_id", "request_id"))
+    if bool(placement_id) == bool(request_id):
+        raise InvalidRequest("give either placement_id or request_id.", field="placement_id")
+    if request_id:
+        return router_pb2.ExplainRequest(request_id=request_id)
+    is_number = placement_id.isascii() and placement_id.isdigit() and len(placement_id) <= 20
+    if not is_number or int(placement_id) > _MOST_PLACEMENT_ID:
+        raise InvalidRequest(
+            f"placement_id is {placement_id[:40]!r}; it must be a number from 0 to {_MOST_PLACEMENT_ID}.",
+            field="placement_id",
+        )
+    return router_pb2.ExplainRequest(placement_id=int(placement_id))
+
+
+def _answer_file(files: dict[str, StaticFile], exchange: Exchange) -> None:
+    name = exchange.path.removeprefix(PREFIX)
+    file = files.get(name)
+    if file is None:
+        raise HttpError(404, f"The console has no file {name!r}.", param="file")
+    file.answer(exchange)

@@ -1,0 +1,190 @@
+"""Totals as routers told them, second after second, and what was between two of them. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from baton.v1 import control_pb2, router_pb2
+
+RATE_SECONDS = 5.0
+PERCENTILE_SECONDS = 60.0
+_SLACK = 0.5  # samples are a second apart, more or less
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """Of one worker, since its start."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    flows: Mapping[str, tuple[int, int]]  # by sender: bytes and transfers
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTotals:
+    """Of one router's placements, since its start."""
+
+    placed: int
+    refused: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft: Sequence[int]  # counts by bucket
+    itl: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All totals at one time."""
+
+    at: float  # monotonic seconds
+    workers: Mapping[str, WorkerTotals]
+    routers: Mapping[int, RouterTotals]
+    ttft_bounds: Sequence[float] = ()
+    itl_bounds: Sequence[float] = ()
+
+
+def sample_of(
+    at: float, entries: Iterable[router_pb2.WorkerEntry], fleets: Sequence[router_pb2.GetFleetResponse]
+) -> Sample:
+    """What the routers told."""
+    workers = {entry.state.worker_id: _worker(entry) for entry in entries if entry.alive}
+    routers = {fleet.router_id: _router(fleet.totals) for fleet in fleets}
+    ttft, itl = (fleets[0].totals.ttft_seconds, fleets[0].totals.itl_seconds) if fleets else (_EMPTY, _EMPTY)
+    return Sample(at, workers, routers, list(ttft.bounds), list(itl.bounds))
+
+
+_EMPTY = control_pb2.Histogram()
+
+
+def _worker(entry: router_pb2.WorkerEntry) -> WorkerTotals:
+    totals = entry.state.totals
+    flows = {flow.sender_worker_id: (flow.num_bytes, flow.num_transfers) for flow in entry.state.flows}
+    return WorkerTotals(totals.num_prompt_tokens, totals.num_cached_tokens, totals.num_output_tokens, flows)
+
+
+def _router(totals: router_pb2.PlacementTotals) -> RouterTotals:
+    return RouterTotals(
+        totals.num_placed,
+        totals.num_refused,
+        totals.num_failed,
+        totals.num_prompt_tokens,
+        totals.num_cached_tokens,
+        list(totals.ttft_seconds.counts),
+        list(totals.itl_seconds.counts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChange:
+    """What one worker did in some seconds."""
+
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    flows: Mapping[str, tuple[int, int]]  # by sender: bytes and transfers; those that moved
+
+
+@dataclass(frozen=True, slots=True)
+class RouterChange:
+    """What became of the placements of all routers in some seconds."""
+
+    seconds: float
+    placed: int
+    refused: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft: Sequence[int]
+    itl: Sequence[int]
+
+
+class Samples:
+    """The last minute. A total that falls is one that began anew."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque()
+
+    def add(self, sample: Sample) -> None:
+        """The newest one. One after a long silence forgets all before: nobody watched meanwhile."""
+        if self._samples and sample.at - self._samples[-1].at > PERCENTILE_SECONDS:
+            self._samples.clear()
+        self._samples.append(sample)
+        while sample.at - self._samples[0].at > PERCENTILE_SECONDS + _SLACK:
+            self._samples.popleft()
+
+    def worker_changes(self) -> dict[str, WorkerChange]:
+        """By worker id; those that were told of only once have none."""
+        now = self._samples[-1]
+        recent = self._within(RATE_SECONDS)
+        changes = {}
+        for worker_id, totals in now.workers.items():
+            base = next((one for one in recent if worker_id in one.workers), now)
+            if base is not now:
+                changes[worker_id] = _worker_change(now.at - base.at, base.workers[worker_id], totals)
+        return changes
+
+    def router_change(self, seconds: float) -> RouterChange | None:
+        """Over all routers. None: there is one sample only."""
+        now = self._samples[-1]
+        recent = self._within(seconds)
+        if recent[0] is now:
+            return None
+        numbers = [0] * 5
+        ttft: list[int] = []
+        itl: list[int] = []
+        for router_id, totals in now.routers.items():
+            base = next(one.routers[router_id] for one in recent if router_id in one.routers)
+            for at, change in enumerate(map(_grown, _numbers(base), _numbers(totals))):
+                numbers[at] += change
+            ttft = _summed(ttft, _differences(base.ttft, totals.ttft))
+            itl = _summed(itl, _differences(base.itl, totals.itl))
+        placed, refused, failed, prompt_tokens, cached_tokens = numbers
+        seconds = now.at - recent[0].at
+        return RouterChange(seconds, placed, refused, failed, prompt_tokens, cached_tokens, ttft, itl)
+
+    @property
+    def newest(self) -> Sample:
+        """The last one; there must be one."""
+        return self._samples[-1]
+
+    def _within(self, seconds: float) -> list[Sample]:
+        """The oldest first; the newest one at least."""
+        limit = self._samples[-1].at - seconds - _SLACK
+        return [one for one in self._samples if one.at >= limit]
+
+
+def _worker_change(seconds: float, base: WorkerTotals, now: WorkerTotals) -> WorkerChange:
+    flows = {}
+    for sender, (num_bytes, num_transfers) in now.flows.items():
+        base_bytes, base_transfers = base.flows.get(sender, (0, 0))
+        if num_bytes != base_bytes:
+            flows[sender] = _grown(base_bytes, num_bytes), _grown(base_transfers, num_transfers)
+    return WorkerChange(
+        seconds,
+        _grown(base.prompt_tokens, now.prompt_tokens),
+        _grown(base.cached_tokens, now.cached_tokens),
+        _grown(base.output_tokens, now.output_tokens),
+        flows,
+    )
+
+
+def _numbers(totals: RouterTotals) -> tuple[int, ...]:
+    return totals.placed, totals.refused, totals.failed, totals.prompt_tokens, totals.cached_tokens
+
+
+def _grown(before: int, now: int) -> int:
+    return now - before if now >= before else now
+
+
+def _differences(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    return [_grown(was, count) for was, count in zip_longest(before, now, fillvalue=0)]
+
+
+def _summed(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(left, right, fillvalue=0)]
