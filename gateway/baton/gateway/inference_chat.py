@@ -33,18 +33,26 @@ class Chat:
     variables: dict[str, Any]
     going_on: bool  # the answer continues the last message
     include_reasoning: bool
+    documents: list[dict[str, str]] | None
+    template: str | None  # instead of the model's own
+    opens_answer: bool
+    add_special_tokens: bool
 
 
 def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
     """The chat. Raises InvalidRequest, ContextTooLong; fields are named as in the public messages."""
     num_calls = sum(len(message.tool_calls) for message in prompt.messages)
-    check_item_count(len(prompt.messages) + len(prompt.tools) + num_calls, max_items)
+    check_item_count(len(prompt.messages) + len(prompt.tools) + num_calls + len(prompt.documents), max_items)
     return Chat(
         messages=_messages(prompt.messages),
         use=_tool_use(prompt),
-        variables=_variables(prompt),
+        variables=variables_of(prompt),
         going_on=prompt.continue_final_message,
         include_reasoning=not prompt.omit_reasoning,
+        documents=_documents(prompt),
+        template=prompt.chat_template or None,
+        opens_answer=not prompt.continue_final_message and not prompt.omit_generation_prompt,
+        add_special_tokens=prompt.add_special_tokens,
     )
 
 
@@ -53,10 +61,13 @@ async def encode_chat(model: ServedModel, chat: Chat) -> list[int]:
     model.check_tools(chat.use)
     return await model.encode_chat(
         chat.messages,
-        add_generation_prompt=not chat.going_on,
+        add_generation_prompt=chat.opens_answer,
         continue_final_message=chat.going_on,
         tools=[tool.for_template() for tool in chat.use.tools] if chat.use.active else None,
+        documents=chat.documents,
         variables=chat.variables,
+        add_special_tokens=chat.add_special_tokens,
+        template=chat.template,
     )
 
 
@@ -82,7 +93,7 @@ def _messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, A
 def _call(call: inference_pb2.ToolCall, field: str) -> dict[str, Any]:
     if not call.name:
         raise InvalidRequest(f"{field} has no name", field=f"{field}.name")
-    arguments = _json_object(call.arguments, f"{field}.arguments") if call.arguments else {}
+    arguments = json_object(call.arguments, f"{field}.arguments") if call.arguments else {}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
@@ -107,11 +118,12 @@ def _tool(tool: inference_pb2.Tool, field: str) -> Tool:
         raise InvalidRequest(
             f"{field}.name {tool.name!r} must be 1 to 256 letters, digits and any of _ . : / -", field=f"{field}.name"
         )
-    schema = _json_object(tool.parameters_schema, f"{field}.parameters_schema") if tool.parameters_schema else None
+    schema = json_object(tool.parameters_schema, f"{field}.parameters_schema") if tool.parameters_schema else None
     return Tool(tool.name, tool.description or None, schema, tool.strict)
 
 
-def _json_object(text: str, field: str) -> dict[str, Any]:
+def json_object(text: str, field: str) -> dict[str, Any]:
+    """A JSON text's object. Raises InvalidRequest."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -121,11 +133,9 @@ def _json_object(text: str, field: str) -> dict[str, Any]:
     return value
 
 
-def _variables(prompt: inference_pb2.ChatPrompt) -> dict[str, Any]:
-    variables: dict[str, Any] = {}
-    for name, value in prompt.template_variables.items():
-        kind = value.WhichOneof("value")
-        variables[name] = getattr(value, kind) if kind is not None else None
+def variables_of(prompt: inference_pb2.ChatPrompt | inference_pb2.CreateResponseRequest) -> dict[str, Any]:
+    """What the template may read. Raises InvalidRequest."""
+    variables = {name: _plain(value) for name, value in prompt.template_variables.items()}
     check_variables(variables)
     if prompt.reasoning_effort:
         if prompt.reasoning_effort not in inference_pb2.ReasoningEffort.values():
@@ -135,3 +145,25 @@ def _variables(prompt: inference_pb2.ChatPrompt) -> dict[str, Any]:
         word = inference_pb2.ReasoningEffort.Name(prompt.reasoning_effort).removeprefix("REASONING_EFFORT_").lower()
         variables.setdefault("reasoning_effort", word)
     return variables
+
+
+def _plain(value: inference_pb2.TemplateValue) -> Any:
+    """Messages are nested 100 levels deep at most."""
+    match value.WhichOneof("value"):
+        case None:
+            return None
+        case "list":
+            return [_plain(each) for each in value.list.values]
+        case "entries":
+            return {name: _plain(each) for name, each in value.entries.values.items()}
+        case kind:
+            return getattr(value, kind)
+
+
+def _documents(prompt: inference_pb2.ChatPrompt) -> list[dict[str, str]] | None:
+    """As templates expect them; None: the prompt says nothing of documents."""
+    documents = [
+        {"title": document.title, "text": document.text} if document.title else {"text": document.text}
+        for document in prompt.documents
+    ]
+    return documents or None

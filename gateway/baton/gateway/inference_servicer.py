@@ -22,15 +22,17 @@ from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
+from baton.gateway.responses.rpc_calls import ResponseCalls
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.rpc import begin_stream, find_stream
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.structured_output import check_constraint
-from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.gateway.validation import check_template
+from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server import Context
-from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
 
 _access_log = logging.getLogger("baton.gateway.access")
 
@@ -47,6 +49,8 @@ _FIELDS: Mapping[str, str] = {
         if not name.startswith("logit_bias")
     },
     "chat_template_kwargs": "chat.template_variables",
+    "chat_template": "chat.chat_template",
+    "documents": "chat.documents",
     "logit_bias": "sampling.logit_bias_token_ids",
     **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
 }
@@ -77,12 +81,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         limits: Limits | None = None,
         gate: Gate | None = None,
         streams: StreamStore | None = None,
+        responses: ResponseCalls | None = None,
+        trust_templates: bool = False,
     ) -> None:
         self._generator = generator
         self._catalog = catalog
         self._limits = limits or Limits()
         self._gate = gate or OpenGate()
         self._streams = streams
+        self._responses = responses
+        self._trust_templates = trust_templates
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -128,7 +136,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
         try:
-            token_ids = (await _encode(model, request)).token_ids
+            token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
             error.field = _dotted(error.field)
             raise
@@ -140,6 +148,48 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
         return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(list(request.token_ids)))
+
+    async def CreateResponse(  # noqa: N802
+        self, request: inference_pb2.CreateResponseRequest, context: Context
+    ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
+        async for event in self._kept.create(request, identity_of(self._gate, context), context):
+            yield response_pb2.CreateResponseResponse(event=event)
+
+    async def GetResponse(  # noqa: N802
+        self, request: response_pb2.GetResponseRequest, context: Context
+    ) -> response_pb2.GetResponseResponse:
+        response = await self._kept.get(identity_of(self._gate, context), request.response_id)
+        return response_pb2.GetResponseResponse(response=response)
+
+    async def WatchResponse(  # noqa: N802
+        self, request: response_pb2.WatchResponseRequest, context: Context
+    ) -> AsyncIterator[response_pb2.WatchResponseResponse]:
+        first = request.starting_after + 1 if request.HasField("starting_after") else 0
+        async for event in self._kept.watch(identity_of(self._gate, context), request.response_id, first, context):
+            yield response_pb2.WatchResponseResponse(event=event)
+
+    async def CancelResponse(  # noqa: N802
+        self, request: response_pb2.CancelResponseRequest, context: Context
+    ) -> response_pb2.CancelResponseResponse:
+        response = await self._kept.cancel(identity_of(self._gate, context), request.response_id)
+        return response_pb2.CancelResponseResponse(response=response)
+
+    async def DeleteResponse(  # noqa: N802
+        self, request: response_pb2.DeleteResponseRequest, context: Context
+    ) -> response_pb2.DeleteResponseResponse:
+        await self._kept.delete(identity_of(self._gate, context), request.response_id)
+        return response_pb2.DeleteResponseResponse()
+
+    async def ListResponseInput(  # noqa: N802
+        self, request: response_pb2.ListResponseInputRequest, context: Context
+    ) -> response_pb2.ListResponseInputResponse:
+        return await self._kept.list_input(identity_of(self._gate, context), request)
+
+    @property
+    def _kept(self) -> ResponseCalls:
+        if self._responses is None:
+            raise Unsupported("no responses are kept here")
+        return self._responses
 
     async def _start(
         self,
@@ -157,9 +207,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if constraint is not None:
             check_constraint(constraint)
         generator = generator_for(request, self._generator, self._catalog, self._limits)
-        prompt = await _encode(model, request)
-        if request.max_prompt_tokens:
-            prompt = replace(prompt, token_ids=prompt.token_ids[-request.max_prompt_tokens :])
+        prompt = await self._encode(model, request)
+        if most := request.max_prompt_tokens:
+            ids = prompt.token_ids
+            prompt = replace(prompt, token_ids=ids[:most] if request.keep_prompt_start else ids[-most:])
         reading, constraint = _form_of(model, prompt, constraint)
         sampling = _sampling_of(model, request, prompt)
         if request.return_prompt:
@@ -192,6 +243,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except BaseException:
             admitted.close()
             raise
+
+    async def _encode(
+        self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+    ) -> _Prompt:
+        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
+            return _Prompt(list(request.token_ids.token_ids))
+        if request.HasField("chat"):
+            check_template(request.chat.chat_template or None, self._trust_templates)
+            chat = chat_of(request.chat, model.require_info().max_model_len)
+            token_ids = await encode_chat(model, chat)
+            return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
+        if request.HasField("text"):
+            bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
+            return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare))
+        raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
 
 
 def _form_of(
@@ -301,20 +367,6 @@ def _log_access(request_id: str, outcome: str, began: float) -> None:
     # What is no id may be anything: lines of a log, a prompt, a key.
     shown = request_id if _REQUEST_ID.fullmatch(request_id) else "invalid"
     _access_log.info("Generate %s", outcome, extra={"request_id": shown, "milliseconds": milliseconds})
-
-
-async def _encode(
-    model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-) -> _Prompt:
-    if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
-        return _Prompt(list(request.token_ids.token_ids))
-    if request.HasField("chat"):
-        chat = chat_of(request.chat, model.require_info().max_model_len)
-        token_ids = await encode_chat(model, chat)
-        return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
-    if request.HasField("text"):
-        return _Prompt(await model.encode_text(request.text))
-    raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
 
 
 def _traceparent(context: Context) -> str:

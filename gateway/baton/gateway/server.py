@@ -29,9 +29,11 @@ from baton.gateway.http_server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.response_store import make_response_store
-from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.request_trace import GatewayTracing
+from baton.gateway.response_store import make_response_store
+from baton.gateway.responses.rpc_calls import ResponseCalls
+from baton.gateway.responses.service import ResponseService
+from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.router_client import RouterClient
@@ -114,10 +116,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         shelf = ResponseShelf(
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
-        http_server, authorization = _http_server(config, core, shelf, tls)
+        connections = Connections()
+        desk = _front_desk(config, core, connections, tls)
+        http_server, authorization = _http_server(config, core, desk, shelf, connections, tls)
         async with http_server as http:
             async with (
-                _rpc_server(config, core, tls.grpc) as rpc,
+                _rpc_server(config, core, ResponseService(desk, shelf), tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
@@ -178,21 +182,25 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
     )
 
 
-def _http_server(
-    config: GatewayConfig, core: _Core, shelf: ResponseShelf, tls: _AllTls
-) -> tuple[HttpServer, ExtAuthzServicer]:
-    """REST, and the servicer that tells Envoy what its routes need."""
-    connections = Connections()
+def _front_desk(config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls) -> FrontDesk:
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TracingCollector(core.tracer))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
-    desk = FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
+    return FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
+
+
+def _http_server(
+    config: GatewayConfig, core: _Core, desk: FrontDesk, shelf: ResponseShelf, connections: Connections, tls: _AllTls
+) -> tuple[HttpServer, ExtAuthzServicer]:
+    """REST, and the servicer that tells Envoy what its routes need."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
-    app = App(rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), metrics, core.gate, cors, core.tracing)
+    app = App(
+        rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), desk.metrics, core.gate, cors, core.tracing
+    )
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
-    metrics.register(ExtAuthzCollector(authorization))
+    desk.metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,
@@ -206,11 +214,18 @@ def _http_server(
     return HttpServer(config.rest_listen, app, limits, connections, context), authorization
 
 
-def _rpc_server(config: GatewayConfig, core: _Core, tls: EdgeTls | None) -> RpcServer:
+def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, tls: EdgeTls | None) -> RpcServer:
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
-    service = Service(
-        _SERVICE, InferenceServicer(core.generator, core.catalog, core.limits, core.gate, core.streams), register
+    servicer = InferenceServicer(
+        core.generator,
+        core.catalog,
+        core.limits,
+        core.gate,
+        core.streams,
+        ResponseCalls(responses),
+        config.trust_request_chat_template,
     )
+    service = Service(_SERVICE, servicer, register)
     return RpcServer(
         config.grpc_listen,
         [service],

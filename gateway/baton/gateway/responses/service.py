@@ -112,11 +112,10 @@ class ResponseService:
         if stored.events is not None:
             return stored.events
         if stored.response.status in _FINAL:
-            raise InvalidRequest(
-                f"{field}: only responses that were created with background and stream can be streamed again.",
-                field=field,
-            )
-        raise InvalidRequest(f"{field}: another gateway makes this response; ask for it without {field}.", field=field)
+            why = "only responses that were created with background and stream can be streamed again."
+        else:
+            why = "another gateway makes this response, and it cannot be streamed here."
+        raise InvalidRequest(f"{field}: {why}", field=field)
 
     async def delete(self, identity: Identity, response_id: str) -> None:
         """Forgets a response. Raises NotFound, Unavailable."""
