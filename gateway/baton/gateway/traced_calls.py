@@ -10,6 +10,7 @@ import grpc
 
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_trace import GatewayTracing
+from baton.rpc.tracing import Value
 
 _HEADER = b"traceparent"
 
@@ -23,7 +24,7 @@ def trace_exchange(tracing: GatewayTracing, exchange: Exchange, route: str) -> N
     exchange.headers = {**exchange.headers, _HEADER: trace.context.traceparent.encode()}
 
     def end(ended: Exchange) -> None:
-        facts = {
+        facts: dict[str, Value] = {
             "http.route": route,
             "http.request.method": ended.method,
             "http.response.status_code": ended.status,
@@ -45,7 +46,7 @@ def trace_call(
 
     def end(_: object) -> None:
         name = outcome()
-        facts = {"rpc.system": "grpc", "rpc.method": method, "rpc.grpc.status": name}
+        facts: dict[str, Value] = {"rpc.system": "grpc", "rpc.method": method, "rpc.grpc.status": name}
         tracing.end(trace, facts, "" if name == "OK" else name)
 
     context.add_done_callback(end)  # type: ignore[arg-type]
