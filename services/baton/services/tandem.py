@@ -100,6 +100,22 @@ class UpConfig:
     tls_edge: bool = field(
         default=False, metadata={"help": "Clients are served over TLS too, with the edge.crt of --tls-dir."}
     )
+    otlp_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "Every service's --otlp-endpoint, for example that of `baton traces`: http://127.0.0.1:4317. "
+            "Empty: no traces.",
+            "metavar": "URL",
+        },
+    )
+    trace_sampling: float = field(
+        default=1.0,
+        metadata={
+            "help": "The gateway's --trace-sampling, where there is an --otlp-endpoint.",
+            "minimum": 0.0,
+            "maximum": 1.0,
+        },
+    )
     log_dir: str = field(
         default="",
         metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
@@ -208,6 +224,7 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
             *_format_flags(config),
             *_access_flags(config),
             *_tls_flags(config, "gateway"),
+            *_trace_flags(config, "gateway"),
             "--log-format",
             config.log_format,
         ),
@@ -238,6 +255,13 @@ def _format_flags(config: UpConfig) -> list[str]:
     return [*flags, "--trust-request-chat-template"] if config.trust_request_chat_template else flags
 
 
+def _trace_flags(config: UpConfig, service: str) -> tuple[str, ...]:
+    if not config.otlp_endpoint or service == "kvstore":
+        return ()
+    sampling = ("--trace-sampling", str(config.trace_sampling)) if service == "gateway" else ()
+    return ("--otlp-endpoint", config.otlp_endpoint, *sampling)
+
+
 def _tls_flags(config: UpConfig, service: str) -> tuple[str, ...]:
     if not config.tls_dir:
         return ()
@@ -259,6 +283,7 @@ def _internal(
             metrics,
             *flags,
             *_tls_flags(config, command),
+            *_trace_flags(config, command),
             "--log-format",
             config.log_format,
         ),
