@@ -22,6 +22,7 @@ from baton.gateway.inference_responses import responses_of, usage_response
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
+from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.responses.rpc_calls import ResponseCalls
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.rpc import begin_stream, find_stream
@@ -29,6 +30,7 @@ from baton.gateway.resume.store import StreamStore
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.structured_output import check_constraint
+from baton.gateway.traced_calls import trace_call
 from baton.gateway.validation import check_template
 from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server import Context
@@ -83,6 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         streams: StreamStore | None = None,
         responses: ResponseCalls | None = None,
         trust_templates: bool = False,
+        tracing: GatewayTracing | None = None,
     ) -> None:
         self._generator = generator
         self._catalog = catalog
@@ -91,12 +94,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._streams = streams
         self._responses = responses
         self._trust_templates = trust_templates
+        self._tracing = tracing
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         began = time.monotonic()
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
+        sink.traceparent = trace_call(self._tracing, context, "Generate", lambda: sink.outcome)
         try:
             identity = identity_of(self._gate, context)
             if request.HasField("resume"):
@@ -105,7 +110,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
             error.field = _dotted(error.field)
-            _log_access(sink.request_id, error.code.name, began)
+            sink.on_error(error)
+            _log_access(sink.request_id, sink.outcome, began)
             sink.end_journal()
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
@@ -230,7 +236,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             cache_salt=request.cache_salt,
             timeout_ms=request.timeout_ms,
             adapter=request.adapter,
-            traceparent=_traceparent(context),
+            traceparent=sink.traceparent,
             detokenize=not request.skip_detokenize,
             skip_special_tokens=not request.keep_special_tokens,
             reading=reading,
@@ -291,6 +297,7 @@ class _StreamSink:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.traceparent = ""  # of the generation's trace
         self.journal: Journal | None = None
         self.prompt_token_ids: list[int] = []  # that the first response of choice 0 tells
         self._waiting: deque[inference_pb2.GenerateResponse] = deque()
@@ -369,8 +376,3 @@ def _log_access(request_id: str, outcome: str, began: float) -> None:
     _access_log.info("Generate %s", outcome, extra={"request_id": shown, "milliseconds": milliseconds})
 
 
-def _traceparent(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return value if isinstance(value, str) else value.decode(errors="replace")
-    return ""

@@ -224,6 +224,7 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
         core.streams,
         ResponseCalls(responses),
         config.trust_request_chat_template,
+        core.tracing,
     )
     service = Service(_SERVICE, servicer, register)
     return RpcServer(

@@ -71,7 +71,7 @@ def _gateway() -> Iterator[MetricRow]:
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     metrics.offer_vllm_names("")
     no_answers = cast(Any, _WithoutAnswers())
-    for collector in (AccessCollector(AccessCounters()), TlsCollector(), ExtAuthzCollector(no_answers)):
+    for collector in (AccessCollector(AccessCounters()), TlsCollector(), TracingCollector(), ExtAuthzCollector(no_answers)):
         metrics.register(collector)
     return _rows("gateway", _collectors(metrics.registry))
 
@@ -131,7 +131,7 @@ def _worker() -> Iterator[MetricRow]:
         collector = WorkerCollector(read, asyncio.get_running_loop(), "")
         return await asyncio.to_thread(lambda: list(collector.collect()))
 
-    return _rows("worker", [*asyncio.run(collect()), TlsCollector()])
+    return _rows("worker", [*asyncio.run(collect()), TlsCollector(), TracingCollector()])
 
 
 class _WithoutAnswers:
