@@ -91,6 +91,64 @@ async def test_a_prompt_keeps_its_end(service):
     assert list(submit.prompt_token_ids) == [5, 6]
 
 
+def prompt_of(gateway, submit):
+    tokenizer = Tokenizer(gateway.config.model + "/tokenizer.json")
+    text = tokenizer.decode(list(submit.prompt_token_ids))
+    tokenizer.close()
+    return text
+
+
+DOCUMENTED = """{% for document in documents %}[{{ document.title }}: {{ document.text }}]{% endfor %}
+{{- facts.list | join(",") }}{{ facts.deep.flag }}{% if add_generation_prompt %} answer:{% endif %}"""
+
+
+def text_value(text):
+    return pb.TemplateValue(text=text)
+
+
+async def test_documents_templates_and_nested_variables_reach_the_template(tmp_path):
+    folder = model_folder(tmp_path / "plain", TEMPLATE)
+    facts = pb.TemplateMap(
+        values={
+            "list": pb.TemplateValue(list=pb.TemplateList(values=[text_value("a"), pb.TemplateValue(integer=-1)])),
+            "deep": pb.TemplateValue(entries=pb.TemplateMap(values={"flag": pb.TemplateValue(flag=True)})),
+        }
+    )
+    chat = pb.ChatPrompt(
+        messages=CHAT.messages,
+        documents=[pb.Document(title="Rome", text="Sunny.")],
+        chat_template=DOCUMENTED,
+        template_variables={"facts": pb.TemplateValue(entries=facts)},
+    )
+    bare = pb.ChatPrompt(omit_generation_prompt=True, add_special_tokens=True)
+    bare.MergeFrom(chat)
+    settings = {"served_model_name": "storyteller-7m", "trust_request_chat_template": True}
+    gateway_running = running(lambda submit: [5], model=folder, **settings)
+    async with gateway_running as gateway, grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel:
+        service = gateway, InferenceServiceStub(channel)
+        opened, _ = await generate(service, chat=chat)
+        closed, _ = await generate(service, chat=bare)
+        assert prompt_of(gateway, opened) == "[Rome: Sunny.]a,-1True answer:"
+        assert prompt_of(gateway, closed) == "<|bos|>[Rome: Sunny.]a,-1True"
+
+
+async def test_a_clients_template_is_refused_where_it_is_not_trusted(service):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(service, chat=pb.ChatPrompt(messages=CHAT.messages, chat_template="{{ 1 }}"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "chat.chat_template" in str(rpc_status.from_call(caught.value))
+
+
+async def test_prompts_are_cut_at_either_end_and_go_bare(service):
+    submit, _ = await generate(service, text="Once upon a time")
+    whole = list(submit.prompt_token_ids)
+    bare, _ = await generate(service, text="Once upon a time", omit_special_tokens=True)
+    assert list(bare.prompt_token_ids) == whole[1:]
+    end, _ = await generate(service, text="Once upon a time", max_prompt_tokens=2)
+    start, _ = await generate(service, text="Once upon a time", max_prompt_tokens=2, keep_prompt_start=True)
+    assert (list(end.prompt_token_ids), list(start.prompt_token_ids)) == (whole[-2:], whole[:2])
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
