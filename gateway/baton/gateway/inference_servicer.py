@@ -374,5 +374,3 @@ def _log_access(request_id: str, outcome: str, began: float) -> None:
     # What is no id may be anything: lines of a log, a prompt, a key.
     shown = request_id if _REQUEST_ID.fullmatch(request_id) else "invalid"
     _access_log.info("Generate %s", outcome, extra={"request_id": shown, "milliseconds": milliseconds})
-
-
