@@ -67,6 +67,7 @@ def _gateway() -> Iterator[MetricRow]:
     from baton.gateway.ext_authz import ExtAuthzCollector
     from baton.gateway.metrics import GatewayMetrics
     from baton.rpc.tls_metrics import TlsCollector
+    from baton.rpc.tracing import TracingCollector
 
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     metrics.offer_vllm_names("")
@@ -85,6 +86,7 @@ def _router() -> Iterator[MetricRow]:
     from baton.router.placer import Placer
     from baton.router.prefix_index import PrefixIndex
     from baton.rpc.tls_metrics import TlsCollector
+    from baton.rpc.tracing import TracingCollector
 
     registry = CollectorRegistry()
     RouterMetrics(registry)
@@ -93,6 +95,7 @@ def _router() -> Iterator[MetricRow]:
     peers = Peers(1, placer.in_flight, fleet, StaticDiscovery([]))
     registry.register(RouterCollector(fleet, placer, index, IndexClient(index, "127.0.0.1:1"), peers))
     registry.register(TlsCollector())
+    registry.register(TracingCollector())
     return _rows("router", _collectors(registry))
 
 
@@ -117,6 +120,7 @@ def _kvstore() -> Iterator[MetricRow]:
 
 def _worker() -> Iterator[MetricRow]:
     from baton.rpc.tls_metrics import TlsCollector
+    from baton.rpc.tracing import TracingCollector
     from baton.v1 import control_pb2
     from baton.worker.metrics import WorkerCollector
 
