@@ -121,6 +121,36 @@ def check_weather(printed):
     assert len(text.split()) > 3
 
 
+def test_a_response_is_watched_and_gone_on_with_in_python(tandem_stack):
+    check_conversation(tandem_stack, python("grpc_responses", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(360)
+def test_a_response_is_watched_and_gone_on_with_in_node(tandem_stack, javascript):
+    check_conversation(tandem_stack, javascript("responses", tandem_stack.config.grpc_listen))
+
+
+@pytest.mark.timeout(600)
+def test_a_response_is_watched_and_gone_on_with_in_cpp(tandem_stack, cpp):
+    check_conversation(tandem_stack, cpp("responses", tandem_stack.config.grpc_listen))
+
+
+def check_conversation(stack, printed):
+    """REST finds what was printed."""
+    second = kept(stack, printed.split()[-1])
+    first = kept(stack, second["previous_response_id"])
+    assert (first["background"], second["background"]) == (True, False)
+    first_text, second_text = (response["output"][0]["content"][0]["text"] for response in (first, second))
+    assert len(first_text.split()) > 10
+    assert printed == f"{first_text}\n{second_text}\n{second['id']}\n"
+
+
+def kept(stack, response_id):
+    status, response = stack.get(f"/v1/responses/{response_id}")
+    assert status == 200, response
+    return response
+
+
 def test_the_readmes_curl_line_gets_an_answer(tandem_stack):
     readme = (ROOT / "README.md").read_text()
     (line,) = [line for line in readme.splitlines() if line.startswith("curl ") and "/v1/chat/completions" in line]
