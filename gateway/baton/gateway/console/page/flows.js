@@ -6,8 +6,11 @@ import { svg } from "./svg.js";
 
 const MOST = 24; // lines that can be told apart
 const ROW = 26;
-const LABEL = 168; // pixels of a name and its figure
+const ROW_NARROW = 40; // the figure is below the name
+const NARROW = 560;
+const LABEL = 184; // pixels of a name and its figure
 const LABEL_NARROW = 112;
+const MOST_LETTERS = 14; // of a name
 const WIDEST = 12;
 
 /** The picture, and the table that says the same. */
@@ -39,14 +42,15 @@ export class Flows {
     this.chart.hidden = shown.length === 0;
     if (!shown.length || !width) return;
     const [left, right] = [totalsBy(shown, "sender"), totalsBy(shown, "receiver")];
-    const height = Math.max(left.length, right.length) * ROW;
-    const label = width < 560 ? LABEL_NARROW : LABEL;
+    const isNarrow = width < NARROW;
+    const height = Math.max(left.length, right.length) * (isNarrow ? ROW_NARROW : ROW);
+    const label = isNarrow ? LABEL_NARROW : LABEL;
     const [from, to] = [placesOf(left, height), placesOf(right, height)];
     const top = Math.max(...shown.map((flow) => flow.bytes_per_second));
     const lines = shown.map((flow) => lineOf(flow, from.get(flow.sender), to.get(flow.receiver), label, width, top));
     const names = [
-      ...left.map(([name, total]) => nameOf(name, total, label - 8, from.get(name), "end", label)),
-      ...right.map(([name, total]) => nameOf(name, total, width - label + 8, to.get(name), "start", label)),
+      ...left.map(([name, total]) => nameOf(name, total, label - 8, from.get(name), "end", isNarrow)),
+      ...right.map(([name, total]) => nameOf(name, total, width - label + 8, to.get(name), "start", isNarrow)),
     ];
     const words = shown.slice(0, 5).map((flow) => `${flow.sender} to ${flow.receiver} ${bandwidth(flow.bytes_per_second)}`);
     const attributes = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.join(", ") };
@@ -75,11 +79,11 @@ function lineOf(flow, y1, y2, label, width, top) {
   return svg("path", { class: "flow", d, "stroke-width": thick.toFixed(1) }, title);
 }
 
-function nameOf(name, total, x, y, anchor, label) {
-  const most = Math.floor(label / 7.2) - 9; // characters that find room beside the figure
-  const text = name.length > most ? `…${name.slice(-most + 1)}` : name;
-  const figure = svg("tspan", { class: "flow-figure" }, ` ${bandwidth(total)}`);
-  const attributes = { class: "flow-name", x, y, "text-anchor": anchor, "dominant-baseline": "central" };
+function nameOf(name, total, x, y, anchor, isNarrow) {
+  const text = name.length > MOST_LETTERS ? `…${name.slice(1 - MOST_LETTERS)}` : name;
+  const below = isNarrow ? { x, dy: "1.2em" } : {};
+  const figure = svg("tspan", { class: "flow-figure", ...below }, `${isNarrow ? "" : " "}${bandwidth(total)}`);
+  const attributes = { class: "flow-name", x, y: isNarrow ? y - 7 : y, "text-anchor": anchor, "dominant-baseline": "central" };
   return svg("text", attributes, text, figure, svg("title", {}, name));
 }
 

@@ -61,7 +61,8 @@ class Console {
     if (this.isPaused) return;
     this._live(isStale ? "lost" : "live", isStale ? "No router answers" : "Live");
     for (const part of this.parts) part.show(snapshot);
-    byId("foot").textContent = `Baton ${snapshot.version}. Rates are of the last ${Math.round(snapshot.window)} s.`;
+    const rates = snapshot.window ? `Rates are of the last ${Math.round(snapshot.window)} s.` : "";
+    byId("foot").textContent = `Baton ${snapshot.version}. ${rates}`;
   }
 
   lost(error) {

@@ -7,15 +7,15 @@ import { place } from "./workers.js";
 const COLUMNS = [
   [(p) => p.state, ""],
   [(p) => age(p.age), "number"],
+  [(p) => duration(p.ttft), "number"],
+  [(p) => duration(p.itl), "number"],
+  [(p) => duration(p.seconds), "number"],
   [(p) => p.decode, ""],
   [(p) => p.prefill || "there", ""],
   [(p) => count(p.prompt_tokens), "number"],
   [(p) => count(p.predicted_tokens), "number"],
   [(p) => count(p.cached_tokens), "number"],
   [(p) => count(p.output_tokens), "number"],
-  [(p) => duration(p.ttft), "number"],
-  [(p) => duration(p.itl), "number"],
-  [(p) => duration(p.seconds), "number"],
 ];
 
 /** The table. `open` is called with a placement's id. */

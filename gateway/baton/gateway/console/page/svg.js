@@ -1,6 +1,7 @@
 // Makes SVG nodes, and small lines of what happened lately.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
+const FEWEST = 15; // values that the whole width stands for
 const WIDTH = 100;
 const HEIGHT = 24;
 
@@ -28,8 +29,9 @@ export class Sparkline {
     this.values.push(value);
     if (this.values.length > this.capacity) this.values.shift();
     const top = Math.max(...this.values.map((one) => one ?? 0), 1e-9);
-    const step = WIDTH / (this.capacity - 1);
-    const first = this.capacity - this.values.length;
+    const room = Math.max(FEWEST, this.values.length);
+    const step = WIDTH / (room - 1);
+    const first = room - this.values.length;
     const points = this.values.flatMap((one, at) =>
       one === null ? [] : [[(first + at) * step, HEIGHT - 1 - (one / top) * (HEIGHT - 2)]],
     );

@@ -20,6 +20,7 @@ const COLUMNS = [
 ];
 const STATES = ["dead", "cordoned", "draining", "serving"];
 const KV = 5;
+const FEWEST_MAPPED = 9;
 
 /** The section. */
 export class Workers {
@@ -50,7 +51,7 @@ export class Workers {
       }
     }
     for (const worker of workers) this._fill(worker);
-    byId("map").hidden = workers.length < 2;
+    byId("map").hidden = byId("map-note").hidden = workers.length < FEWEST_MAPPED;
     byId("workers-none").hidden = workers.length > 0;
     byId("workers-none").textContent = routers.some((one) => !one.problem)
       ? "The routers know no worker yet."
