@@ -189,6 +189,19 @@ async def test_a_heartbeat_is_answered_where_it_asks(start_kvstore, connect):
     assert (await worker.heartbeat()).acknowledged_sequence == 4
 
 
+async def test_a_heartbeat_shows_that_the_last_batch_was_lost(start_kvstore, connect):
+    worker = await connect.worker(await start_kvstore(), blocks={1}, sequence=3)
+    await worker.join()
+    told = index_pb2.PublishHeartbeat(wants_answer=True, epoch=worker.epoch, sequence=3)
+    assert not (await worker.ask(heartbeat=told)).snapshot_wanted
+    worker.blocks.add(2)
+    worker.sequence = told.sequence = 4
+    assert (await worker.ask(heartbeat=told)).snapshot_wanted
+    assert (await worker.snapshot()).acknowledged_sequence == 4
+    told.epoch += 1
+    assert (await worker.ask(heartbeat=told)).snapshot_wanted, "the snapshot of a new epoch was lost"
+
+
 async def test_heartbeats_keep_a_worker(start_kvstore, connect):
     kvstore = await start_kvstore(lease_ms=1000)
     replica = await connect.replica(kvstore)

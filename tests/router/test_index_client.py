@@ -41,8 +41,9 @@ class ScriptedKvstore(index_pb2_grpc.IndexServiceServicer):
         batch = kv_pb2.KvEventBatch(worker_id=worker_id, epoch=epoch, sequence=sequence, events=events)
         self.queue.put_nowait(index_pb2.WatchResponse(batches=[batch]))
 
-    def heartbeat(self):
-        self.queue.put_nowait(index_pb2.WatchResponse(heartbeat=index_pb2.WatchHeartbeat()))
+    def heartbeat(self, num_messages=0):
+        heartbeat = index_pb2.WatchHeartbeat(num_messages=num_messages)
+        self.queue.put_nowait(index_pb2.WatchResponse(heartbeat=heartbeat))
 
     def heard(self, worker_id, epoch=1):
         self.queue.put_nowait(
@@ -115,6 +116,18 @@ async def test_a_gap_drops_the_worker_and_watches_anew(kvstore, client):
     assert client.num_stale_blocks == 1
     kvstore.snapshot("a", 1, 5, barrier=2)
     await eventually(lambda: client.index.lookup(blocks(1, 5)) == {"a": 2, "b": 1}, "back")
+
+
+async def test_a_heartbeat_shows_that_a_message_was_lost(kvstore, client):
+    kvstore.heard("a")
+    kvstore.snapshot("a", 1)
+    kvstore.heartbeat(num_messages=2)
+    await eventually(lambda: client.index.lookup(blocks(1)) == {"a": 1}, "known")
+    kvstore.heartbeat(num_messages=3)
+    kvstore.heartbeat(num_messages=6)
+    await kvstore.until_watched(2)
+    assert client.num_resyncs == 1
+    assert client.index.lookup(blocks(1)) == {"a": 1}
 
 
 async def test_a_snapshot_that_breaks_off_leaves_what_was_known(kvstore, client):

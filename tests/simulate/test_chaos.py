@@ -7,22 +7,31 @@ import sys
 import pytest
 
 from baton.services.cli import main
-from baton.services.simulate.chaos import run_chaos
+from baton.services.simulate.chaos import ChaosTotals, run_chaos
 from baton.services.simulate.checker import STEADY
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_index_is_right_a_second_after_any_fault(seed):
-    report = run_chaos(seed, seconds=8.0, rate=8.0)
+    report = run_chaos(seed)
     assert report.problems == []
-    assert report.num_failed == 0
     assert report.faults
-    assert report.checker.counts[STEADY].num_believed > 0
+    assert report.counts[STEADY].num_believed > 0
+    assert len(report.truth_seconds) >= len(report.faults)
+
+
+def test_seeds_together_believe_in_next_to_no_phantoms_while_nothing_is_broken():
+    totals = ChaosTotals()
+    for seed in range(20, 32):
+        totals.add(run_chaos(seed))
+    assert totals.num_bad == 0
+    assert totals.counts[STEADY].num_believed > 10_000
+    assert totals.counts[STEADY].phantom_rate < 0.002
 
 
 def test_chaos_replays_from_its_seed_in_any_process():
     def run(seed, hash_seed):
-        command = [sys.executable, "-m", "baton.services.cli", "simulate", "--chaos", seed, "--chaos-seconds", "7"]
+        command = [sys.executable, "-m", "baton.services.cli", "simulate", "--chaos", seed, "--chaos-seconds", "4"]
         environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
 
@@ -47,13 +56,13 @@ def test_an_index_that_hears_nothing_is_found_out(monkeypatch):
         return apply_all(self, kept)
 
     monkeypatch.setattr(PrefixIndex, "apply_all", deaf)
-    report = run_chaos(3, seconds=8.0)
-    assert any("believed are" in problem for problem in report.problems)
+    report = run_chaos(1)
+    assert any("is believed" in problem for problem in report.problems)
     assert any("the router's index has" in problem for problem in report.problems)
 
 
 def test_the_command_prints_a_line_a_seed(capsys):
-    assert main(["simulate", "--chaos", "1", "--chaos-seeds", "2", "--chaos-seconds", "6", "--jobs", "1"], {}) == 0
+    assert main(["simulate", "--chaos", "1", "--chaos-seeds", "2", "--chaos-seconds", "3", "--jobs", "1"], {}) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["seed 1", "seed 2"]
     assert lines[-1] == "2 seeds, 0 with problems"

@@ -169,6 +169,7 @@ class Index(index_pb2_grpc.IndexServiceServicer):
         self.is_waiting = False  # for a snapshot
         self.num_snapshots = 0
         self.num_heartbeats = 0
+        self.last_told = (0, 0)  # by a heartbeat: epoch and sequence
         self.is_hung = False
         self.gaps: list[str] = []
 
@@ -205,6 +206,7 @@ class Index(index_pb2_grpc.IndexServiceServicer):
                     self.hashes -= _split(event.removed.block_hashes)
             case "heartbeat":
                 self.num_heartbeats += 1
+                self.last_told = (request.heartbeat.epoch, request.heartbeat.sequence)
         return False
 
 
@@ -237,6 +239,9 @@ async def test_the_index_holds_what_the_worker_holds(free_port: int) -> None:
             await stream.generate(submit(0, [5 + i] * (16 * (1 + i % 7)), max_tokens=4))
         cached = (await worker.stats()).num_cached_blocks
         await until(lambda: len(index.hashes) == cached, f"{cached} blocks in the index")
+        await until(
+            lambda: index.last_told == (index.epoch, index.sequence), "a heartbeat that tells of the last batch"
+        )
         assert index.gaps == []
         assert index.sequence > 0
         await until(lambda: index.num_heartbeats, "a heartbeat")

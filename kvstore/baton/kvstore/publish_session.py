@@ -53,6 +53,10 @@ class PublishSession:
         if known is None and not self._awaits_snapshot:
             # Forgotten while its stream hung.
             return self._answer(Applied.OUT_OF_STEP)
+        if known is not None and not self._awaits_snapshot and heartbeat.epoch:
+            sent = (heartbeat.epoch, heartbeat.sequence)
+            if sent[0] != known.epoch or sent[1] > known.sequence:
+                return self._answer(Applied.OUT_OF_STEP)
         if not heartbeat.wants_answer:
             return None
         return index_pb2.PublishResponse(acknowledged_sequence=known.sequence if known is not None else 0)

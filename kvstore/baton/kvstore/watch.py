@@ -20,7 +20,6 @@ from baton.v1 import index_pb2
 
 Position: TypeAlias = tuple[int, int]  # epoch, sequence
 
-_HEARTBEAT = index_pb2.WatchResponse(heartbeat=index_pb2.WatchHeartbeat()).SerializeToString()
 _GATHER_SECONDS = 0.005  # changes of this long share messages
 _MAX_MESSAGE_BYTES = 256 << 10
 _SNAPSHOT_TAG, _BATCHES_TAG = b"\x0a", b"\x12"  # fields 1 and 2 of WatchResponse
@@ -61,12 +60,16 @@ class Watcher:
 
         A heartbeat follows the first introductions: from there on the reader has the whole index.
         """
+        count = 0
         for message in self._unknown():
+            count += 1
             yield message
         while True:
             for message in self._available():
+                count += 1
                 yield message
-            yield _HEARTBEAT
+            yield encode_heartbeat(count)
+            count += 1
             await self._something_new()
 
     def push(self, worker_id: str, message: bytes, is_batches: bool = False) -> None:
@@ -225,6 +228,12 @@ def encode_silent(worker_id: str, epoch: int) -> bytes:
     """WorkerSilent, as a watcher is sent it."""
     silent = index_pb2.WorkerSilent(worker_id=worker_id, epoch=epoch)
     return index_pb2.WatchResponse(silent=silent).SerializeToString()
+
+
+def encode_heartbeat(num_messages: int) -> bytes:
+    """WatchHeartbeat, as a watcher is sent it."""
+    heartbeat = index_pb2.WatchHeartbeat(num_messages=num_messages)
+    return index_pb2.WatchResponse(heartbeat=heartbeat).SerializeToString()
 
 
 def encode_forgotten(worker_id: str, epoch: int) -> bytes:

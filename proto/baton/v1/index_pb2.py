@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import kv_pb2 as baton_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/index.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\"\xc8\x01\n\x0ePublishRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PublishHelloH\x00\x12\'\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.baton.v1.KvEventBatchH\x00\x12(\n\x08snapshot\x18\x03 \x01(\x0b\x32\x14.baton.v1.KvSnapshotH\x00\x12/\n\theartbeat\x18\x04 \x01(\x0b\x32\x1a.baton.v1.PublishHeartbeatH\x00\x42\t\n\x07message\"d\n\x0cPublishHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\nfirst_kept\x18\x04 \x01(\x04\x12\x0c\n\x04term\x18\x05 \x01(\x04\"(\n\x10PublishHeartbeat\x12\x14\n\x0cwants_answer\x18\x01 \x01(\x08\"I\n\x0fPublishResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x17\n\x0fsnapshot_wanted\x18\x02 \x01(\x08\"I\n\x0cWatchRequest\x12\'\n\x05known\x18\x01 \x03(\x0b\x32\x18.baton.v1.WorkerPosition\x12\x10\n\x08own_only\x18\x02 \x01(\x08\"D\n\x0eWorkerPosition\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x9e\x02\n\rWatchResponse\x12(\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.baton.v1.KvSnapshotH\x00\x12.\n\tforgotten\x18\x03 \x01(\x0b\x32\x19.baton.v1.WorkerForgottenH\x00\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x18.baton.v1.WatchHeartbeatH\x00\x12&\n\x05heard\x18\x05 \x01(\x0b\x32\x15.baton.v1.WorkerHeardH\x00\x12(\n\x06silent\x18\x06 \x01(\x0b\x32\x16.baton.v1.WorkerSilentH\x00\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.baton.v1.KvEventBatchB\t\n\x07message\"3\n\x0fWorkerForgotten\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"=\n\x0bWorkerHeard\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\"0\n\x0cWorkerSilent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x10\n\x0eWatchHeartbeat2\x8e\x01\n\x0cIndexService\x12\x42\n\x07Publish\x12\x18.baton.v1.PublishRequest\x1a\x19.baton.v1.PublishResponse(\x01\x30\x01\x12:\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x17.baton.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/index.proto\x12\x08\x62\x61ton.v1\x1a\x11\x62\x61ton/v1/kv.proto\"\xc8\x01\n\x0ePublishRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PublishHelloH\x00\x12\'\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.baton.v1.KvEventBatchH\x00\x12(\n\x08snapshot\x18\x03 \x01(\x0b\x32\x14.baton.v1.KvSnapshotH\x00\x12/\n\theartbeat\x18\x04 \x01(\x0b\x32\x1a.baton.v1.PublishHeartbeatH\x00\x42\t\n\x07message\"d\n\x0cPublishHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\nfirst_kept\x18\x04 \x01(\x04\x12\x0c\n\x04term\x18\x05 \x01(\x04\"I\n\x10PublishHeartbeat\x12\x14\n\x0cwants_answer\x18\x01 \x01(\x08\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"I\n\x0fPublishResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x17\n\x0fsnapshot_wanted\x18\x02 \x01(\x08\"I\n\x0cWatchRequest\x12\'\n\x05known\x18\x01 \x03(\x0b\x32\x18.baton.v1.WorkerPosition\x12\x10\n\x08own_only\x18\x02 \x01(\x08\"D\n\x0eWorkerPosition\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"\x9e\x02\n\rWatchResponse\x12(\n\x08snapshot\x18\x01 \x01(\x0b\x32\x14.baton.v1.KvSnapshotH\x00\x12.\n\tforgotten\x18\x03 \x01(\x0b\x32\x19.baton.v1.WorkerForgottenH\x00\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x18.baton.v1.WatchHeartbeatH\x00\x12&\n\x05heard\x18\x05 \x01(\x0b\x32\x15.baton.v1.WorkerHeardH\x00\x12(\n\x06silent\x18\x06 \x01(\x0b\x32\x16.baton.v1.WorkerSilentH\x00\x12\'\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x16.baton.v1.KvEventBatchB\t\n\x07message\"3\n\x0fWorkerForgotten\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"=\n\x0bWorkerHeard\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\"0\n\x0cWorkerSilent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"&\n\x0eWatchHeartbeat\x12\x14\n\x0cnum_messages\x18\x01 \x01(\x04\x32\x8e\x01\n\x0cIndexService\x12\x42\n\x07Publish\x12\x18.baton.v1.PublishRequest\x1a\x19.baton.v1.PublishResponse(\x01\x30\x01\x12:\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x17.baton.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHHELLO']._serialized_start=256
   _globals['_PUBLISHHELLO']._serialized_end=356
   _globals['_PUBLISHHEARTBEAT']._serialized_start=358
-  _globals['_PUBLISHHEARTBEAT']._serialized_end=398
-  _globals['_PUBLISHRESPONSE']._serialized_start=400
-  _globals['_PUBLISHRESPONSE']._serialized_end=473
-  _globals['_WATCHREQUEST']._serialized_start=475
-  _globals['_WATCHREQUEST']._serialized_end=548
-  _globals['_WORKERPOSITION']._serialized_start=550
-  _globals['_WORKERPOSITION']._serialized_end=618
-  _globals['_WATCHRESPONSE']._serialized_start=621
-  _globals['_WATCHRESPONSE']._serialized_end=907
-  _globals['_WORKERFORGOTTEN']._serialized_start=909
-  _globals['_WORKERFORGOTTEN']._serialized_end=960
-  _globals['_WORKERHEARD']._serialized_start=962
-  _globals['_WORKERHEARD']._serialized_end=1023
-  _globals['_WORKERSILENT']._serialized_start=1025
-  _globals['_WORKERSILENT']._serialized_end=1073
-  _globals['_WATCHHEARTBEAT']._serialized_start=1075
-  _globals['_WATCHHEARTBEAT']._serialized_end=1091
-  _globals['_INDEXSERVICE']._serialized_start=1094
-  _globals['_INDEXSERVICE']._serialized_end=1236
+  _globals['_PUBLISHHEARTBEAT']._serialized_end=431
+  _globals['_PUBLISHRESPONSE']._serialized_start=433
+  _globals['_PUBLISHRESPONSE']._serialized_end=506
+  _globals['_WATCHREQUEST']._serialized_start=508
+  _globals['_WATCHREQUEST']._serialized_end=581
+  _globals['_WORKERPOSITION']._serialized_start=583
+  _globals['_WORKERPOSITION']._serialized_end=651
+  _globals['_WATCHRESPONSE']._serialized_start=654
+  _globals['_WATCHRESPONSE']._serialized_end=940
+  _globals['_WORKERFORGOTTEN']._serialized_start=942
+  _globals['_WORKERFORGOTTEN']._serialized_end=993
+  _globals['_WORKERHEARD']._serialized_start=995
+  _globals['_WORKERHEARD']._serialized_end=1056
+  _globals['_WORKERSILENT']._serialized_start=1058
+  _globals['_WORKERSILENT']._serialized_end=1106
+  _globals['_WATCHHEARTBEAT']._serialized_start=1108
+  _globals['_WATCHHEARTBEAT']._serialized_end=1146
+  _globals['_INDEXSERVICE']._serialized_start=1149
+  _globals['_INDEXSERVICE']._serialized_end=1291
 # @@protoc_insertion_point(module_scope)

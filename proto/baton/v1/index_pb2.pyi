@@ -82,16 +82,25 @@ class PublishHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WANTS_ANSWER_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
     wants_answer: builtins.bool
     """Say how far this replica is. Not every heartbeat wants it: most of them cost nothing
     but their arrival.
     """
+    epoch: builtins.int
+    """Of the last batch or snapshot that this stream sent before it. A replica that is elsewhere
+    lacks something, and asks for a snapshot. Both 0: nothing was sent yet.
+    """
+    sequence: builtins.int
     def __init__(
         self,
         *,
         wants_answer: builtins.bool = ...,
+        epoch: builtins.int = ...,
+        sequence: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["wants_answer", b"wants_answer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "sequence", b"sequence", "wants_answer", b"wants_answer"]) -> None: ...
 
 global___PublishHeartbeat = PublishHeartbeat
 
@@ -274,8 +283,16 @@ global___WorkerSilent = WorkerSilent
 class WatchHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NUM_MESSAGES_FIELD_NUMBER: builtins.int
+    num_messages: builtins.int
+    """Messages of this stream before this one. A reader that has another number lacks something,
+    and opens a new stream. 0: unknown.
+    """
     def __init__(
         self,
+        *,
+        num_messages: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_messages", b"num_messages"]) -> None: ...
 
 global___WatchHeartbeat = WatchHeartbeat

@@ -23,7 +23,7 @@ from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 _log = logging.getLogger(__name__)
 
 _MIN_BACKOFF_SECONDS = 0.1
-_MAX_BACKOFF_SECONDS = 2.0
+_MAX_BACKOFF_SECONDS = 0.4  # the index is to be right a second after a kvstore is back
 # Heartbeats come four times a second. Where there is another replica, a hung one must not cost a second of truth.
 _PATIENCE_SECONDS = 0.7
 _PATIENCE_WITH_ONE_SECONDS = 3.5
@@ -94,6 +94,7 @@ class IndexClient:
         async with self._dial(address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
             call = stub.Watch(index_pb2.WatchRequest(known=self._positions()))
+            count = 0
             try:
                 while True:
                     async with asyncio.timeout(self._patience_seconds):
@@ -103,9 +104,10 @@ class IndexClient:
                     if not self.connected:
                         self.connected, self.address = True, address
                         _log.info("kvstore %s: the index follows it", address)
-                    if not await self._take(response):
+                    if response.heartbeat.num_messages not in (0, count) or not await self._take(response):
                         self.num_resyncs += 1
                         return "its events have a gap"
+                    count += 1
             except TimeoutError:
                 return f"silent for {self._patience_seconds:.1f} s"
             except grpc.aio.AioRpcError as error:

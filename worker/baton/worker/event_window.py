@@ -17,34 +17,34 @@ class EventWindow:
         self._num_bytes = 0
         self._acknowledged_bytes = 0
         self._acknowledged = 0  # sequence
-        self._epoch = 0
-        self._last = 0  # sequence of the newest
+        self.epoch = 0
+        self.last = 0  # sequence of the newest
 
     @property
     def first_kept(self) -> int:
         """The sequence of the oldest batch. 0: none."""
-        return self._last - len(self._batches) + 1 if self._batches else 0
+        return self.last - len(self._batches) + 1 if self._batches else 0
 
     def begin(self, epoch: int) -> None:
         """What is kept of another epoch is of no use."""
-        if epoch != self._epoch:
-            self._epoch = epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
             self._clear()
 
     def add(self, epoch: int, sequence: int, encoded: bytes) -> None:
         """Keeps a batch; the oldest go where there are too many."""
         self.begin(epoch)
-        if self._batches and sequence != self._last + 1:
+        if self._batches and sequence != self.last + 1:
             self._clear()
         self._batches.append(encoded)
         self._num_bytes += len(encoded)
-        self._last = sequence
+        self.last = sequence
         while self._num_bytes > self._max_bytes:
             self._drop_oldest()
 
     def acknowledge(self, sequence: int) -> None:
         """A replica has applied everything up to here."""
-        for number in range(max(self._acknowledged + 1, self.first_kept), min(sequence, self._last) + 1):
+        for number in range(max(self._acknowledged + 1, self.first_kept), min(sequence, self.last) + 1):
             self._acknowledged_bytes += len(self._batches[number - self.first_kept])
         self._acknowledged = max(self._acknowledged, sequence)
         while self._acknowledged_bytes > _ACKNOWLEDGED_BYTES:
@@ -64,4 +64,4 @@ class EventWindow:
 
     def _clear(self) -> None:
         self._batches.clear()
-        self._num_bytes = self._acknowledged_bytes = self._acknowledged = self._last = 0
+        self._num_bytes = self._acknowledged_bytes = self._acknowledged = self.last = 0

@@ -37,6 +37,8 @@ _SETTLE_SECONDS = 0.01
 # A snapshot of 2 M blocks fits. A store that is further behind gets a new stream, and so a new snapshot.
 _MAX_BACKLOG_BYTES = 64 << 20
 
+_Queued = tuple[bool, tuple[int, int]]  # whether it is answered; the epoch and sequence that it brings the index to
+
 _Call = grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse]
 
 
@@ -62,7 +64,8 @@ class Publisher:
         self._stream = 0
         self._term = 0
         self._outbox = Outbox()
-        self._answered: deque[bool] = deque()  # for each message in the outbox: whether it is answered
+        self._queued: deque[_Queued] = deque()  # of each message in the outbox
+        self._sent = (0, 0)  # epoch and sequence of what this stream sent last
         self._window = EventWindow()
         self._is_greeted = False  # the hello is answered: what the engine sends goes out at once
         self._asked: float | None = None  # since when an answer is due
@@ -96,7 +99,7 @@ class Publisher:
     async def settle(self, seconds: float) -> None:
         """Returns when the store has answered whatever it was sent, or is not there, or after so many seconds."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while self.connected and (self._answered or self._asked is not None):
+        while self.connected and (self._queued or self._asked is not None):
             if asyncio.get_running_loop().time() >= deadline:
                 _log.warning("the kvstore did not hear within %g s that this worker ends; its lease will tell", seconds)
                 return
@@ -113,7 +116,7 @@ class Publisher:
         return "it ended the stream"
 
     async def _publish(self, address: str) -> None:
-        self._outbox, self._answered = Outbox(self._max_backlog_bytes), deque()
+        self._outbox, self._queued, self._sent = Outbox(self._max_backlog_bytes), deque(), (0, 0)
         self._stream = next(self._streams)
         self._is_greeted, self._asked = False, None
         async with self._dial(address) as channel:
@@ -173,9 +176,11 @@ class Publisher:
                 continue
             if message is None:
                 return
-            if self._answered.popleft():
+            is_answered, brings_to = self._queued.popleft()
+            if is_answered:
                 self._ask()
             yield message
+            self._sent = max(self._sent, brings_to)
             if self._is_greeted and asyncio.get_running_loop().time() >= due:
                 due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
                 yield self._heartbeat()
@@ -184,7 +189,8 @@ class Publisher:
         wants_answer = next(self._heartbeats) % _HEARTBEATS_PER_ANSWER == 0
         if wants_answer:
             self._ask()
-        heartbeat = index_pb2.PublishHeartbeat(wants_answer=wants_answer)
+        epoch, sequence = self._sent
+        heartbeat = index_pb2.PublishHeartbeat(wants_answer=wants_answer, epoch=epoch, sequence=sequence)
         return index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString()
 
     def _ask(self) -> None:
@@ -201,8 +207,9 @@ class Publisher:
         if response.snapshot_wanted:
             self._host.send(Kind.SNAPSHOT_WANTED, self._stream)
         elif not self._is_greeted:
-            for message in self._window.since(response.acknowledged_sequence):
-                self._send(message, is_answered=False)
+            missing = self._window.since(response.acknowledged_sequence)
+            for number, message in enumerate(missing, self._window.last + 1 - len(missing)):
+                self._send(message, is_answered=False, brings_to=(self._window.epoch, number))
         else:
             self._window.acknowledge(response.acknowledged_sequence)
         self._is_greeted = True
@@ -216,11 +223,12 @@ class Publisher:
         elif kind == "batch":
             self._window.add(request.batch.epoch, request.batch.sequence, payload)
             if self._is_greeted:
-                self._send(payload, is_answered=False)
+                self._send(payload, is_answered=False, brings_to=(request.batch.epoch, request.batch.sequence))
         else:
             self._window.begin(request.snapshot.epoch)
             if self._is_greeted:
-                self._send(payload, is_answered=request.snapshot.last)
+                part = request.snapshot
+                self._send(payload, part.last, (part.epoch, part.barrier) if part.last else (0, 0))
 
     def _say_hello(self, request: index_pb2.PublishRequest) -> None:
         self._term = max(self._term + 1, time.time_ns())
@@ -229,6 +237,6 @@ class Publisher:
         request.hello.first_kept = self._window.first_kept
         self._send(request.SerializeToString(), is_answered=True)
 
-    def _send(self, message: bytes, is_answered: bool) -> None:
-        self._answered.append(is_answered)
+    def _send(self, message: bytes, is_answered: bool, brings_to: tuple[int, int] = (0, 0)) -> None:
+        self._queued.append((is_answered, brings_to))
         self._outbox.push(message)

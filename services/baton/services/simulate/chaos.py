@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
+from time import process_time
 
 from baton.router.index_client import IndexClient
-from baton.services.simulate.checker import BLIND, DISTURBED, STEADY, Checker
+from baton.services.simulate.chaos_traffic import TRAFFIC
+from baton.services.simulate.checker import BLIND, DISTURBED, STEADY, Checker, Counts, Mark
+from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.faults import FAULTS, Fault
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory
 from baton.services.simulate.router import SimRouter
 from baton.services.simulate.settings import ClusterSettings
 from baton.services.simulate.silence import silenced
-from baton.services.simulate.simulation import Simulation
+from baton.services.simulate.simulation import Simulation, uncollected
 from baton.services.simulate.text import Texts
 from baton.services.simulate.virtual_kvstore import VirtualKvstore, VirtualStore
 from baton.services.simulate.virtual_loop import LoopTimeline
 from baton.services.simulate.virtual_rpc import Link, VirtualChannel
 from baton.services.simulate.worker import SimWorker
-from baton.services.simulate.workloads import WORKLOADS, generate
+from baton.services.simulate.workloads import generate
 from baton.v1 import kv_pb2, router_pb2
 from baton.worker.engine_host import EngineHost
 from baton.worker.link import Kind
@@ -32,15 +36,21 @@ from baton.worker.publisher import Publisher
 from baton.worker.settings import EngineSettings
 
 TRUTH_SECONDS = 1.0  # after any fault, the index has to be right again
-_SETTLE_SECONDS = 6.0  # after the last fault, with traffic; and after the traffic
+_FIRST_FAULT, _FAULT_GAP = 0.8, 0.5  # seconds; the second on average
+_SETTLE_SECONDS = 1.5  # after the last fault, with traffic; and after the traffic
+_LOOK_SECONDS = 0.02  # between looks at a phantom
+_PROBED_PROMPTS = 10  # the last ones, after a fault
+_PROBES = (0.03, 0.1, 0.3)  # seconds after it
 _STEADY_PHANTOMS = 0.03  # of small pools under pressure: what is evicted is told a moment later
 
+# A slow device: few steps, and each long enough for something to happen in it.
 CLUSTER = ClusterSettings(
     roles=("both", "both", "prefill", "decode"),
-    num_blocks=1200,
-    max_model_len=65_536,
-    engine=EngineSettings(max_num_requests=32, max_num_batched_tokens=2048),
-    coast=False,
+    device=DeviceModel(base=0.015, per_prefill_token=60e-6),
+    block_size=16,
+    num_blocks=240,
+    max_model_len=4096,
+    engine=EngineSettings(max_num_requests=32, max_num_batched_tokens=512),
     exact=True,
 )
 
@@ -53,8 +63,34 @@ class ChaosReport:
     faults: list[str]
     num_requests: int
     num_failed: int
-    checker: Checker
+    counts: dict[str, Counts]
+    truth_seconds: list[float] = field(default_factory=list)  # of each disturbance, until the index was right
     problems: list[str] = field(default_factory=list)  # empty: every promise was kept
+    cpu_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class ChaosTotals:
+    """All seeds together."""
+
+    num_seeds: int = 0
+    num_bad: int = 0
+    num_faults: int = 0
+    num_requests: int = 0
+    cpu_seconds: float = 0.0
+    counts: dict[str, Counts] = field(default_factory=lambda: {kind: Counts() for kind in (STEADY, DISTURBED, BLIND)})
+    truth_seconds: list[float] = field(default_factory=list)
+
+    def add(self, report: ChaosReport) -> None:
+        """One more seed."""
+        self.num_seeds += 1
+        self.num_bad += bool(report.problems)
+        self.num_faults += len(report.faults)
+        self.num_requests += report.num_requests
+        self.cpu_seconds += report.cpu_seconds
+        self.truth_seconds += report.truth_seconds
+        for kind, counts in report.counts.items():
+            self.counts[kind].add(counts)
 
 
 class _Host:
@@ -100,19 +136,9 @@ class _ChaosRouter(SimRouter):
     def place(self, request: router_pb2.PlaceRequest, now: float) -> router_pb2.PlaceResponse:
         """Checks, then places."""
         self.look(now)
-        simulation = self._simulation
-        checker, kind = simulation.checker, simulation.standing(now)
-        for worker, prompt in checker.check(kind, request.block_hashes, self.fleet, self.index, simulation.workers):
-            simulation.timeline.after(TRUTH_SECONDS, partial(self._check_again, worker, prompt))
+        self._simulation.check(request.block_hashes, now)
         self.clock.now = now
         return self.policy.place(request)
-
-    def _check_again(self, worker: SimWorker, prompt: bytes) -> None:
-        now = self._simulation.timeline.clock.now
-        self.look(now)
-        is_known = any(view.worker_id == worker.worker_id for view in self.fleet.alive())
-        if is_known and self._simulation.standing(now) == STEADY:
-            self._simulation.checker.check_again(now, worker, prompt, self.index)
 
     def _look_at(self, worker: SimWorker, now: float) -> kv_pb2.KvEventBatch | None:
         return super()._look_at(worker, now) if worker.worker_id not in self.blocked else None
@@ -124,35 +150,76 @@ class ChaosSimulation(Simulation):
     router: _ChaosRouter
 
     def __init__(self, timeline: LoopTimeline, namespace: bytes, seed: int) -> None:
-        self.checker = Checker()
         self.store = VirtualStore()
         self.router_link = Link()
         self.worker_links: dict[str, Link] = {}
         self._loop_timeline = timeline
         self._publishers: dict[str, asyncio.Task[None]] = {}
         self._disturbed_until = 0.0
-        self._blind: dict[str, float] = {}  # what keeps events from the router, and until when
+        self._right_from = 0.0  # until then something keeps events from the router
+        self._ends = 0.0  # when the last disturbance does
+        self._prompts: deque[bytes] = deque(maxlen=_PROBED_PROMPTS)
+        self._is_following = False
         names = [f"w{number:02d}" for number in range(len(CLUSTER.roles))]
         self.worker_links = {name: Link() for name in names}
         self.kvstore = VirtualKvstore(self.store, [self.router_link, *self.worker_links.values()])
         self.kvstore.start()
         super().__init__(CLUSTER, BatonPolicy, namespace, seed, timeline)
+        self.checker = Checker(self.router.fleet, self.router.index, self.workers)
         client = IndexClient(self.router.index, ["kvstore"], dial=lambda _: self._dial(self.router_link))  # type: ignore[arg-type,return-value]
         self._follower = timeline.spawn(client.run())
 
     def standing(self, now: float) -> str:
         """How things stand for the index."""
-        if any(now < until for until in self._blind.values()):
+        if now < self._right_from:
             return BLIND
         return DISTURBED if now < self._disturbed_until else STEADY
 
-    def disturb(self) -> None:
-        """A fault begins: the index may be wrong for a second."""
-        self._disturbed_until = max(self._disturbed_until, self.timeline.clock.now + TRUTH_SECONDS)
+    def disturb(self, name: str) -> None:
+        """A fault begins or ends: the index may be wrong for a second."""
+        now = self.timeline.clock.now
+        if now >= self._right_from:
+            self._mark(name, now)
 
-    def blind(self, cause: str, seconds: float) -> None:
+    def blind(self, name: str, seconds: float) -> None:
         """Events cannot reach the router meanwhile; it places by what it knew."""
-        self._blind[cause] = self.timeline.clock.now + seconds + TRUTH_SECONDS
+        now = self.timeline.clock.now
+        self._right_from = max(self._right_from, now + seconds)
+        for mark in self.checker.marks:
+            if now - TRUTH_SECONDS < mark.due_from:
+                mark.due_from = max(mark.due_from, self._right_from)
+        self._mark(name, self._right_from)
+
+    def check(self, block_hashes: bytes, now: float) -> None:
+        """A decision is about to be made."""
+        self._prompts.append(block_hashes)
+        self.checker.check(self.standing(now), block_hashes, now)
+        self._follow()
+
+    def _mark(self, name: str, time: float) -> None:
+        self._ends = max(self._ends, time)
+        self._disturbed_until = max(self._disturbed_until, time + TRUTH_SECONDS)
+        self.checker.marks.append(Mark(name, time))
+        for seconds in _PROBES:
+            self.timeline.at(time + seconds, self._probe)
+
+    def _probe(self) -> None:
+        now = self.timeline.clock.now
+        self.router.look(now)
+        self.checker.probe(self._prompts, now)
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.checker.has_open and not self._is_following:
+            self._is_following = True
+            self.timeline.after(_LOOK_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_following = False
+        now = self.timeline.clock.now
+        self.router.look(now)
+        self.checker.follow(now, self._right_from, TRUTH_SECONDS)
+        self._follow()
 
     def start_worker(self, worker_id: str, role: str) -> SimWorker:
         """A worker, and its publisher."""
@@ -167,6 +234,11 @@ class ChaosSimulation(Simulation):
         self._publishers.pop(worker.worker_id).cancel()
         self.worker_links[worker.worker_id].cut()
         super().kill_worker(worker)
+
+    @property
+    def ends(self) -> float:
+        """When the last disturbance does, as far as is known."""
+        return self._ends
 
     def disagreements(self) -> list[str]:
         """Workers whose entries are not their blocks, after everything has settled."""
@@ -194,37 +266,40 @@ def run_seeds(seeds: Sequence[int], seconds: float, num_processes: int) -> Itera
         yield from (run_chaos(seed, seconds) for seed in seeds)
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_chaos, seeds, itertools.repeat(seconds))
+        yield from pool.map(run_chaos, seeds, itertools.repeat(seconds), chunksize=min(16, len(seeds)))
 
 
 @silenced()
-def run_chaos(seed: int, seconds: float = 30.0, rate: float = 14.0) -> ChaosReport:
+def run_chaos(seed: int, seconds: float = 5.0, rate: float = 16.0) -> ChaosReport:
     """One seed's traffic and faults. Equal seeds give equal reports."""
     draws = random.Random(f"chaos {seed}")
     random.seed(seed)  # what the product's own backoffs draw from
     timeline = LoopTimeline()
+    began = process_time()
     try:
-        return timeline.loop.run_until_complete(_prepare(timeline, draws, seed, seconds, rate))(timeline)
+        with uncollected():
+            report = timeline.loop.run_until_complete(_prepare(timeline, draws, seed, seconds, rate))(timeline)
     finally:
         timeline.close()
+    report.cpu_seconds = process_time() - began
+    return report
 
 
 async def _prepare(
     timeline: LoopTimeline, draws: random.Random, seed: int, seconds: float, rate: float
 ) -> Callable[[LoopTimeline], ChaosReport]:
     texts = Texts(CLUSTER.block_size)
-    workload = WORKLOADS[draws.choice(("chat", "agents", "rag"))]
-    arrivals = generate(workload, texts, rate, seconds + _SETTLE_SECONDS, seed)
+    arrivals = generate(TRAFFIC, texts, rate, seconds, seed)
     simulation = ChaosSimulation(timeline, texts.namespace, seed)
-    simulation.disturb()
     faults: list[str] = []
-    time = 1.0
-    while (time := time + draws.expovariate(0.5) + 0.2) < seconds - 4.0:
+    time = _FIRST_FAULT
+    while time < seconds - _SETTLE_SECONDS:
         timeline.at(time, partial(_inflict, simulation, draws.choice(FAULTS), draws, faults))
+        time += draws.expovariate(1 / _FAULT_GAP) + 0.2
 
     def finish(timeline: LoopTimeline) -> ChaosReport:
         simulation.run(arrivals, 60.0)
-        settled = timeline.clock.now + _SETTLE_SECONDS
+        settled = max(timeline.clock.now, simulation.ends) + _SETTLE_SECONDS
         timeline.run(settled, lambda: False)
         simulation.router.look(timeline.clock.now)
         return _report(simulation, seed, faults)
@@ -233,19 +308,20 @@ async def _prepare(
 
 
 def _inflict(simulation: ChaosSimulation, fault: Fault, draws: random.Random, faults: list[str]) -> None:
-    simulation.disturb()
     name, seconds = fault(simulation, draws)
+    simulation.disturb(name)
     faults.append(f"{simulation.timeline.clock.now:.2f} s {name}" + (f" for {seconds:.2f} s" if seconds else ""))
 
 
 def _report(simulation: ChaosSimulation, seed: int, faults: list[str]) -> ChaosReport:
     records = simulation.gateway.records
-    report = ChaosReport(seed, faults, len(records), sum(1 for one in records if one.error), simulation.checker)
+    report = ChaosReport(seed, faults, len(records), sum(1 for one in records if one.error), simulation.checker.counts)
     steady = simulation.checker.counts[STEADY]
     if steady.phantom_rate > _STEADY_PHANTOMS:
         report.problems.append(
             f"{100 * steady.phantom_rate:.3f} % of the believed blocks were phantoms in steady times"
         )
+    report.truth_seconds += [mark.truth_seconds for mark in simulation.checker.marks]
     report.problems += simulation.checker.late[:5]
     report.problems += simulation.disagreements()
     unfinished = sum(1 for one in records if one.finished < 0 and not one.error)

@@ -15,10 +15,11 @@ from baton.services.simulate.cell import Cell, policy_factory, run_cells, worklo
 from baton.services.simulate.config import SimulateConfig
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.metrics import Limits, Summary
-from baton.services.simulate.output import chaos_line, plot, table, write_json
+from baton.services.simulate.output import chaos_line, chaos_table, plot, table, write_json
 from baton.services.simulate.settings import ClusterSettings
 from baton.worker.settings import EngineSettings
 
+_MOST_LINES = 100  # of seeds without problems
 _DESCRIPTION = "Runs the shipped router, index, scheduler, block pool and leases under virtual time."
 
 
@@ -43,21 +44,24 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _chaos(config: SimulateConfig) -> int:
-    """Runs the seeds, a line each, and says what was wrong."""
-    from baton.services.simulate.chaos import run_seeds
+    """Runs the seeds, a line each where there are few, and says what was wrong."""
+    from baton.services.simulate.chaos import ChaosTotals, run_seeds
 
     assert config.chaos is not None, "asked for"
     seeds = range(config.chaos, config.chaos + config.chaos_seeds)
-    num_bad = 0
+    totals = ChaosTotals()
     for report in run_seeds(seeds, config.chaos_seconds, config.jobs or os.cpu_count() or 1):
-        num_bad += bool(report.problems)
-        print(chaos_line(report), flush=True)
+        totals.add(report)
+        if report.problems or len(seeds) <= _MOST_LINES:
+            print(chaos_line(report), flush=True)
         for problem in report.problems:
             print(f"    {problem}", flush=True)
         if report.problems:
             print("    faults: " + "; ".join(report.faults), flush=True)
-    print(f"{len(seeds)} seeds, {num_bad} with problems")
-    return 1 if num_bad else 0
+    print(chaos_table(totals))
+    print(f"{len(seeds)} seeds, {totals.num_bad} with problems")
+    print(f"{totals.cpu_seconds / len(seeds):.2f} s of processor time a seed", file=sys.stderr)
+    return 1 if totals.num_bad else 0
 
 
 def cells_of(config: SimulateConfig) -> list[Cell]:

@@ -70,7 +70,7 @@ class SimulateConfig:
     )
     chaos_seeds: int = field(default=1, metadata={"help": "With --chaos: so many seeds from it on.", "minimum": 1})
     chaos_seconds: float = field(
-        default=30.0, metadata={"help": "With --chaos: simulated seconds of a seed.", "minimum": 6.0}
+        default=5.0, metadata={"help": "With --chaos: simulated seconds of a seed's traffic.", "minimum": 3.0}
     )
 
     def validate(self) -> None:

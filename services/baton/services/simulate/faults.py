@@ -21,14 +21,14 @@ def _some_worker(simulation: ChaosSimulation, draws: random.Random) -> SimWorker
 
 
 def _kill(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.2, 3.0)
+    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.1, 1.5)
     alive = [one for one in simulation.workers.values() if one.alive and one.role != "prefill"]
     if alive == [worker]:
         return "nothing: the last decoder is spared", 0.0
     simulation.kill_worker(worker)
 
     def restart() -> None:
-        simulation.disturb()
+        simulation.disturb(f"restart {worker.worker_id}")
         simulation.start_worker(worker.worker_id, worker.role)
 
     simulation.timeline.after(seconds, restart)
@@ -42,12 +42,12 @@ def _reset(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, floa
 
 
 def _part_worker(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.1, 3.0)
+    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.1, 1.5)
     link = simulation.worker_links[worker.worker_id]
     link.is_stalled = True
 
     def heal() -> None:
-        simulation.disturb()
+        simulation.disturb(f"heal {worker.worker_id}")
         link.heal()
 
     simulation.timeline.after(seconds, heal)
@@ -55,7 +55,7 @@ def _part_worker(simulation: ChaosSimulation, draws: random.Random) -> tuple[str
 
 
 def _part_router(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    seconds = draws.uniform(0.1, 3.0)
+    seconds = draws.uniform(0.1, 1.5)
     simulation.router_link.is_stalled = True
     simulation.blind("router's link", seconds)
     simulation.timeline.after(seconds, simulation.router_link.heal)
@@ -63,7 +63,7 @@ def _part_router(simulation: ChaosSimulation, draws: random.Random) -> tuple[str
 
 
 def _part_states(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.2, 5.0)
+    worker, seconds = _some_worker(simulation, draws), draws.uniform(0.2, 3.5)
     router = simulation.router
     router.blocked.add(worker.worker_id)
 
@@ -81,7 +81,7 @@ def _part_states(simulation: ChaosSimulation, draws: random.Random) -> tuple[str
 
 def _part_peers(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
     one, other = draws.sample(sorted(simulation.workers), 2)
-    seconds = draws.uniform(0.1, 3.0)
+    seconds = draws.uniform(0.1, 1.5)
     simulation.network.partition(one, other)
     simulation.timeline.after(seconds, lambda: simulation.network.partition(one, other, healed=True))
     return f"part {one} from {other}", seconds
@@ -90,17 +90,16 @@ def _part_peers(simulation: ChaosSimulation, draws: random.Random) -> tuple[str,
 def _kill_kvstore(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
     if simulation.kvstore.servicer is None:
         return "nothing: the kvstore is down", 0.0
-    seconds = draws.uniform(0.1, 2.0)
+    seconds = draws.uniform(0.1, 1.5)
     simulation.kvstore.kill()
-    # Publishers and routers dial again after half a second and two at most.
-    simulation.blind("kvstore", seconds + 2.5)
+    simulation.blind("kvstore", seconds)
     simulation.timeline.after(seconds, simulation.kvstore.start)
     return "kill the kvstore", seconds
 
 
 def _break_store(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
     kind = draws.choice(("unreachable", "slow", "full", "wiped"))
-    store, seconds = simulation.store, draws.uniform(0.2, 4.0)
+    store, seconds = simulation.store, draws.uniform(0.2, 2.0)
     if kind == "wiped":
         store.wipe()
         return "wipe the store", 0.0
@@ -125,7 +124,7 @@ def _garble(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, flo
 
     def tap(message: bytes) -> list[bytes]:
         nonlocal left
-        simulation.disturb()
+        simulation.disturb(f"{how} a message of {name}")
         if held:
             first = held.pop()
             link.tap = None if not left else link.tap

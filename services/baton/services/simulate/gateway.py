@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from baton.rpc.errors import NoCapacity, ServiceError
 from baton.services.simulate.metrics import Record
 from baton.services.simulate.router import SimRouter
@@ -121,7 +123,8 @@ class SimGateway:
         arrival = call.arrival
         token_ids = arrival.prompt.token_ids()
         num_prompt_tokens = len(token_ids)
-        token_ids += call.output_token_ids
+        if call.output_token_ids:
+            token_ids = np.concatenate((token_ids, np.array(call.output_token_ids, np.int32)))
         return Request(
             request_id=name,
             token_ids=TokenIds(token_ids),

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.metrics import Summary
 
 if TYPE_CHECKING:
-    from baton.services.simulate.chaos import ChaosReport
+    from baton.services.simulate.chaos import ChaosReport, ChaosTotals
 
 _HEADER = (
     "policy",
@@ -92,12 +94,28 @@ def chaos_line(report: ChaosReport) -> str:
     parts = [
         f"{kind} {counts.num_decisions} decisions, {100 * counts.phantom_rate:.3f} % phantom,"
         f" {100 * counts.miss_rate:.3f} % missed"
-        for kind, counts in report.checker.counts.items()
+        for kind, counts in report.counts.items()
     ]
     return (
         f"seed {report.seed}: {len(report.faults)} faults, {report.num_requests} requests, {report.num_failed} failed;"
         f" {'; '.join(parts)}: {'PROBLEMS' if report.problems else 'ok'}"
     )
+
+
+def chaos_table(totals: ChaosTotals) -> str:
+    """All seeds: how wrong the index was, and how long it took to be right again."""
+    seconds = np.array(totals.truth_seconds or [0.0])
+    p50, p99, worst = np.quantile(seconds, [0.5, 0.99, 1.0])
+    lines = ["| index | decisions | phantom blocks | missed blocks |", "| --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| {kind} | {counts.num_decisions} | {100 * counts.phantom_rate:.3f} % | {100 * counts.miss_rate:.2f} % |"
+        for kind, counts in totals.counts.items()
+    ]
+    lines.append(
+        f"\n{totals.num_faults} faults, {totals.num_requests} requests; seconds until nothing was believed that is not held, after each of {len(totals.truth_seconds)} disturbances:"
+        f" p50 {p50:.3f}, p99 {p99:.3f}, worst {worst:.3f}; more than a second after {int((seconds > 1.0).sum())}"
+    )
+    return "\n".join(lines)
 
 
 def _short(policy: str) -> str:

@@ -19,7 +19,7 @@ class Delays:
     submit: float = 0.0005  # gateway to worker, and tokens back
     report: float = 0.0005  # a worker's state to the router
     events: float = 0.022  # block events to the router's index, their batching included
-    removals: float = 0.002  # the same of removals, for which no batch waits
+    removals: float = 0.007  # the same of removals, for which no batch waits
     peer: float = 0.0005  # worker to worker
 
 

@@ -31,10 +31,11 @@ class Run:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """A run makes next to no cycles: what looks for them finds nothing, again and again."""
-    gc.collect()
     was_enabled = gc.isenabled()
+    if was_enabled:
+        gc.collect()
     gc.disable()
     try:
         yield
@@ -97,7 +98,7 @@ class Simulation:
         began = time.perf_counter()
         self._is_coming = True
         self._expect(iter(arrivals))
-        with _uncollected():
+        with uncollected():
             self.timeline.run(float("inf"), lambda: not self._is_coming)
             last = self.timeline.clock.now
             self.timeline.run(last + drain_seconds, lambda: self.gateway.num_open == 0)

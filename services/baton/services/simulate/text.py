@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.rpc.block_hash import HASH_BYTES, cache_namespace
 from baton.worker.core import BlockHash
 
@@ -57,17 +60,16 @@ class Text:
         self._texts = texts
         self._hashes: bytes | None = None
 
-    def token_ids(self) -> list[int]:
-        """Every token from the first on; a new list."""
-        runs: list[Text] = []
+    def token_ids(self) -> NDArray[np.int32]:
+        """Every token from the first on; a new array."""
+        contents: list[int] = []
+        lengths: list[int] = []
         node: Text | None = self
         while node is not None:
-            runs.append(node)
+            contents.append(node.content)
+            lengths.append(node.length)
             node = node.parent
-        tokens: list[int] = []
-        for run in reversed(runs):
-            tokens += [run.content] * run.length
-        return tokens
+        return np.repeat(np.array(contents[::-1], np.int32), lengths[::-1])
 
     @property
     def block_hashes(self) -> bytes:

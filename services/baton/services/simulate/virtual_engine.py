@@ -107,8 +107,11 @@ class VirtualEngine(Engine):
         )
         return outputs
 
-    def plan_coast(self, now: float) -> Coast | None:
-        """The steps from now on that need no decision, unless something reaches the engine. None: not even the next."""
+    def plan_coast(self, now: float, changes: bool = True) -> Coast | None:
+        """The steps from now on that need no decision, unless something reaches the engine. None: not even the next.
+
+        Without `changes` also none that starts a block or fills one.
+        """
         scheduler = self._scheduler
         batch, pool = scheduler.batch, scheduler.pool
         if batch.prefilling or not len(batch) or self._in_flight or self._requests.outputs or scheduler.prefill_wanted:
@@ -121,6 +124,10 @@ class VirtualEngine(Engine):
         computed = batch.num_computed[rows]
         num_steps = min(int((batch.limit[rows] - computed).min()) - 2, _MAX_STEPS)
         spare = batch.capacity[rows] - computed
+        if not changes:
+            num_steps = min(
+                num_steps, int(spare.min()), int((self._block_size - 1 - computed % self._block_size).min())
+            )
         while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
             num_steps //= 2
         if num_steps < 1:

@@ -7,6 +7,7 @@ drops, repeats or reorders messages, which real streams do not; the protocols ab
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -182,7 +183,8 @@ class _Call:
         except ServiceError as error:
             self.to_client.end(rpc_error(error.code, error.message))
         finally:
-            await cast(Any, responses).aclose()
+            with contextlib.suppress(RuntimeError):  # it is being closed where it runs
+                await cast(Any, responses).aclose()
 
 
 class _End(Exception):

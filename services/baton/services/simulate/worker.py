@@ -239,7 +239,8 @@ class SimWorker:
             return
         # While KV moves, messages are read beside the steps.
         coasts = self._settings.coast and not self.handover.num_open
-        coast = self.engine.plan_coast(now) if coasts else None
+        # Who publishes tells of every change as it happens.
+        coast = self.engine.plan_coast(now, changes=self.event_log is None) if coasts else None
         self._coast = coast
         if coast is None:
             self._schedule(now)

@@ -32,6 +32,7 @@ class Workload:
     summary: str
     sessions: Callable[[random.Random, Texts], Iterator[list[Turn]]]
     turns_per_session: float  # on average
+    past_seconds: float = 60.0  # how long ago sessions began whose turns still come
     burstiness: float = 1.0  # squared coefficient of variation of the gaps between sessions; 1: Poisson
 
 
@@ -55,7 +56,7 @@ def generate(workload: Workload, texts: Texts, rate: float, seconds: float, seed
     gap = workload.turns_per_session / rate
     arrivals: list[Arrival] = []
     # Sessions that began before the start have turns left: as long ago as the longest ones are.
-    start = -_PAST_SECONDS if workload.turns_per_session > 1 else 0.0
+    start = -workload.past_seconds if workload.turns_per_session > 1 else 0.0
     while (start := start + draws.gammavariate(shape, gap / shape)) < seconds:
         for turn in next(sessions):
             time = start + turn.offset
@@ -65,7 +66,6 @@ def generate(workload: Workload, texts: Texts, rate: float, seconds: float, seed
     return arrivals
 
 
-_PAST_SECONDS = 60.0
 _FIXED = re.compile(r"fixed-(\d+)-(\d+)-(\d(?:\.\d+)?)")
 
 
