@@ -22,6 +22,8 @@ class ByteProxy:
         self.num_bytes = 0  # that went towards the target
         self.bytes_per_second = 0.0  # towards the target; 0: as fast as it can
         self.refusing = False  # connections are closed at once
+        self.seen = bytearray()  # all that passed, in both directions, where `listens`
+        self.listens = False
         self._target = target
         self._open = threading.Event()  # cleared: nothing passes
         self._open.set()
@@ -102,6 +104,8 @@ class ByteProxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
+                if self.listens:
+                    self.seen += data
                 if forward:
                     self._forward(bytearray(data), sink)
                 else:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from engine_harness import make_executor
+from tls_rig import make_certs, tls_of
 
+from baton.rpc.identity import WORKER
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
 from baton.worker.executor.base import KvLayout
@@ -18,6 +24,7 @@ from baton.worker.transfer.base import Inbound, Outbound, Piece
 from baton.worker.transfer.frames import GREETING_BYTES, Open, encode_open
 from baton.worker.transfer.host_ipc import HostIpcPath
 from baton.worker.transfer.kinds import NAMES
+from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.transports import Transports
 
 NUM_LAYERS = 2
@@ -51,12 +58,32 @@ def filled(executor, seed=0):
 
 
 def make_kv(kind):
-    """tcp: blocks that are copied out and in; direct: that the socket reaches; ipc: that slots are copied from."""
-    return make_executor(num_blocks=NUM_BLOCKS) if kind == "tcp" else HostKv()
+    """tcp: blocks that are copied out and in; direct: that the socket reaches; ipc: that slots are copied from.
+
+    With +tls behind it: over TLS.
+    """
+    return make_executor(num_blocks=NUM_BLOCKS) if bare(kind) == "tcp" else HostKv()
+
+
+def bare(kind):
+    return kind.removesuffix("+tls")
+
+
+@functools.cache
+def certificates():
+    """A folder of them, for as long as this process lives."""
+    folder = tempfile.TemporaryDirectory(prefix="kv-certs-")
+    atexit.register(folder.cleanup)
+    return make_certs(Path(folder.name))
+
+
+def kv_tls(service=WORKER, folder=None):
+    """As a worker has it; or another service that goes about as one."""
+    return KvTls(tls_of(folder or certificates(), service))
 
 
 def paths_of(kind, executor, slot_bytes=SLOT_BYTES, **values):
-    if kind == "ipc":
+    if bare(kind) == "ipc":
         return {"ipc": HostIpcPath(executor, slot_bytes, **values), "tcp": None}
     return {"tcp": None}
 
@@ -102,6 +129,8 @@ class Ends:
 
     def make(self, executor=None, kind="tcp", paths=None, **values):
         executor = executor or make_kv(kind)
+        if kind.endswith("+tls"):
+            values = {"tls": kv_tls(), **values}
         self._ends.append(End(executor, paths or paths_of(kind, executor), **values))
         return self._ends[-1]
 

@@ -36,6 +36,7 @@ from baton.services.certs import tls_flags
 from baton.v1 import control_pb2, control_pb2_grpc, index_pb2, index_pb2_grpc, router_pb2, types_pb2, worker_pb2
 
 CONNECT_SECONDS = 10.0
+KV_BY_TCP = {"worker": ("--transports", "tcp")}  # by TLS, then
 PROCESS_OF = {
     "baton.v1.RouterService": ROUTER,
     "baton.v1.RouterPeerService": ROUTER,
@@ -73,7 +74,7 @@ def in_use(tmp_path_factory, certificates):
 @pytest.fixture(scope="module")
 def tandem(tmp_path_factory, in_use):
     with ExitStack() as cleanup:
-        yield start_stack(tmp_path_factory.mktemp("stack"), cleanup, executor="sim", tls_dir=str(in_use))
+        yield start_stack(tmp_path_factory.mktemp("stack"), cleanup, KV_BY_TCP, executor="sim", tls_dir=str(in_use))
 
 
 def process(tandem, service):

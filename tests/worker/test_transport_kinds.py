@@ -15,6 +15,7 @@ from transport_ends import (
     TARGET,
     Ends,
     HostKv,
+    bare,
     filled,
     hand_over,
     inbound,
@@ -38,7 +39,7 @@ from baton.worker.transfer.base import (
     PushFenced,
 )
 
-KINDS = ["tcp", "direct", "ipc"]
+KINDS = ["tcp", "direct", "ipc", "tcp+tls", "direct+tls", "ipc+tls"]
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def ends(many, kind):
 
 
 def name_of(kind):
-    return "ipc" if kind == "ipc" else "tcp"
+    return "ipc" if bare(kind) == "ipc" else "tcp"
 
 
 @pytest.mark.parametrize("checksum", [True, False])

@@ -160,7 +160,7 @@ class EdgeTls:
 def mutual_context(files: TlsFiles, server_side: bool) -> ssl.SSLContext:
     """For one end of connections of which both show certificates of the CA. Raises SSLError, OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.ca)
     context.load_cert_chain(files.certificate, files.key)

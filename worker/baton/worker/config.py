@@ -32,6 +32,13 @@ class WorkerConfig:
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)
     metrics_plain: bool = field(default=False, metadata=tls_settings.METRICS_PLAIN)
+    kv_plain: bool = field(
+        default=False,
+        metadata={
+            "help": "With --tls-certificate: KV may also go over nccl and rdma, which encrypt nothing. For networks "
+            "that are the fleet's own; else it goes over tcp, by TLS, and within a host over ipc."
+        },
+    )
     transfer_listen: str = field(
         default="",
         metadata={

@@ -17,6 +17,8 @@ from typing import Any
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InternalError, ServiceError, status_of
+from baton.rpc.identity import WORKER
+from baton.rpc.tls import Tls
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.compile_cache import use_compile_cache
 from baton.worker.config import WorkerConfig
@@ -40,6 +42,7 @@ from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.layout import layout_message
 from baton.worker.transfer.transports import Transports
+from baton.worker.transfer.tls_socket import KvTls
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +145,9 @@ def _make_handover(
     if kv is not None:
         settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
     slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
-    paths = make_paths(config.transports, executor, slot_bytes, kv)
+    tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
+    encrypted = tls is not None and not config.kv_plain
+    paths = make_paths(config.transports, executor, slot_bytes, kv, encrypted)
     transport = Transports(
         executor,
         host.strip("[]"),
@@ -157,6 +162,7 @@ def _make_handover(
 
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
+        tls=tls,
     """What of the worker's state never changes."""
     model, layout = executor.model, executor.layout
     return worker_pb2.WorkerState(

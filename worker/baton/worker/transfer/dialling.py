@@ -17,7 +17,8 @@ from baton.worker.transfer.frames import Open, encode_open
 from baton.worker.transfer.greetings import receive_welcome
 from baton.worker.transfer.kinds import NAMES, Route
 from baton.worker.transfer.outgoing import SEND_SECONDS, InlineOutgoing, Outgoing, SlotOutgoing
-from baton.worker.transfer.sockets import dial
+from baton.worker.transfer.sockets import Connection, dial
+from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _AVOID_SECONDS = 60.0  # a kind that could not be set up with a peer
 
 
 class Dialler:
-    """Sets connections up. Thread-safe. `paths`: by name, None for tcp."""
+    """Sets connections up. Thread-safe. `paths`: by name, None for tcp. `tls`: of every connection."""
 
     def __init__(
         self,
@@ -38,8 +39,10 @@ class Dialler:
         epoch: int,
         max_piece_bytes: int,
         totals: Totals,
+        tls: KvTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._tls = tls
         self._executor = executor
         self._paths = paths
         self._epoch = epoch
@@ -74,16 +77,16 @@ class Dialler:
         known = {other: until for other, until in list(self._avoided.items()) if until > now}
         self._avoided = {**known, route: now + _AVOID_SECONDS}
 
-    def _dial(self, route: Route, dialled: Callable[[socket.socket], None]) -> socket.socket:
+    def _dial(self, route: Route, dialled: Callable[[socket.socket], None]) -> Connection:
         sock = dial(route.host, route.port, _CONNECT_SECONDS, SEND_SECONDS)
         try:
             dialled(sock)
+            return self._tls.connect(sock, _CONNECT_SECONDS) if self._tls is not None else sock
         except BaseException:
             sock.close()
             raise
-        return sock
 
-    def _open(self, route: Route, sock: socket.socket, changed: threading.Condition) -> Outgoing:
+    def _open(self, route: Route, sock: Connection, changed: threading.Condition) -> Outgoing:
         path = self._paths[route.name]
         try:
             offer = b"" if path is None else _translated(path.offer, route.name)

@@ -9,7 +9,7 @@ from baton.rpc.errors import ServiceError, Unsupported
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.host_identity import host_identity
-from baton.worker.transfer.kinds import AUTO, parse_order
+from baton.worker.transfer.kinds import AUTO, PLAIN, parse_order
 
 if TYPE_CHECKING:
     from baton.worker.cuda.kv_copies import KvCopies
@@ -20,11 +20,13 @@ _log = logging.getLogger(__name__)
 _AUTO_ON_HOST = ("ipc", "tcp")
 
 
-def make_paths(order: str, executor: Executor, slot_bytes: int, kv: KvCopies | None) -> dict[str, BulkPath | None]:
+def make_paths(
+    order: str, executor: Executor, slot_bytes: int, kv: KvCopies | None, encrypted: bool = False
+) -> dict[str, BulkPath | None]:
     """The kinds that a worker has, best first. `kv`: of a CUDA device; None: the blocks are in host memory.
 
     `order` is the setting `transports`. What it names must be there: raises Unsupported, or InvalidRequest for a name
-    that is none. Under auto, what is not there is left out.
+    that is none. Under auto, what is not there is left out. `encrypted`: nothing may leave the host in the clear.
     """
     names = parse_order(order)
     named = order.strip() != AUTO
@@ -33,6 +35,8 @@ def make_paths(order: str, executor: Executor, slot_bytes: int, kv: KvCopies | N
     paths: dict[str, BulkPath | None] = {}
     for name in names:
         try:
+            if encrypted and name in PLAIN:
+                raise Unsupported(f"{name} encrypts nothing, and there is a tls_certificate; kv_plain allows it")
             paths[name] = _make(name, executor, slot_bytes, kv)
         except (ServiceError, ImportError) as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)

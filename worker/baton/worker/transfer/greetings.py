@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from baton.rpc.errors import DataLoss, ServiceError
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.frames import (
@@ -16,10 +14,10 @@ from baton.worker.transfer.frames import (
     decode_refused,
     decode_welcome,
 )
-from baton.worker.transfer.sockets import receive_exactly
+from baton.worker.transfer.sockets import Connection, receive_exactly
 
 
-def receive_open(sock: socket.socket) -> Open:
+def receive_open(sock: Connection) -> Open:
     """What a sender says of itself. Raises DataLoss for anything else, and for nothing within the socket's limit."""
     try:
         what, body = _receive(sock)
@@ -30,7 +28,7 @@ def receive_open(sock: socket.socket) -> Open:
     return decode_open(body)
 
 
-def receive_welcome(sock: socket.socket) -> Slots:
+def receive_welcome(sock: Connection) -> Slots:
     """The receiver's slots; or the ServiceError that it refused with. Raises DataLoss for anything else."""
     what, body = _receive(sock)
     if what is Greeting.WELCOME:
@@ -41,7 +39,7 @@ def receive_welcome(sock: socket.socket) -> Slots:
     raise DataLoss(f"the receiver answered {what.name}, expected WELCOME or REFUSED")
 
 
-def _receive(sock: socket.socket) -> tuple[Greeting, bytes]:
+def _receive(sock: Connection) -> tuple[Greeting, bytes]:
     what, num_bytes, crc = decode_greeting(receive_exactly(sock, GREETING_BYTES))
     body = bytes(receive_exactly(sock, num_bytes))
     check_greeting_body(body, crc)

@@ -17,6 +17,8 @@ NAMES: dict[str, kv_pb2.TransportKind.ValueType] = {
 }
 AUTO = "auto"
 _SAME_HOST = frozenset({"ipc"})
+# Whose bytes go over a network, and in the clear.
+PLAIN = frozenset({"nccl", "rdma"})
 _BY_KIND: dict[int, str] = {kind: name for name, kind in NAMES.items()}
 
 

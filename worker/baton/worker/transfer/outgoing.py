@@ -18,7 +18,7 @@ from baton.worker.transfer.blocks import read_piece
 from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
-from baton.worker.transfer.sockets import readable, receive_exactly, send_all, shut_down
+from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
 from baton.worker.transfer.totals import KindTotals
 
 SEND_SECONDS = 5.0  # for one piece, or for a slot to become free
@@ -71,7 +71,7 @@ class _Inline:
 class InlineOutgoing:
     """The bytes follow the header. Blocks that must be copied out first are, while the piece before is sent."""
 
-    def __init__(self, sock: socket.socket, executor: Executor, totals: KindTotals) -> None:
+    def __init__(self, sock: Connection, executor: Executor, totals: KindTotals) -> None:
         self._sock = sock
         self._executor = executor
         self._totals = totals
@@ -112,7 +112,7 @@ class InlineOutgoing:
         shipment.data.wait()
 
     def ended(self) -> bool:
-        return readable(self._sock, 0)
+        return readable(self._sock, 0) or worn(self._sock)
 
     def cut(self) -> None:
         shut_down(self._sock)
@@ -135,7 +135,7 @@ class SlotOutgoing:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Connection,
         sender: BulkSender,
         slots: Slots,
         executor: Executor,

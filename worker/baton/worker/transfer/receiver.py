@@ -14,6 +14,7 @@ from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.inbound import InboundTransfers
 from baton.worker.transfer.receiving import Receiving
 from baton.worker.transfer.sockets import listen, shut_down
+from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _JOIN_SECONDS = 2.0
 class Receiver:
     """Takes pieces for open transfers, of senders that show `key`.
 
-    `paths`: by name, None for tcp; senders of other kinds are refused.
+    `paths`: by name, None for tcp; senders of other kinds are refused. `tls`: of every connection; None: in the clear.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Receiver:
         transfers: InboundTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
+        tls: KvTls | None = None,
     ) -> None:
+        self._tls = tls
         self._key = key
         self._executor = executor
         self._transfers = transfers
@@ -83,7 +86,9 @@ class Receiver:
             self._start(sock, f"{peer[0]}:{peer[1]}")
 
     def _start(self, sock: socket.socket, peer: str) -> None:
-        connection = Receiving(sock, peer, self._key, self._executor, self._transfers, self._paths, self._totals)
+        connection = Receiving(
+            sock, peer, self._key, self._executor, self._transfers, self._paths, self._totals, self._tls
+        )
         thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-from-{peer}", daemon=True)
         with self._lock:
             refused = self._closing or len(self._connections) >= _MAX_CONNECTIONS

@@ -33,7 +33,8 @@ from baton.worker.transfer.greetings import receive_open
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
 from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.scatter import receive_into
-from baton.worker.transfer.sockets import keep_alive, limit_receives, readable, shut_down
+from baton.worker.transfer.sockets import Connection, keep_alive, limit_receives, readable, shut_down
+from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
@@ -64,15 +65,17 @@ class Receiving:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Connection,
         peer: str,
         key: bytes,
         executor: Executor,
         transfers: InboundTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
+        tls: KvTls | None = None,
     ) -> None:
         self._sock = sock
+        self._tls = tls
         self._peer = peer
         self._key = key
         self._executor = executor
@@ -103,6 +106,7 @@ class Receiving:
         try:
             keep_alive(self._sock)
             limit_receives(self._sock, _GREETING_SECONDS)
+            self._secure()
             if self._greet():
                 limit_receives(self._sock, _BODY_SECONDS)
                 self._receive_pieces()
@@ -125,6 +129,16 @@ class Receiving:
 
     # Greeting.
 
+    def _secure(self) -> None:
+        """Goes on over TLS where this worker does. Raises DataLoss for a peer that does not, or shows nothing good."""
+        if self._tls is None:
+            return
+        assert isinstance(self._sock, socket.socket), "it is not secured yet"
+        try:
+            self._sock = self._tls.accept(self._sock, _GREETING_SECONDS)
+        except OSError as error:
+            raise DataLoss(f"the TLS handshake failed: {error}") from error
+
     def _greet(self) -> bool:
         """Whether the sender is served. Raises DataLoss for one that speaks something else."""
         opened = receive_open(self._sock)
@@ -145,6 +159,9 @@ class Receiving:
 
     def _check_key(self, opened: Open) -> None:
         """Before anything that the sender offers is looked at. Raises PermissionDenied."""
+        if self._tls is not None and (problem := self._tls.refusal(self._sock)):
+            self._totals.stranger()
+            raise PermissionDenied(f"no KV is taken of this peer: {problem}")
         if not hmac.compare_digest(opened.key, self._key):
             self._totals.stranger()
             raise PermissionDenied("the connection does not show the key that this receiver tells over control streams")

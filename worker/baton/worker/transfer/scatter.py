@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
-from baton.worker.transfer.sockets import MAX_BUFFERS, readable, skip
+from baton.worker.transfer.sockets import MAX_BUFFERS, Connection, readable, skip
 
 _WAKE_BYTES = 512 << 10  # that are there before the thread is woken,
 _WAKE_SECONDS = 0.05  # or so much later, whatever is there
 
 
 def receive_into(
-    sock: socket.socket,
+    sock: Connection,
     views: list[memoryview],
     transfers: InboundTransfers,
     transfer: OpenTransfer,
@@ -58,7 +58,7 @@ def receive_into(
     return taken
 
 
-def _receive(sock: socket.socket, views: list[memoryview]) -> int:
+def _receive(sock: Connection, views: list[memoryview]) -> int:
     """What is there; 0: nothing yet after all. Raises ConnectionError at the end."""
     try:
         count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]

@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 from baton.rpc.errors import Unavailable
+from baton.worker.transfer.tls_socket import TlsSocket
+
+Connection = socket.socket | TlsSocket
 
 MAX_BUFFERS = 1024  # of one call: IOV_MAX
 
@@ -50,7 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def keep_alive(sock: socket.socket) -> None:
+def keep_alive(sock: Connection) -> None:
     """A peer whose host is gone ends the connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -58,13 +61,13 @@ def keep_alive(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def limit_receives(sock: socket.socket, seconds: float) -> None:
+def limit_receives(sock: Connection, seconds: float) -> None:
     """A blocking read raises BlockingIOError after so long without a byte."""
     whole = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
 
-def receive_exactly(sock: socket.socket, num_bytes: int) -> bytearray:
+def receive_exactly(sock: Connection, num_bytes: int) -> bytearray:
     """So many bytes. Raises ConnectionError where the peer ends it before, and what the socket's limit raises."""
     data = bytearray(num_bytes)
     view = memoryview(data)
@@ -76,7 +79,7 @@ def receive_exactly(sock: socket.socket, num_bytes: int) -> bytearray:
     return data
 
 
-def send_all(sock: socket.socket, buffers: list[memoryview], seconds: float) -> None:
+def send_all(sock: Connection, buffers: list[memoryview], seconds: float) -> None:
     """All of these bytes. Raises TimeoutError where the peer does not take them in so long."""
     deadline = time.monotonic() + seconds
     first = 0
@@ -99,14 +102,21 @@ def skip(buffers: list[memoryview], first: int, num_bytes: int) -> int:
     return first
 
 
-def readable(sock: socket.socket, seconds: float) -> bool:
+def readable(sock: Connection, seconds: float) -> bool:
     """Whether there is something to read, or the connection has ended."""
+    if isinstance(sock, TlsSocket) and sock.buffered:
+        return True
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(seconds * 1000))
 
 
-def shut_down(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+def worn(sock: Connection) -> bool:
+    """Whether another connection should be made in its place when nobody uses it."""
+    return isinstance(sock, TlsSocket) and sock.worn
+
+
+def shut_down(sock: Connection, how: int = socket.SHUT_RDWR) -> None:
     """Wakes whoever reads or writes. Idempotent."""
     with contextlib.suppress(OSError):
         sock.shutdown(how)

@@ -20,6 +20,7 @@ from baton.worker.transfer.inbound import InboundTransfers
 from baton.worker.transfer.kinds import Route, address_of, routes_to
 from baton.worker.transfer.receiver import Receiver
 from baton.worker.transfer.sender_link import Push, SenderLink
+from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
 
@@ -27,6 +28,7 @@ class Transports:
     """A Transport. `paths`: the kinds that this worker has, best first; None is tcp's, whose bytes need no path.
 
     `wake` is called from any thread when `poll` has something; `advertised_host` is what peers dial. Owns the paths.
+    `tls`: of every connection, which carries tcp's bytes, and of other kinds what is said about them.
     Raises Unavailable where it cannot listen.
     """
 
@@ -43,6 +45,7 @@ class Transports:
         epoch: int = 0,
         max_piece_bytes: int = 0,
         identity: str | None = None,
+        tls: KvTls | None = None,
     ) -> None:
         self._paths = {"tcp": None} if paths is None else dict(paths)
         self._identity = host_identity() if identity is None else identity
@@ -51,11 +54,11 @@ class Transports:
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
         self._transfers = InboundTransfers(executor.layout, self._events)
-        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals)
+        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals, tls)
         self._links: dict[tuple[Route, ...], SenderLink] = {}
         self._pushes: dict[int, tuple[Push, SenderLink]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._receiver = Receiver(host, port, self._key, executor, self._transfers, self._paths, self._totals)
+        self._receiver = Receiver(host, port, self._key, executor, self._transfers, self._paths, self._totals, tls)
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:
