@@ -1,0 +1,124 @@
+"""What tracing every request costs: CPU of gateway, router and workers for the same requests, traced and not.
+
+python tests/bench/bench_tracing.py [--requests 240] [--rounds 8] [--tokens 128] [--seed 0] [--json FILE]
+
+One stack with a collector, simulated workers. Rounds go in pairs, traced and untraced, in turns first: the client's
+trace context says which. CPU is that of every process of the services, until the spans of the round are exported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from bench.report import facts_line, machine_facts, render_table, write_json
+from otlp_collector import Collector, collecting
+from stack import MODEL_NAME, Stack, processes_of_session, start_stack
+
+_MOST_PERCENT = 3.0
+_EXPORT_SECONDS = 1.5  # in which the last spans leave, traced or not
+_CLIENTS = 32
+_WORDS = ("the", "a", "dog", "river", "story", "long", "little", "tell", "me", "about", "with", "who", "went", "ball")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """1: it costs more than it may."""
+    options = _options(argv)
+    with ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
+        collector = cleanup.enter_context(collecting())
+        extra = {"worker": ("--sim-eos-every", "0")}
+        stack = start_stack(folder, cleanup, extra, executor="sim", otlp_endpoint=collector.address, trace_sampling=0)
+        random_of = random.Random(options.seed)
+        _round(stack, options, random_of, traced=True)  # warm
+        costs: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(options.rounds):
+            for traced in (number % 2 == 0, number % 2 == 1):
+                costs[traced].append(_round(stack, options, random_of, traced))
+    return _report(options, costs, collector)
+
+
+def _round(stack: Stack, options: argparse.Namespace, random_of: random.Random, traced: bool) -> float:
+    """CPU milliseconds of one request."""
+    bodies = [
+        {"model": MODEL_NAME, "prompt": " ".join(random_of.choices(_WORDS, k=300)), "stream": True,
+         "max_tokens": options.tokens}
+        for _ in range(options.requests)
+    ]  # fmt: skip
+    contexts = [
+        f"00-{random_of.getrandbits(128) or 1:032x}-{random_of.getrandbits(64) or 1:016x}-0{traced:d}" for _ in bodies
+    ]
+    before = _cpu_seconds(stack)
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        statuses = set(pool.map(lambda body, context: _ask(stack.rest, body, context), bodies, contexts))
+    time.sleep(_EXPORT_SECONDS)
+    assert statuses == {200}, statuses
+    return 1000 * (_cpu_seconds(stack) - before) / options.requests
+
+
+def _ask(address: str, body: dict[str, object], traceparent: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=120)
+    try:
+        headers = {"content-type": "application/json", "traceparent": traceparent}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def _cpu_seconds(stack: Stack) -> float:
+    total = 0.0
+    for service in stack.services.values():
+        assert service.process is not None
+        for process in processes_of_session(service.process.pid):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _report(options: argparse.Namespace, costs: dict[bool, list[float]], collector: Collector) -> int:
+    percents = [100 * (on / off - 1) for on, off in zip(costs[True], costs[False], strict=True)]
+    median = 100 * (statistics.median(costs[True]) / statistics.median(costs[False]) - 1)
+    header = ("", "untraced ms CPU/request", "traced", "tracing adds", "wanted")
+    row = [
+        f"{options.tokens} tokens, all traced", f"{statistics.median(costs[False]):.2f}",
+        f"{statistics.median(costs[True]):.2f}", f"{median:+.1f} % ({min(percents):+.1f} to {max(percents):+.1f})",
+        f"<= {_MOST_PERCENT:.0f} %",
+    ]  # fmt: skip
+    print(facts_line(machine_facts(("grpcio", "protobuf", "uvloop"))))
+    print(render_table(header, [row], markdown=True))
+    num_traced = (options.rounds + 1) * options.requests
+    print(f"{len(collector.spans) / num_traced:.1f} spans a request; {options.rounds} pairs of {options.requests}, "
+          f"seed {options.seed}")  # fmt: skip
+    write_json(options.json, {"untraced_ms": costs[False], "traced_ms": costs[True], "percent": median})
+    return 1 if median > _MOST_PERCENT else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="baton bench tracing", description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=240, help="of a round")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
