@@ -239,9 +239,7 @@ async def test_the_index_holds_what_the_worker_holds(free_port: int) -> None:
             await stream.generate(submit(0, [5 + i] * (16 * (1 + i % 7)), max_tokens=4))
         cached = (await worker.stats()).num_cached_blocks
         await until(lambda: len(index.hashes) == cached, f"{cached} blocks in the index")
-        await until(
-            lambda: index.last_told == (index.epoch, index.sequence), "a heartbeat that tells of the last batch"
-        )
+        await until(lambda: index.last_told == (index.epoch, index.sequence), "a heartbeat tells of the last batch")
         assert index.gaps == []
         assert index.sequence > 0
         await until(lambda: index.num_heartbeats, "a heartbeat")

@@ -111,9 +111,11 @@ def chaos_table(totals: ChaosTotals) -> str:
         f"| {kind} | {counts.num_decisions} | {100 * counts.phantom_rate:.3f} % | {100 * counts.miss_rate:.2f} % |"
         for kind, counts in totals.counts.items()
     ]
+    num_late = int((seconds > 1.0).sum())
     lines.append(
-        f"\n{totals.num_faults} faults, {totals.num_requests} requests; seconds until nothing was believed that is not held, after each of {len(totals.truth_seconds)} disturbances:"
-        f" p50 {p50:.3f}, p99 {p99:.3f}, worst {worst:.3f}; more than a second after {int((seconds > 1.0).sum())}"
+        f"\n{totals.num_faults} faults, {totals.num_requests} requests; seconds until nothing was believed that is not"
+        f" held, after each of {len(totals.truth_seconds)} disturbances: p50 {p50:.3f}, p99 {p99:.3f}, worst {worst:.3f};"
+        f" more than one after {num_late}"
     )
     return "\n".join(lines)
 
