@@ -41,8 +41,8 @@ from baton.worker.state import model_message
 from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.layout import layout_message
-from baton.worker.transfer.transports import Transports
 from baton.worker.transfer.tls_socket import KvTls
+from baton.worker.transfer.transports import Transports
 
 _log = logging.getLogger(__name__)
 
@@ -157,12 +157,12 @@ def _make_handover(
         paths,
         epoch=engine.epoch,
         max_piece_bytes=settings.piece_bytes,
+        tls=tls,
     )
     return Handover(engine, executor, transport, link, start["worker_id"], settings)
 
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
-        tls=tls,
     """What of the worker's state never changes."""
     model, layout = executor.model, executor.layout
     return worker_pb2.WorkerState(
