@@ -114,8 +114,8 @@ def chaos_table(totals: ChaosTotals) -> str:
     num_late = int((seconds > 1.0).sum())
     lines.append(
         f"\n{totals.num_faults} faults, {totals.num_requests} requests; seconds until nothing was believed that is not"
-        f" held, after each of {len(totals.truth_seconds)} disturbances: p50 {p50:.3f}, p99 {p99:.3f}, worst {worst:.3f};"
-        f" more than one after {num_late}"
+        f" held, after each of {len(totals.truth_seconds)} disturbances: p50 {p50:.3f}, p99 {p99:.3f}, worst"
+        f" {worst:.3f}; more than one after {num_late}"
     )
     return "\n".join(lines)
 
