@@ -262,4 +262,4 @@ async def test_several_steps_of_a_slot_are_one_piece(offline):
     slots = [offline.submit(submit(), Noting()) for _ in range(2)]
     offline.dispatch(worker_pb2.GenerateStreamResponse(slots=[*slots, *slots, slots[0]], token_ids=[1, 2, 3, 4, 5]))
     offline.dispatch(worker_pb2.GenerateStreamResponse(slots=slots, token_counts=[1, 2], token_ids=[6, 7, 8]))
-    assert pieces == [[1, 3, 5], [2, 4], [6], [7, 8]]
+    assert pieces == [[2, 4], [1, 3, 5], [6], [7, 8]]

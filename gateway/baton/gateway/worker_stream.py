@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from baton.gateway.counters import GenerationCounters
+from baton.gateway.frame_turns import TURN_PIECES, merged_pieces, turns
 from baton.gateway.retry_budget import Loss, WorkerLost
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InternalError, ServiceError, error_from_detail, problem_of
@@ -159,6 +160,11 @@ class WorkerStream:
 
     def dispatch(self, frame: Frame) -> None:
         """Hands a frame to its requests."""
+        for _ in self._dispatched(frame):
+            pass
+
+    def _dispatched(self, frame: Frame) -> Iterator[None]:
+        """Hands a frame over, turn by turn: in between the event loop is others'."""
         self._silent_ticks = 0
         self._was_heard = True
         slots, token_ids = frame.slots[:], frame.token_ids[:]
@@ -170,38 +176,44 @@ class WorkerStream:
         for part in frame.prompt_logprobs:
             self._prompt_logprobs(part)
         if counts or frame.logprobs or len(set(slots)) < len(slots):
-            self._dispatch_together(frame, slots, counts or [1] * len(slots), token_ids)
+            # Several steps, where the gateway lags behind.
+            entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
+            for number, pieces in enumerate(turns(merged_pieces(slots, counts, token_ids, entries))):
+                if number:
+                    yield
+                    self._silent_ticks = 0
+                for slot, mine, logprobs in pieces:
+                    self._hand_over(slot, mine, logprobs)
         else:
-            receivers = self._receivers
-            for slot, token_id in zip(slots, token_ids, strict=True):
-                receiver = receivers.get(slot)
-                if receiver is not None:
-                    try:
-                        receiver.on_tokens((token_id,), None)
-                    except Exception:
-                        self._give_up(slot)
+            for begin in range(0, len(slots), TURN_PIECES):
+                if begin:
+                    yield
+                end = begin + TURN_PIECES
+                self._hand_over_step(slots[begin:end], token_ids[begin:end])
         for finish in frame.finishes:
             self._finish(finish)
         for failure in frame.failures:
             self._failure(failure)
 
-    def _dispatch_together(self, frame: Frame, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
-        """A frame may hold several steps, where the gateway lags behind: a slot's tokens become one piece."""
-        tokens: dict[int, list[int]] = {}
-        begin = 0
-        for slot, count in zip(slots, counts, strict=True):
-            tokens.setdefault(slot, []).extend(token_ids[begin : begin + count])
-            begin += count
-        logprobs: dict[int, list[types_pb2.TokenLogprobs]] = {}
-        for entry in frame.logprobs:
-            logprobs.setdefault(entry.slot, []).extend(entry.tokens)
-        for slot, mine in tokens.items():
-            receiver = self._receivers.get(slot)
+    def _hand_over_step(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        receivers = self._receivers
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            receiver = receivers.get(slot)
             if receiver is not None:
                 try:
-                    receiver.on_tokens(mine, logprobs.get(slot))
+                    receiver.on_tokens((token_id,), None)
                 except Exception:
                     self._give_up(slot)
+
+    def _hand_over(
+        self, slot: int, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> None:
+        receiver = self._receivers.get(slot)
+        if receiver is not None:
+            try:
+                receiver.on_tokens(token_ids, logprobs)
+            except Exception:
+                self._give_up(slot)
 
     def _prompt_logprobs(self, part: worker_pb2.SlotPromptLogprobs) -> None:
         receiver = self._receivers.get(part.slot)
@@ -267,7 +279,8 @@ class WorkerStream:
             writer = asyncio.create_task(self._write(call))
             try:
                 async for frame in call:
-                    self.dispatch(frame)
+                    for _ in self._dispatched(frame):
+                        await asyncio.sleep(0)
             finally:
                 writer.cancel()
                 call.cancel()
