@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from baton.gateway.error_body import HttpError, http_error_of
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator
@@ -18,6 +18,7 @@ from baton.gateway.openai_types import CompletionTokensDetails, PromptTokensDeta
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.rest import event_id
 from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event, with_id
+from baton.gateway.turn import rename_field
 from baton.rpc.errors import ServiceError
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ class Answer(ABC):
     def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
         self.exchange = exchange
         self.meter = meter
+        self.field_names: Mapping[
+            str, str
+        ] = {}  # of fields: the generation side's, the client's
         self._generations: list[Generation] = []
         self._num_running = 0
         self._counts = [0, 0, 0]  # prompt, completion, cached tokens
@@ -73,7 +77,9 @@ class Answer(ABC):
             return
         self._ended = True
         self._stop()
-        if not isinstance(error, ServiceError):
+        if isinstance(error, ServiceError):
+            rename_field(error, self.field_names)
+        else:
             _log.error("a generation failed", exc_info=error, extra={"request_id": self.exchange.request_id})
         answer = http_error_of(error)
         self.meter.on_error(answer.type)

@@ -15,7 +15,7 @@ from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import constraint_of
-from baton.gateway.tool_request import tool_use_of
+from baton.gateway.tool_request import fields_of, tool_use_of
 from baton.gateway.validation import (
     chat_num_logprobs,
     check_chat,
@@ -54,7 +54,8 @@ class ChatCompletions:
             info = model.require_info()
             check_for_model(request, info)
             check_chat_size(request.messages, info.max_model_len, len(use.tools))
-            model.check_tools(use)
+            with fields_of(request):
+                model.check_tools(use)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n)
             token_ids = truncated(await _encode(model, request, use), request, info.max_model_len)
@@ -78,6 +79,8 @@ class ChatCompletions:
             form_of(request, chat_num_logprobs(request)),
             await _extras_of(request, model, token_ids),
         )
+        if request.functions:
+            answer.field_names = {"tools": "functions"}
         await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
 
 
@@ -96,6 +99,7 @@ async def _extras_of(request: ChatCompletionRequest, model: ServedModel, token_i
         prompt_text=await model.tokenizer.decode_async(token_ids) if request.return_prompt_text else None,
         prompt_logprobs=request.prompt_logprobs is not None,
         echo=_echoed(request) if request.echo else "",
+        function_call=bool(request.functions),
     )
 
 

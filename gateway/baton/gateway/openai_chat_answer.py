@@ -24,6 +24,7 @@ class ChatExtras:
     prompt_text: str | None = None
     prompt_logprobs: bool = False  # only in documents
     echo: str = ""  # goes before every choice's answer
+    function_call: bool = False  # a call is told in the older form
 
     @property
     def token_ids(self) -> bool:
@@ -35,6 +36,11 @@ class ChatExtras:
         """The first chunk's own members."""
         ids = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
         return ids if self.prompt_text is None else ids + b',"prompt_text":%b' % json_text(self.prompt_text)
+
+    def finish_reason(self, end: Delta | None) -> str | None:
+        """As the client knows it."""
+        reason = None if end is None else end.finish_reason
+        return "function_call" if reason == "tool_calls" and self.function_call else reason
 
 
 json_of = msgspec.json.encode
@@ -82,7 +88,8 @@ class ChatStream(StreamAnswer):
         return self._before_text[index] + json_text(text) + self._after_text if text else b""
 
     def ending(self, index: int, delta: Delta) -> bytes:
-        return self._chunk(index, b"{}", b"null", json_text(delta.finish_reason), json_text(delta.stop_reason))
+        reason = self._extras.finish_reason(delta)
+        return self._chunk(index, b"{}", b"null", json_text(reason), json_text(delta.stop_reason))
 
     def _rich_piece(self, index: int, delta: Delta) -> bytes:
         self._num_output_tokens += len(delta.token_ids)
@@ -182,7 +189,7 @@ class ChatDocument(Answer):
             index=index,
             message=message,
             logprobs=None if self._form is None else chat_logprobs(self._logprobs[index], self._form),
-            finish_reason=end.finish_reason if end is not None else None,
+            finish_reason=self._extras.finish_reason(end),
             stop_reason=end.stop_reason if end is not None else None,
             token_ids=self._token_ids[index] if self._extras.token_ids else UNSET,
         )

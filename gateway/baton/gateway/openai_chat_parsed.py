@@ -23,7 +23,7 @@ class ParsedChatStream(ChatStream):
         more = self._token_ids(delta)
         pieces = []
         for event in delta.events or ():
-            data = _delta_of(event)
+            data = _delta_of(event, self._extras.function_call)
             if data:
                 pieces.append(self._chunk(index, data, logprobs, b"null", more=more))
                 logprobs, more = b"null", b""
@@ -55,7 +55,7 @@ class ParsedChatDocument(ChatDocument):
             self._messages[index].add(event)
 
     def _message(self, index: int) -> ChatAnswer:
-        return self._messages[index].answer()
+        return self._messages[index].answer(self._extras.function_call)
 
 
 class _Message:
@@ -79,20 +79,24 @@ class _Message:
             case CallEnd():
                 pass
 
-    def answer(self) -> ChatAnswer:
+    def answer(self, as_function: bool) -> ChatAnswer:
         answer = ChatAnswer(content="".join(self._texts))
         if self._reasoning:
             answer.reasoning = answer.reasoning_content = "".join(self._reasoning)
         if self._calls:
             answer.content = answer.content or None
-            answer.tool_calls = [
+            calls = [
                 ToolCall(id=start.id, function=CalledFunction(start.name, "".join(arguments)))
                 for start, arguments in self._calls
             ]
+            if as_function:
+                answer.function_call = calls[0].function
+            else:
+                answer.tool_calls = calls
         return answer
 
 
-def _delta_of(event: Event) -> bytes:
+def _delta_of(event: Event, as_function: bool) -> bytes:
     """The chunk's delta; empty for what is no news to a client."""
     match event:
         case ContentText(text):
@@ -100,12 +104,16 @@ def _delta_of(event: Event) -> bytes:
         case ReasoningText(text):
             data = json_text(text)
             return b'{"reasoning":%b,"reasoning_content":%b}' % (data, data)
+        case CallStart(_, _, name) if as_function:
+            return b'{"function_call":{"name":%b,"arguments":""}}' % json_text(name)
         case CallStart(index, call_id, name):
             return b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}' % (
                 index,
                 json_text(call_id),
                 json_text(name),
             )
+        case CallArguments(_, fragment) if as_function:
+            return b'{"function_call":{"arguments":%b}}' % json_text(fragment)
         case CallArguments(index, fragment):
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, json_text(fragment))
         case CallEnd():

@@ -123,6 +123,7 @@ class ChatMessage(Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # an assistant's; a message of role function has what it returned
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -174,8 +175,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None  # null: auto where tools are given
     parallel_tool_calls: bool | None = None  # null: true; false: at most one call
     include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
-    functions: Annotated[list[dict[str, Any]] | None, REFUSED] = None
-    function_call: Annotated[str | dict[str, Any] | None, REFUSED] = None
+    # The older form of tools: at most one call, which the answer has as function_call.
+    functions: Annotated[list[FunctionDefinition], Meta(min_length=1)] | None = None
+    function_call: Literal["none", "auto"] | ChosenFunction | None = None  # null: auto where functions are given
     modalities: list[str] | None = None
     audio: Annotated[dict[str, Any] | None, REFUSED] = None
     chat_template: str | None = None  # where the gateway trusts requests with that
@@ -293,6 +295,7 @@ class ChatAnswer(Struct):
     reasoning: str | UnsetType = UNSET  # what the model thought before it answered
     reasoning_content: str | UnsetType = UNSET  # the same, by its older name
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET  # instead, where the request has functions
 
 
 class PromptLogprob(Struct):
@@ -359,6 +362,7 @@ class ChatDelta(Struct, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(Struct, kw_only=True):

@@ -41,8 +41,6 @@ _DRAWS = (
     "best_of",
 )
 _UNSERVED_IN_CHAT = (
-    "functions",
-    "function_call",
     "audio",
     "return_assistant_tokens_mask",
     "web_search_options",
@@ -231,10 +229,17 @@ def chat_num_logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: the arguments of tool calls are objects."""
+    """The messages as chat templates expect them: the arguments of tool calls are objects, functions are tools."""
     fitted = [msgspec.structs.asdict(message) for message in messages]
+    last_call = ""
     for index, message in enumerate(fitted):
-        if message["tool_calls"]:
+        if (call := message.pop("function_call")) is not None:
+            parsed = _with_parsed_arguments({"function": call}, f"messages.{index}.function_call", "")
+            last_call = f"call_{index}"
+            message["tool_calls"] = [{"id": last_call, "type": "function", **parsed}]
+        elif message["role"] == "function":
+            message["role"], message["tool_call_id"] = "tool", last_call or None
+        elif message["tool_calls"]:
             field = f"messages.{index}.tool_calls"
             message["tool_calls"] = [
                 _with_parsed_arguments(call, f"{field}.{at}") for at, call in enumerate(message["tool_calls"])
@@ -325,12 +330,12 @@ def _check_logprobs(name: str, value: int, most: int) -> None:
         raise InvalidRequest(f"{name} is {value}; at most {most} is allowed.", field=name)
 
 
-def _with_parsed_arguments(call: Mapping[str, Any], field: str) -> dict[str, Any]:
-    function = call.get("function")
+def _with_parsed_arguments(call: Mapping[str, Any], field: str, inside: str = ".function") -> dict[str, Any]:
+    function, where = call.get("function"), f"{field}{inside}"
     if not isinstance(function, dict):
-        raise InvalidRequest(f"{field}.function must be an object.", field=f"{field}.function")
+        raise InvalidRequest(f"{where} must be an object.", field=where)
     if not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{field}.function.name must be a string.", field=f"{field}.function.name")
+        raise InvalidRequest(f"{where}.name must be a string.", field=f"{where}.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -338,6 +343,6 @@ def _with_parsed_arguments(call: Mapping[str, Any], field: str) -> dict[str, Any
         except orjson.JSONDecodeError:
             arguments = None
     if not isinstance(arguments, dict):
-        field = f"{field}.function.arguments"
-        raise InvalidRequest(f"{field} must be a JSON object in a string.", field=field)
+        where = f"{where}.arguments"
+        raise InvalidRequest(f"{where} must be a JSON object in a string.", field=where)
     return {**call, "function": {**function, "arguments": arguments}}
