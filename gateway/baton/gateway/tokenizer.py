@@ -31,6 +31,8 @@ _INLINE_TOKENS = 1024
 # What larger work took is given back to the system: the C library would keep a gigabyte after a text of 16 MB.
 _LARGE = 1 << 20
 _MAX_ENCODING_THREADS = 2
+# Work of this size, in characters or tokens, has a thread of its own: it waits for none that takes a hundred times it.
+_SHORT = 16 << 10
 # Longer texts are encoded in segments, and those of other texts that begin alike are found again.
 _WHOLE_CHARS = 16 << 10
 _MAX_SEGMENT_BYTES = 32 << 20
@@ -60,6 +62,7 @@ class Tokenizer:
         )
         self._around = self._special_tokens_around()
         self._threads = ThreadPoolExecutor(_MAX_ENCODING_THREADS, thread_name_prefix="encode")
+        self._short_thread = ThreadPoolExecutor(1, thread_name_prefix="encode short")
 
     @property
     def vocab_size(self) -> int:
@@ -98,8 +101,12 @@ class Tokenizer:
         return await self.beside(encode, len(text))
 
     async def beside(self, work: Callable[[], T], size: int = 0) -> T:
-        """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _and_trim(work, size))
+        """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others.
+
+        0: nobody knows how long it takes.
+        """
+        threads = self._short_thread if 0 < size <= _SHORT else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, _and_trim(work, size))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence."""
@@ -174,7 +181,8 @@ class Tokenizer:
 
     def close(self) -> None:
         """Ends the encoding threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._short_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _and_trim(work: Callable[[], T], size: int) -> Callable[[], T]:
