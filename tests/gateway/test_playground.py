@@ -9,44 +9,16 @@ from dataclasses import replace
 import browser
 import pytest
 import stack
-from browser import Tab
+from browser import DESKTOP, LEAST_CONTRAST, PHONE, Tab
 from playwright.sync_api import Browser, Request, expect
 from stack import Service, Stack
 
 from baton.services import ports
 
-DESKTOP = {"viewport": {"width": 1280, "height": 800}}
-PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True}
 STORY = "Tell me a story about a dog and a river."
 LONG_LIST = {"type": "array", "minItems": 600, "items": {"const": True}}  # a thousand tokens and more
 HOT = {"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"], "additionalProperties": False}
 WEATHER = {"name": "get_weather", "parameters": HOT}
-
-# The least contrast of a text with what is behind it, and the text; disabled controls are free of this.
-LEAST_CONTRAST = """() => {
-  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => {
-    const linear = (c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-    const [r, g, b] = channels(colour).map((one) => linear(one / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = getComputedStyle(node).backgroundColor;
-      if ((channels(colour)[3] ?? 1) === 1) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  let least = [99, ""];
-  for (const node of document.body.querySelectorAll("*")) {
-    const text = [...node.childNodes].filter((one) => one.nodeType === 3).map((one) => one.data.trim()).join("");
-    if (!text || node.disabled || !node.checkVisibility() || node.matches(".unseen")) continue;
-    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < least[0]) least = [contrast, text];
-  }
-  return least;
-}"""
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,7 @@ class FleetView:
             prompt_tokens_per_second=_sum(worker.prompt_tokens_per_second for worker in alive),
             output_tokens_per_second=_sum(worker.output_tokens_per_second for worker in alive),
             transfer_bytes_per_second=sum(flow.bytes_per_second for flow in flows) if rates is not None else None,
+            num_flows=len(flows),
             placements_per_second=_rate(change.placed, change.seconds),
             refusals_per_second=_rate(change.refused, change.seconds),
             failures_per_second=_rate(change.failed, change.seconds),

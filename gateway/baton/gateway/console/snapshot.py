@@ -68,6 +68,7 @@ class FleetSight(msgspec.Struct):
     prompt_tokens_per_second: float | None
     output_tokens_per_second: float | None
     transfer_bytes_per_second: float | None
+    num_flows: int  # of which a snapshot has the largest
     placements_per_second: float | None
     refusals_per_second: float | None
     failures_per_second: float | None  # placements whose worker failed

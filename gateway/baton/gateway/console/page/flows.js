@@ -5,6 +5,7 @@ import { bandwidth, plural, rate } from "./format.js";
 import { svg } from "./svg.js";
 
 const MOST = 24; // lines that can be told apart
+const MOST_NARROW = 12;
 const ROW = 26;
 const ROW_NARROW = 40; // the figure is below the name
 const NARROW = 560;
@@ -18,6 +19,8 @@ export class Flows {
   constructor() {
     this.chart = byId("flows-chart");
     this.flows = [];
+    this.more = ""; // what the picture leaves out
+    this.drawn = new Set(); // the lines of the picture before
     new ResizeObserver(() => this._draw()).observe(this.chart);
   }
 
@@ -30,16 +33,27 @@ export class Flows {
       ? "No KV has moved in the last seconds."
       : "No KV moves: no worker prefills for others.";
     byId("flows-details").hidden = isEmpty;
-    byId("flows-more").hidden = flows.length <= MOST;
-    byId("flows-more").textContent = `The largest ${MOST} of ${plural(flows.length, "flow")}; the table has all.`;
+    const all = fleet.num_flows > flows.length ? `the largest ${flows.length}` : "all";
+    this.more = `of ${plural(fleet.num_flows, "flow")}; the table has ${all}.`;
     byId("flows-rows").replaceChildren(...flows.map(rowOf));
     this._draw();
   }
 
+  /** The largest; one that was drawn before stays while it is among twice as many, so that the picture is calm. */
+  _chosen(most) {
+    const candidates = this.flows.slice(0, 2 * most);
+    const stay = candidates.filter((flow) => this.drawn.has(keyOf(flow))).slice(0, most);
+    const chosen = new Set([...stay, ...candidates.filter((flow) => !this.drawn.has(keyOf(flow)))].slice(0, most));
+    this.drawn = new Set([...chosen].map(keyOf));
+    return candidates.filter((flow) => chosen.has(flow));
+  }
+
   _draw() {
-    const shown = this.flows.slice(0, MOST);
     const width = this.chart.clientWidth;
+    const shown = this._chosen(width < NARROW ? MOST_NARROW : MOST);
     this.chart.hidden = shown.length === 0;
+    byId("flows-more").hidden = shown.length === this.flows.length;
+    byId("flows-more").textContent = `${shown.length} ${this.more}`;
     if (!shown.length || !width) return;
     const [left, right] = [totalsBy(shown, "sender"), totalsBy(shown, "receiver")];
     const isNarrow = width < NARROW;
@@ -56,6 +70,10 @@ export class Flows {
     const attributes = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.join(", ") };
     this.chart.replaceChildren(svg("svg", attributes, ...lines, ...names));
   }
+}
+
+function keyOf(flow) {
+  return `${flow.sender} ${flow.receiver}`;
 }
 
 function totalsBy(flows, key) {
