@@ -30,9 +30,7 @@ class Answer(ABC):
     def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
         self.exchange = exchange
         self.meter = meter
-        self.field_names: Mapping[
-            str, str
-        ] = {}  # of fields: the generation side's, the client's
+        self.field_names: Mapping[str, str] = {}  # of fields: the generation side's, the client's
         self._generations: list[Generation] = []
         self._num_running = 0
         self._counts = [0, 0, 0]  # prompt, completion, cached tokens
