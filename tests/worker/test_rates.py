@@ -47,3 +47,15 @@ def test_long_chunks_count_more_than_short_ones():
         rates.observe(8000, 0, 0.2)
         rates.observe(10, 0, 0.005)
     assert rates.prefill_tokens_per_second == pytest.approx(40_000, rel=0.05)
+
+
+def test_a_worker_that_never_only_decodes_knows_its_decode_time_from_mixed_steps():
+    rates = Rates()
+    rates.observe(8000, 0, 0.2)
+    for _ in range(20):
+        rates.observe(4000, 30, 0.1 + 0.015)
+    assert rates.decode_step_seconds == pytest.approx(0.015, rel=0.01)
+    assert rates.prefill_tokens_per_second == pytest.approx(40_000, rel=0.01)
+    for _ in range(20):
+        rates.observe(0, 30, 0.008)
+    assert rates.decode_step_seconds == pytest.approx(0.008)

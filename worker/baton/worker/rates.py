@@ -10,12 +10,22 @@ _PREFILL_MEMORY_TOKENS = 16384.0
 
 
 class Rates:
-    """Decode step time and prefill speed, both 0 until known."""
+    """Decode step time and prefill speed, both 0 until known.
+
+    A worker that has been under load since its start may see no step that only decodes. Until it does, a decode step is
+    taken to last what a mixed one lasts longer than its prompts would alone.
+    """
 
     def __init__(self) -> None:
-        self.decode_step_seconds = 0.0
+        self._decode_seconds = 0.0  # from steps that only decode
+        self._decode_share = 0.0  # from mixed steps, until there are such
         self._prefill_tokens = 0.0
         self._prefill_seconds = 0.0
+
+    @property
+    def decode_step_seconds(self) -> float:
+        """Of one step."""
+        return self._decode_seconds or self._decode_share
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -26,18 +36,25 @@ class Rates:
         """Learns from one step."""
         if seconds <= 0:
             return
-        if num_prefill_tokens:
+        if num_prefill_tokens and num_decodes and not self._decode_seconds and self._prefill_seconds:
+            self._observe_mixed(num_prefill_tokens, seconds)
+        elif num_prefill_tokens:
             self._observe_prefill(num_prefill_tokens, num_decodes, seconds)
         elif num_decodes:
             self.observe_decodes((seconds,))
 
     def observe_decodes(self, steps: Iterable[float]) -> None:
         """Learns from steps that only decoded, in order; each given in seconds."""
-        known = self.decode_step_seconds
+        known = self._decode_seconds
         for seconds in steps:
             if seconds > 0:
                 known = known + _DECODE_WEIGHT * (min(seconds, known * _OUTLIER) - known) if known else seconds
-        self.decode_step_seconds = known
+        self._decode_seconds = known
+
+    def _observe_mixed(self, num_prefill_tokens: int, seconds: float) -> None:
+        share = max(0.0, seconds - num_prefill_tokens * self._prefill_seconds / self._prefill_tokens)
+        known = self._decode_share
+        self._decode_share = known + _DECODE_WEIGHT * (share - known) if known else share
 
     def _observe_prefill(self, num_tokens: int, num_decodes: int, seconds: float) -> None:
         share = self.decode_step_seconds if num_decodes else 0.0
