@@ -24,6 +24,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.is_ready = True
+        self.stalled = False
         self.num_probes = 0
         self.sent: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
         self.handlers: dict[int, Callable[[int, bytes], None]] = {}
@@ -31,6 +32,9 @@ class FakeHost:
 
     def on(self, kind: int, handler: Callable[[int, bytes], None]) -> None:
         self.handlers[kind] = handler
+
+    def on_stall(self, hook: Callable[[bool], None]) -> None:
+        self.tell_stall = hook
 
     def on_lost(self, hook: Callable[[ServiceError], None]) -> None:
         self.lose = hook

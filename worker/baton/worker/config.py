@@ -161,6 +161,15 @@ class WorkerConfig:
             "maximum": 60000,
         },
     )
+    step_stall_ms: int = field(
+        default=250,
+        metadata={
+            "help": "Milliseconds that any step may take. Beyond them, and ten times what steps of its shape take, "
+            "the device counts as stuck, and streams leave until the step ends. 0: never.",
+            "minimum": 0,
+            "maximum": 600_000,
+        },
+    )
     sim_slowness: float = field(
         default=1.0, metadata={"help": "Factor on the simulator's step times. 0: steps take no time.", "minimum": 0.0}
     )
@@ -175,6 +184,10 @@ class WorkerConfig:
     )
     sim_eos_every: int = field(
         default=0, metadata={"help": "Simulated end-of-sequence comes once in so many tokens. 0: never.", "minimum": 0}
+    )
+    sim_stall_file: str = field(
+        default="",
+        metadata={"help": "While it exists, no simulated step ends. Empty: none.", "metavar": "FILE"},
     )
     profile_dir: str = field(
         default="",

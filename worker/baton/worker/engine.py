@@ -32,7 +32,9 @@ from baton.worker.rates import Rates
 from baton.worker.request_state import Phase, RequestState
 from baton.worker.scheduler import Scheduler
 from baton.worker.settings import EngineSettings
+from baton.worker.step_board import StepBoard
 from baton.worker.step_draft import ScheduledStep
+from baton.worker.step_limits import StepLimits
 from baton.worker.steps_in_flight import StepsInFlight
 from baton.worker.validation import check_request
 
@@ -56,17 +58,18 @@ class Engine:
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        board: StepBoard | None = None,  # where it is told how long a step may take; None: nobody looks
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new at every reset_prefix_cache
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
         # Called between schedule and launch, so that a peer can be told before its prompt is computed.
         self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
+        self.on_evicted: Callable[[], None] | None = None
         self.frozen = False  # nothing is scheduled; what is in flight lands
         self.waits = False  # the device has all it can take, and is not done
         self._executor = executor
-        # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
-        self.on_evicted: Callable[[], None] | None = None
         self._settings = settings
         self._clock = clock
         self._counters = EngineCounters()
@@ -87,8 +90,17 @@ class Engine:
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
         self._num_submitted = 0
+        self.limits = StepLimits(settings.stall_seconds if board is not None else 0.0)
         self._in_flight = StepsInFlight(
-            executor, self._scheduler, self._requests, self._counters, self._rates, clock, grammars
+            executor,
+            self._scheduler,
+            self._requests,
+            self._counters,
+            self._rates,
+            clock,
+            grammars,
+            self.limits,
+            board or StepBoard(),
         )
 
     def submit(self, request: Request) -> None:
@@ -141,6 +153,8 @@ class Engine:
             self._in_flight.launch(scheduled)
         elif not self._in_flight and self._copier.busy:
             self._copier.wait()
+        if self.on_evicted is not None and self._scheduler.pool.has_evicted:
+            self.on_evicted()
         self.waits = self._awaits_compilation()
         if self._in_flight and (scheduled is None or self._in_flight.full):
             if wait or self._in_flight.ended:
@@ -153,8 +167,6 @@ class Engine:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""
         scheduler = self._scheduler
         working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
-        if self.on_evicted is not None and self._scheduler.pool.has_evicted:
-            self.on_evicted()
         pending = self._grammars is not None and self._grammars.pending
         return bool(working or pending or (not self.frozen and scheduler.runnable()))
 
@@ -170,6 +182,10 @@ class Engine:
     def next_deadline(self) -> float | None:
         """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
         return self._requests.next_deadline()
+
+    def unwatch_steps(self) -> None:
+        """What is in flight may take any time: the engine is about to do something else beside it."""
+        self._in_flight.unwatch()
 
     def load(self) -> LoadSnapshot:
         """How busy and how fast the engine is now."""

@@ -92,6 +92,11 @@ class EngineControl:
         dues = [due for due in (self._abort_at, self._lifecycle.deadline) if due is not None]
         return min(dues, default=None)
 
+    @property
+    def changing(self) -> bool:
+        """Whether a change is under way."""
+        return self._lifecycle.deadline is not None
+
     def call(self, channel: int, payload: bytes) -> None:
         """Answers one call, at once or, where something must come to an end first, later."""
         if payload[0] == Method.AWAIT_IDLE:

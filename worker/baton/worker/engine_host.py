@@ -22,11 +22,14 @@ from baton.v1 import types_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.link import Frame, FrontLink, Kind
 from baton.worker.pulse import Pulse
+from baton.worker.step_board import StepBoard
+from baton.worker.step_watch import StepWatch, cpu_pulse, no_pulse
 
 _log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0
 _CHECKS_PER_STEP_TIMEOUT = 4
+_IDLE_KINDS = (Kind.STATE, Kind.LOG, Kind.READY)  # come without work too
 
 Handler = Callable[[int, bytes], None]  # channel, payload
 
@@ -44,6 +47,7 @@ class EngineHost:
             Kind.LOG: _on_log,
         }
         self._lost_hooks: list[Callable[[ServiceError], None]] = []
+        self._stall_hooks: list[Callable[[bool], None]] = []
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._call_ids = itertools.count(1)
         self._failure: ServiceError | None = None  # told by the engine, or found by the watch
@@ -52,6 +56,8 @@ class EngineHost:
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
         self._pulse: Pulse | None = None
+        self._watch: StepWatch | None = None
+        self.num_stalls = 0  # of the device
         self._finishing: asyncio.Task[None] | None = None
         self.end: ServiceError | None = None
         self.ready = asyncio.Event()
@@ -87,6 +93,11 @@ class EngineHost:
         """Whether requests can be sent."""
         return self.ready.is_set() and self.end is None
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the device takes far longer for a step than for such steps before. It may come back."""
+        return self._watch is not None and self._watch.stalled and self.end is None
+
     def on(self, kind: Kind, handler: Handler) -> None:
         """Calls `handler` for every frame of a kind."""
         self._handlers[kind] = handler
@@ -95,10 +106,16 @@ class EngineHost:
         """Calls `hook` at once when the engine is gone."""
         self._lost_hooks.append(hook)
 
+    def on_stall(self, hook: Callable[[bool], None]) -> None:
+        """Calls `hook` with True when the device stalls, and with False when it is back."""
+        self._stall_hooks.append(hook)
+
     def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
         """Queues a frame for the engine."""
         if self._link is not None:
             self._link.send(kind, channel, payload)
+        if self._watch is not None:
+            self._watch.wake()
 
     async def writable(self) -> None:
         """Returns once the engine keeps up with what is sent."""
@@ -153,7 +170,8 @@ class EngineHost:
 
     async def _spawn(self, theirs: socket.socket) -> None:
         pulse, their_pulse = socket.socketpair()
-        descriptors = (theirs.fileno(), their_pulse.fileno())
+        board = StepBoard.new_file()
+        descriptors = (theirs.fileno(), their_pulse.fileno(), board)
         words = (sys.executable, "-m", "baton.worker.engine_process", *map(str, (*descriptors, os.getpid())))
         # Compute threads that spin between steps would take the cores from the services beside them. A stream that
         # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
@@ -162,6 +180,11 @@ class EngineHost:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
             )
+        on_host = self._config.executor == "cpu"
+        self._watch = StepWatch(
+            StepBoard.at(board), self._on_stall_change, cpu_pulse(self._process.pid) if on_host else no_pulse
+        )
+        os.close(board)
         silence = self._config.engine_silence_ms
         if silence:
             self._pulse = Pulse(
@@ -177,7 +200,9 @@ class EngineHost:
     def _run_thread(self, theirs: socket.socket) -> None:
         from baton.worker.engine_process import run_engine
 
-        self._thread = threading.Thread(target=run_engine, args=(theirs,), name="engine", daemon=True)
+        board = StepBoard()
+        self._watch = StepWatch(board, self._on_stall_change)
+        self._thread = threading.Thread(target=run_engine, args=(theirs, board), name="engine", daemon=True)
         self._thread.start()
 
     def _kill(self) -> None:
@@ -202,11 +227,22 @@ class EngineHost:
 
     def _on_frame(self, frame: Frame) -> None:
         self._num_frames += 1
+        if self._watch is not None and frame.kind not in _IDLE_KINDS:
+            self._watch.wake()
         handler = self._handlers.get(frame.kind)
         if handler is None:
             _log.error("a frame of kind %d from the engine has no handler; dropped", frame.kind)
             return
         handler(frame.channel, frame.payload)
+
+    def _on_stall_change(self, stalled: bool) -> None:
+        self.num_stalls += stalled
+        if stalled:
+            _log.warning("the device is stuck in a step that takes far longer than such steps do; streams may leave")
+        else:
+            _log.warning("the device is back")
+        for hook in self._stall_hooks:
+            hook(stalled)
 
     def _on_link_closed(self) -> None:
         if self._finishing is None:
@@ -215,6 +251,8 @@ class EngineHost:
     async def _finish(self) -> None:
         if self._pulse is not None:
             self._pulse.close()
+        if self._watch is not None:
+            self._watch.close()
         # Streams are cut before the exit code is known: gateways must move on at once.
         self._lose(Unavailable("the worker's engine ended"))
         how = await self._reap()

@@ -9,6 +9,8 @@ from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
+from baton.worker.control import Method
+from baton.worker.core import Request
 from baton.worker.engine import Engine
 from baton.worker.engine_control import EngineControl
 from baton.worker.events import EventLog
@@ -22,7 +24,7 @@ from baton.worker.profiler import StepProfiler
 from baton.worker.prompts import split_prompts
 from baton.worker.sessions import Sessions
 from baton.worker.spans import SpanSender
-from baton.worker.state import StateReporter, host_cache_message, load_message
+from baton.worker.state import StateReporter, host_cache_message, load_message, totals_message
 from baton.worker.step_trace import StepTrace
 
 _log = logging.getLogger(__name__)
@@ -59,11 +61,12 @@ class EngineLoop:
         self._watching = False
         self._clock = clock
         self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
+        handover.decode_side.on_peer_died = self._tell_peer_loss
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
+        engine.on_evicted = self._tell_evicted
         halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
         self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
-        engine.on_evicted = self._tell_evicted
         self._changing = False
         self._stopping = False
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
@@ -98,6 +101,8 @@ class EngineLoop:
         state.load.CopyFrom(
             load_message(self._engine.load(), self._executor.layout, self._handover.transfer_bytes_per_second)
         )
+        state.totals.CopyFrom(totals_message(self._engine.counters()))
+        state.flows.extend(self._handover.flows())
         return state
 
     def counters(self) -> control_pb2.WorkerCounters:
@@ -168,9 +173,16 @@ class EngineLoop:
         """The trace's path, and its steps."""
         return self._profiler.stop()
 
+    def _tell_peer_loss(self, request: Request, worker_id: str, reason: str) -> None:
+        self._sessions.tell_peer_loss(request, worker_id, reason)
+        self._link.flush()
+
     def _turn(self, frames: list[Frame]) -> None:
         for kind, channel, payload in frames:
+            if kind == Kind.CALL and payload[0] != Method.GET_STATS:
+                self._engine.unwatch_steps()
             self._handlers[kind](channel, payload)
+        self._engine.limits.paused = self._profiler.active or self._control.changing
         self._handover.tick()
         outputs = self._step()
         self._handover.on_step(outputs)
@@ -187,6 +199,11 @@ class EngineLoop:
         self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
         self._state.report(self._clock())
 
+    def _tell_evicted(self) -> None:
+        """The index hears of it while the step runs, not after it."""
+        self._events.collect()
+        self._link.flush()
+
     def _advance(self) -> StepOutputs:
         """While KV moves, frames and transfers are served beside the running step: nobody waits for its end."""
         watching = self._handover.num_open > 0
@@ -199,11 +216,6 @@ class EngineLoop:
         """How long the link may be waited on: until something is due."""
         if self._engine.has_work() and not self._engine.waits:
             return 0.0
-    def _tell_evicted(self) -> None:
-        """The index hears of it while the step runs, not after it."""
-        self._events.collect()
-        self._link.flush()
-
         due = self._state.deadline(self._changing)
         parts = (self._events, self._control, self._handover)
         for deadline in (self._engine.next_deadline(), *(part.deadline for part in parts)):

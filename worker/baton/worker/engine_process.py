@@ -38,6 +38,7 @@ from baton.worker.pulse import answer_pulse
 from baton.worker.settings import EngineSettings
 from baton.worker.spans import SpanSender
 from baton.worker.state import model_message
+from baton.worker.step_board import StepBoard
 from baton.worker.step_trace import StepTrace, TracedExecutor
 from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.layout import layout_message
@@ -59,23 +60,26 @@ _ROLES = {
 
 
 def main(argv: list[str]) -> int:
-    """The process: `engine_process FD PULSE_FD PARENT_PID`. Its front stops it; signals are the front's business."""
-    descriptor, pulse, parent_pid = map(int, argv)
+    """The process: `engine_process FD PULSE_FD BOARD_FD PARENT_PID`. The front stops it; signals are its business."""
+    descriptor, pulse, board, parent_pid = map(int, argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent_pid)
     answer_pulse(socket.socket(fileno=pulse))
-    return run_engine(socket.socket(fileno=descriptor), own_process=True)
+    return run_engine(socket.socket(fileno=descriptor), StepBoard.at(board), own_process=True)
 
 
-def run_engine(sock: socket.socket, own_process: bool = False) -> int:
-    """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why."""
+def run_engine(sock: socket.socket, board: StepBoard, own_process: bool = False) -> int:
+    """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why.
+
+    `board`: where its front sees what the device is at.
+    """
     link = EngineLink(sock)
     try:
         start = _receive_start(link)
         if own_process:
             logging.basicConfig(level=start["log_level"], handlers=[LinkLogHandler(link)], force=True)
-        _serve(link, start, own_process)
+        _serve(link, start, board, own_process)
     except LinkClosed:
         _log.warning("the front is gone; the engine ends")
         return EXIT_FAILED
@@ -92,7 +96,7 @@ def run_engine(sock: socket.socket, own_process: bool = False) -> int:
     return EXIT_OK
 
 
-def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
+def _serve(link: EngineLink, start: dict[str, Any], board: StepBoard, own_process: bool) -> None:
     config = WorkerConfig(**start["config"])
     with contextlib.ExitStack() as cleanup:
         if config.executor == "cuda" and own_process:
@@ -106,7 +110,7 @@ def _serve(link: EngineLink, start: dict[str, Any], own_process: bool) -> None:
         grammars = _make_grammars(config, executor)
         cleanup.callback(grammars.close)
         grammars.wake = link.wake
-        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars)
+        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, board=board)
         handover = _make_handover(link, config, start, engine, executor)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
@@ -127,6 +131,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         cache_outputs=not config.batch_invariant,
+        stall_seconds=config.step_stall_ms / 1000,
     )
 
 

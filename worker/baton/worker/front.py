@@ -28,6 +28,11 @@ _DEFAULT_INTERVAL_MS = 1000
 _MIN_INTERVAL_MS = 100
 _MAX_PING_BYTES = 6  # its field's key, and a number
 
+# Concatenated, messages are merged.
+_STALLED = worker_pb2.GenerateStreamResponse(stalled=True).SerializeToString()
+_STALLED_PREFILLS = worker_pb2.PrefillStreamResponse(stalled=worker_pb2.PrefillStalled()).SerializeToString()
+_STALLED_STATE = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(stalled=True)).SerializeToString()
+
 
 class WorkerFront:
     """Serves WorkerService with the engine behind `host`."""
@@ -48,6 +53,7 @@ class WorkerFront:
         host.on(Kind.PREFILL, self._on_prefill)
         host.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
         host.on_lost(self.close)
+        host.on_stall(self._on_stall)
 
     @staticmethod
     def register(front: WorkerFront, server: grpc.aio.Server) -> None:
@@ -86,7 +92,7 @@ class WorkerFront:
         while True:
             self._check_open()
             changed = self._state_changed
-            yield self._state
+            yield self._state + _STALLED_STATE if self._host.stalled else self._state
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await changed.wait()
@@ -104,6 +110,8 @@ class WorkerFront:
         self._check_open()
         channel = next(self._channels)
         outbox = outboxes[channel] = Outbox()
+        if self._host.stalled and outboxes is self._generates:
+            outbox.push(_STALLED, mergeable=True)
         self._host.send(open_kind, channel)
         reading = asyncio.create_task(self._read(requests, outbox, message_kind, hashed_kind, channel))
 
@@ -124,7 +132,8 @@ class WorkerFront:
             async for request in requests:
                 if kind is Kind.GENERATE and (ping := _ping_of(request)):
                     self._host.probe()
-                    outbox.push(worker_pb2.GenerateStreamResponse(pong=ping).SerializeToString(), mergeable=True)
+                    pong = worker_pb2.GenerateStreamResponse(pong=ping, stalled=self._host.stalled)
+                    outbox.push(pong.SerializeToString(), mergeable=True)
                     continue
                 message, prompts = await self._read_prompts(kind, request)
                 if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
@@ -154,6 +163,14 @@ class WorkerFront:
         if self._reader is None:
             model = worker_pb2.WatchStateResponse.FromString(payload).state.model
             self._reader = PromptReader(model.block_size, model.max_model_len)
+        self._notify()
+
+    def _on_stall(self, stalled: bool) -> None:
+        if stalled:
+            for outbox in self._generates.values():
+                outbox.push(_STALLED, mergeable=True)
+            for outbox in self._prefills.values():
+                outbox.push(_STALLED_PREFILLS)
         self._notify()
 
     def _notify(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -69,11 +70,22 @@ _LABELS = ("model_name",)
 ReadStats = Callable[[], Awaitable[control_pb2.GetStatsResponse]]
 
 
+class Device(Protocol):
+    """What the worker's front knows by itself."""
+
+    num_stalls: int
+
+    @property
+    def stalled(self) -> bool:
+        """Now."""
+
+
 class WorkerCollector(Collector):
     """Asks the engine when it is scraped. Scrapes run on threads of the exporter, the engine's link on `loop`."""
 
-    def __init__(self, read_stats: ReadStats, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
+    def __init__(self, read_stats: ReadStats, device: Device, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
         self._read_stats = read_stats
+        self._device = device
         self._loop = loop
         self._model_name = model_name
 
@@ -83,6 +95,7 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, as of now. An engine that does not answer has only `baton_worker_up` 0."""
+        yield from self._device_metrics()
         future = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         try:
             stats = future.result(_SCRAPE_SECONDS)
@@ -93,6 +106,16 @@ class WorkerCollector(Collector):
             return
         yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=1)
         yield from metrics_of(stats, self._model_name)
+
+    def _device_metrics(self) -> Iterator[Metric]:
+        stalls = CounterMetricFamily(
+            "baton_worker_device_stalls", "Steps that took far longer than such steps do.", labels=_LABELS
+        )
+        stalls.add_metric((self._model_name,), self._device.num_stalls)
+        yield stalls
+        stalled = GaugeMetricFamily("baton_worker_device_stalled", "1 while the device is stuck.", labels=_LABELS)
+        stalled.add_metric((self._model_name,), float(self._device.stalled))
+        yield stalled
 
     async def _read(self) -> control_pb2.GetStatsResponse:
         return await self._read_stats()

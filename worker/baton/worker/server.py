@@ -29,6 +29,7 @@ from baton.worker.metrics import WorkerCollector
 from baton.worker.otlp import export_spans
 from baton.worker.peers import Peers
 from baton.worker.publisher import Publisher
+from baton.worker.readiness import Readiness
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +49,15 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     if config.kvstore:
         publisher = Publisher(host, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
     server: RpcServer
-    servicer = control.ControlServicer(host, lambda ready: server.set_ready(ready))
+    readiness = Readiness(host, lambda ready: server.set_ready(ready))
+    servicer = control.ControlServicer(host, readiness.want)
     services = (
         Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
     )
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
-    registry.register(WorkerCollector(servicer.stats, asyncio.get_running_loop(), config.model_name))
+    registry.register(WorkerCollector(servicer.stats, host, asyncio.get_running_loop(), config.model_name))
     async with (
         _exporting(config, host, registry),
         RpcServer(config.listen, services, tls=tls) as server,
@@ -67,13 +69,13 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         await host.start(worker_id, advertised)
         try:
             if await _until_ready(host, stop):
-                await server.set_ready(True)
+                await readiness.want(True)
                 _log.info(
                     "listening",
                     extra={"worker_id": worker_id, "port": server.port, "metrics_port": metrics_port, **_facts(config)},
                 )
                 await _first(stop.wait(), host.ended.wait())
-                await server.set_ready(False)
+                await readiness.want(False)
                 if not host.ended.is_set():
                     await servicer.shut_down(config.drain_timeout)
                     if publisher is not None:

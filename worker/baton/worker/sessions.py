@@ -139,6 +139,13 @@ class Sessions:
                 self._engine.abort(request.request_id)
                 self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
 
+    def tell_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
+        """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
+        if session := self._session_of.get(request):
+            loss = worker_pb2.SlotPeerLoss(slot=session.slots[request], worker_id=worker_id, message=message)
+            frame = worker_pb2.GenerateStreamResponse(peer_losses=[loss], step=self._step)
+            self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
+
     def emit(self, outputs: StepOutputs) -> None:
         """Sends what a step brought, and what went wrong before it: one frame a stream."""
         self._step = max(self._step, outputs.step)

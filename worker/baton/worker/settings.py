@@ -18,6 +18,7 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # fewer are computed, until it is measured what pays; 0: no hit is too short
     prefix_caching: bool = True
     cache_outputs: bool = True  # generated tokens' blocks can be found too, not only the prompt's
+    stall_seconds: float = 0.25  # that any step may take before its device counts as stuck; 0: none ever does
 
     def validate(self) -> None:
         """Raises InvalidRequest for limits that cannot work together."""

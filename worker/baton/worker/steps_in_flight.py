@@ -16,7 +16,9 @@ from baton.worker.outputs import EngineCounters, FirstToken
 from baton.worker.rates import Rates
 from baton.worker.request_state import Phase, RequestState
 from baton.worker.scheduler import Scheduler
+from baton.worker.step_board import StepBoard
 from baton.worker.step_draft import ScheduledStep
+from baton.worker.step_limits import Shape, StepLimits, shape_of
 
 if TYPE_CHECKING:
     from baton.worker.grammar.grammars import Grammars
@@ -30,6 +32,8 @@ class _Launched:
 
     scheduled: ScheduledStep
     launched: float
+    shape: Shape
+    limit: float  # seconds that it may take; 0: any time
     error: Exception | None = None
 
 
@@ -45,6 +49,8 @@ class StepsInFlight:
         rates: Rates,
         clock: Callable[[], float],
         grammars: Grammars | None,
+        limits: StepLimits,
+        board: StepBoard,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -54,6 +60,8 @@ class StepsInFlight:
         self._rates = rates
         self._clock = clock
         self._grammars = grammars
+        self._limits = limits
+        self._board = board
         self._launched: deque[_Launched] = deque()
         self._last_collect = 0.0
 
@@ -72,7 +80,10 @@ class StepsInFlight:
 
     def launch(self, scheduled: ScheduledStep) -> None:
         """Starts a step. What a device can raise shows when it is collected, except DeviceLost."""
-        in_flight = _Launched(scheduled, self._clock())
+        shape = shape_of(scheduled.plan)
+        in_flight = _Launched(scheduled, self._clock(), shape, self._limits.limit(scheduled.plan, shape))
+        if not self._launched:
+            self._board.begin(in_flight.limit)
         self._launched.append(in_flight)
         try:
             self._executor.launch(scheduled.plan)
@@ -87,6 +98,7 @@ class StepsInFlight:
         scheduled = in_flight.scheduled
         plan = scheduled.plan
         if in_flight.error is not None:
+            self._begin_next()
             self._fail_step(scheduled, in_flight.error)
             return
         try:
@@ -94,10 +106,14 @@ class StepsInFlight:
         except DeviceLost:
             raise
         except Exception as error:
+            self._begin_next()
             self._fail_step(scheduled, error)
             return
+        self._begin_next()
         now = self._clock()
-        seconds = result.seconds or now - max(in_flight.launched, self._last_collect)
+        elapsed = now - max(in_flight.launched, self._last_collect)
+        self._limits.observe(in_flight.shape, elapsed)
+        seconds = result.seconds or elapsed
         self._last_collect = now
         self._requests.outputs.step = plan.step
         self._requests.outputs.seconds = seconds
@@ -109,6 +125,13 @@ class StepsInFlight:
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)
         self._update(scheduled, result, now)
+
+    def unwatch(self) -> None:
+        """What is in flight may take any time: the engine does something else beside it."""
+        self._board.begin(0.0)
+
+    def _begin_next(self) -> None:
+        self._board.begin(self._launched[0].limit if self._launched else 0.0)
 
     def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
         """Gives each request its token, and ends those that stop."""

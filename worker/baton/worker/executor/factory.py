@@ -24,7 +24,12 @@ def make_executor(config: WorkerConfig) -> ServingExecutor:
     if config.executor == "sim":
         from baton.worker.executor.sim import SimExecutor
 
-        return SimExecutor(sim_settings(config), read_settings=lambda model: _sim_settings_of(config, model))
+        stall = Path(config.sim_stall_file) if config.sim_stall_file else None
+        return SimExecutor(
+            sim_settings(config),
+            read_settings=lambda model: _sim_settings_of(config, model),
+            is_stuck=None if stall is None else stall.exists,
+        )
     if config.executor == "cuda":
         from baton.worker.cuda.executor import CudaExecutor
 

@@ -24,6 +24,7 @@ from baton.worker.executor.sim_kv import SimKv, UInt64, mix
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 16
+_LOOK_SECONDS = 0.01  # while stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class SimExecutor:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: there is no other
+        is_stuck: Callable[[], bool] | None = None,  # while so, no step ends
     ) -> None:
         settings.validate()
         self.model = ModelSpec(
@@ -131,6 +133,7 @@ class SimExecutor:
         self._clock = clock
         self._sleep = sleep
         self._read_settings = read_settings
+        self._is_stuck = is_stuck
         self._source = ""
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self.host = self._make_host()
@@ -177,6 +180,8 @@ class SimExecutor:
         result.idle_seconds = step.idle
         self._tell_layers(step)
         self._wait(step.ends)
+        while self._is_stuck is not None and self._is_stuck():
+            self._sleep(_LOOK_SECONDS)
         return result
 
     def ended(self) -> bool:

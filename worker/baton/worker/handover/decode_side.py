@@ -62,6 +62,8 @@ class DecodeSide:
         self._counters = counters
         self._clock = clock
         self.on_record: Callable[[TransferRecord], None] = log_record
+        # A prefill worker's stream ended while it computed this prompt: the request, the worker, and how.
+        self.on_peer_died: Callable[[Request, str, str], None] = lambda request, worker_id, reason: None
         self.flows = Flows()
         self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
         self._backoff = self._peers.backoff
@@ -78,6 +80,7 @@ class DecodeSide:
             "sent": self._on_sent,
             "abort": self._on_abort,
             "aborted": self._on_aborted,
+            "stalled": self._on_stalled,
         }
         self._effects: dict[Action, Callable[[Exchange], None]] = {
             Action.SEND_COMPLETE: self._send_complete,
@@ -187,13 +190,15 @@ class DecodeSide:
         except ServiceError as error:
             self._drop_peer(peer, error.message)
 
-    def on_peer_closed(self, channel: int, reason: str) -> None:
-        """A stream ended, or never came to be. Idempotent."""
+    def on_peer_closed(self, channel: int, reason: str, died: bool = True) -> None:
+        """A stream ended, or never came to be. Idempotent. `died`: it is the peer that ended it."""
         peer = self._peers.closed(channel)
         if peer is None:
             return
         now = self._clock()
         for exchange in list(peer.exchanges.values()):
+            if died and exchange.computes_there and not exchange.ended:
+                self.on_peer_died(exchange.request, peer.endpoint.worker_id, reason)
             if exchange.lease is None:
                 self._give_up(exchange, reason)
             else:
@@ -202,7 +207,7 @@ class DecodeSide:
     def _drop_peer(self, peer: PrefillPeer, reason: str) -> None:
         _log.warning("prefill worker at %s is dropped: %s", peer.endpoint.address, reason)
         self._peers.close(peer)
-        self.on_peer_closed(peer.channel, reason)
+        self.on_peer_closed(peer.channel, reason, died=False)
 
     # Messages.
 
@@ -263,6 +268,13 @@ class DecodeSide:
         exchange = self._transfer(peer, message.aborted.transfer_id)
         if exchange is not None and exchange.lease is not None:
             self._apply(exchange, exchange.lease.aborted(self._clock()))
+
+    def _on_stalled(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
+        """The peer's device is stuck: nobody waits for it."""
+        self._backoff.failed(peer.endpoint.address, peer.endpoint.epoch, self._clock())
+        for exchange in list(peer.exchanges.values()):
+            exchange.num_retries = _MAX_RETRIES
+            self._give_up(exchange, "the prefill worker's device stalls")
 
     def _transfer(self, peer: PrefillPeer, transfer_id: int) -> Exchange | None:
         exchange = self._transfers.get(transfer_id)

@@ -54,3 +54,8 @@ class Exchange:
     first_token_at: float | None = None
     wanted: bool = True  # False: its request was aborted
     ended: bool = False  # its first token was its last
+
+    @property
+    def computes_there(self) -> bool:
+        """Whether the peer has begun with the prompt, and has not told its first token."""
+        return self.stage is not Stage.ASKED and self.first_token_at is None

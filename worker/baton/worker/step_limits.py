@@ -1,0 +1,100 @@
+"""How long a step may take at most, learnt from steps of its shape: what is far beyond has a stuck device. No clock.
+
+The rule. A step may take FACTOR times what the slowest of its shape took lately, and never less than the least. Its
+shape is the number of decodes, of prompt tokens and of context tokens, each to a power of four, and whether there are
+masks. NOVEL_SECONDS have the first LEARNT of a shape, which may compile, capture a graph or warm a cache, and the
+NOVEL_STEPS after a request whose sampling uses what none used before. No limit have steps before START_STEPS, and
+whatever runs while the limits are paused: under a profile, while an operator's call is served, while the engine sleeps
+or changes its weights. A step that ended late teaches no more than OUTLIER times what was known, so that one stall does
+not hide the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.worker.core import RowInit, SamplingParams, StepPlan
+
+FACTOR = 10.0
+START_STEPS = 32
+LEARNT = 4
+NOVEL_STEPS = 64
+NOVEL_SECONDS = 10.0
+OUTLIER = 4.0
+_FORGETS = 0.02  # of the difference to a quicker step, with each of them
+_NEUTRAL = SamplingParams()
+# What a kernel may be made for.
+_FEATURES = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "logprobs",
+    "logprob_token_ids", "prompt_logprobs", "suppressed_token_ids", "forbidden_sequences", "reasoning_limit",
+    "top_p", "top_k", "min_p", "temperature",
+)  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """What steps of about the same time have in common."""
+
+    decodes: int
+    prompt: int
+    context: int
+    masked: bool
+
+
+@dataclass(slots=True)
+class _Known:
+    num_steps: int = 0
+    seconds: float = 0.0  # of the slowest lately
+
+
+def shape_of(plan: StepPlan) -> Shape:
+    """The shape of a step."""
+    num_prompt_tokens = plan.num_tokens - plan.num_decodes
+    context = int(plan.num_computed_tokens.sum())
+    return Shape(_size(plan.num_decodes), _size(num_prompt_tokens), _size(context), plan.masks is not None)
+
+
+def _size(number: int) -> int:
+    """0, 1 to 3, 4 to 15.."""
+    return (number.bit_length() + 1) // 2
+
+
+class StepLimits:
+    """One engine's. `least_seconds` 0: no step has a limit."""
+
+    def __init__(self, least_seconds: float) -> None:
+        self.paused = False
+        self._least_seconds = least_seconds
+        self._known: dict[Shape, _Known] = {}
+        self._features: set[tuple[bool, ...]] = set()
+        self._num_steps = 0
+        self._watched_from = 0  # closely
+
+    def limit(self, plan: StepPlan, shape: Shape) -> float:
+        """Seconds that the step may take. 0: as long as it likes."""
+        if plan.admitted:
+            self._note_features(plan.admitted)
+        known = self._known.get(shape)
+        if self.paused or not self._least_seconds or self._num_steps < START_STEPS:
+            return 0.0
+        if known is None or known.num_steps < LEARNT or self._num_steps < self._watched_from:
+            return max(self._least_seconds, NOVEL_SECONDS)
+        return max(self._least_seconds, FACTOR * known.seconds)
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """A step ended, so long after its device began with it."""
+        self._num_steps += 1
+        known = self._known.setdefault(shape, _Known())
+        if known.num_steps:
+            seconds = min(seconds, OUTLIER * known.seconds)
+            if seconds < known.seconds:
+                seconds = known.seconds + _FORGETS * (seconds - known.seconds)
+        known.num_steps += 1
+        known.seconds = seconds
+
+    def _note_features(self, admitted: list[RowInit]) -> None:
+        for init in admitted:
+            features = tuple(getattr(init.sampling, name) != getattr(_NEUTRAL, name) for name in _FEATURES)
+            if features not in self._features:
+                self._features.add(features)
+                self._watched_from = max(self._watched_from, self._num_steps + NOVEL_STEPS)
