@@ -170,6 +170,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         self.refusal: ServiceError | None = None
         self.hangs = False
         self.predicted_cached_tokens = 0
+        self.prefills: list[types_pb2.Endpoint] = []  # of placements; the first that is not excluded
         self._changed = asyncio.Condition()
         self._server: RpcServer | None = None
         self.port = 0
@@ -211,11 +212,14 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
             raise self.refusal
         for worker in self.workers:
             if worker.worker_id not in request.excluded_worker_ids:
-                return router_pb2.PlaceResponse(
+                placed = router_pb2.PlaceResponse(
                     placement_id=len(self.places),
                     decode=worker.endpoint,
                     decode_cached_tokens=self.predicted_cached_tokens,
                 )
+                if self.prefills:
+                    placed.prefill.CopyFrom(self.prefills[0])
+                return placed
         raise NoCapacity("no worker is left") if not self.workers else Unavailable("no live worker")
 
     async def PlaceStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802

@@ -15,6 +15,7 @@ class GenerationCounters:
     failovers: int = 0  # choices that moved to another worker
     lost_streams: int = 0  # worker streams that ended with requests on them
     silent_workers: int = 0  # of those, for want of a sign of life
+    stalled_workers: int = 0  # that said of their device that it is stuck
     poisonous_requests: int = 0  # that were refused because their workers died
     protocol_errors: int = 0  # frames or tokens that could not be handled
     dropped_reports: int = 0  # outcomes that no router took

@@ -29,6 +29,7 @@ _GENERATION_COUNTERS = (
     ("failovers", "baton_gateway_failovers", "Choices that moved to another worker."),
     ("lost_streams", "baton_gateway_lost_worker_streams", "Worker streams that ended with requests on them."),
     ("silent_workers", "baton_gateway_silent_workers", "Worker streams ended for want of a sign of life."),
+    ("stalled_workers", "baton_gateway_stalled_workers", "Workers that told requests of theirs of a stuck device."),
     (
         "poisonous_requests",
         "baton_gateway_poisonous_requests",

@@ -1,11 +1,11 @@
 """How often a request may start anew on another worker, and when it is taken for the cause. Pure; knows no worker.
 
 The rule. A worker that died, or failed a step, while it ran the request is held against the request, once, however
-many of its choices ran there. The second one ends it: it is given to no third worker. What has run on for
+many of its choices ran there; so is a prefill worker that died while it computed the prompt. The second one ends it: it is given to no third worker. What has run on for
 LET_OFF_TOKENS since the worker before died is let off: a request that was only near two deaths goes on, one that ends
 its worker at the same place again does not. Not even those die with more than MAX_DEATHS workers. A worker that could
 not be reached, that is silent, or that gives its requests up to drain is held against nobody; a choice is moved
-MAX_MOVES times in a row without a token in between. A refusal is passed on MAX_REFUSALS times.
+MAX_MOVES times in a row without a token in between, and away from a stuck device MAX_STALLS times. A refusal is passed on MAX_REFUSALS times.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ LET_OFF_TOKENS = 16
 MAX_BLAMED_DEATHS = 2
 MAX_DEATHS = 5
 MAX_MOVES = 8
+MAX_STALLS = 2
 MAX_REFUSALS = 2
 
 
@@ -59,6 +60,7 @@ class RetryBudget:
     def __init__(self, num_choices: int) -> None:
         self._refusals = [0] * num_choices
         self._moves = [0] * num_choices
+        self._stalls = [0] * num_choices
         self._tokens = [0] * num_choices  # of the output, at the choice's last move
         self._tokens_at_death = [0] * num_choices  # at the last one that is held against the request
         self._stories: list[str] = []  # of the workers held against it
@@ -72,9 +74,7 @@ class RetryBudget:
         """
         if not may_move(error):
             raise error
-        if num_tokens > self._tokens[choice]:
-            self._tokens[choice] = num_tokens
-            self._moves[choice] = self._refusals[choice] = 0
+        self._note(choice, num_tokens)
         loss = loss_of(error)
         if loss is Loss.REFUSED:
             self._refusals[choice] += 1
@@ -85,9 +85,24 @@ class RetryBudget:
         if loss is Loss.DIED:
             self._blame(choice, num_tokens, error, worker)
 
+    def blame_prefill(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
+        """A prefill worker died with the request's prompt. Raises PoisonousRequest where it is not the first."""
+        self._blame(choice, num_tokens, error, worker)
+
+    def may_leave(self, choice: int, num_tokens: int) -> bool:
+        """Whether a choice is taken from a worker whose device is stuck; if so, it counts as taken."""
+        self._note(choice, num_tokens)
+        self._stalls[choice] += 1
+        return self._stalls[choice] <= MAX_STALLS
+
+    def _note(self, choice: int, num_tokens: int) -> None:
+        if num_tokens > self._tokens[choice]:
+            self._tokens[choice] = num_tokens
+            self._moves[choice] = self._refusals[choice] = self._stalls[choice] = 0
+
     def _blame(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
         since, self._tokens_at_death[choice] = num_tokens - self._tokens_at_death[choice], num_tokens
-        if worker is self._last_death:
+        if worker == self._last_death:
             return
         self._last_death = worker
         self._num_deaths += 1

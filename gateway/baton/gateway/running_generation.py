@@ -16,7 +16,7 @@ from baton.gateway.placement_use import PlacementUse
 from baton.gateway.request_trace import GatewayTracing, place
 from baton.gateway.resume.journal import Journal
 from baton.gateway.retry_budget import Loss, PoisonousRequest, RetryBudget, loss_of
-from baton.gateway.router_client import RouterClient
+from baton.gateway.router_client import Placed, RouterClient
 from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
 from baton.gateway.structured_output import name_field
 from baton.gateway.worker_stream import WorkerStream
@@ -31,6 +31,9 @@ from baton.rpc.errors import (
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
+
+# While a worker's device is stuck, a better place is looked for so often.
+_LOOK_SECONDS = 1.0
 
 # How long the end of an answer waits for the worker's counts after a stop string.
 _COUNTS_SECONDS = 1.0
@@ -60,7 +63,7 @@ class Prompt:
 class _Run:
     """One choice on one worker: a slot's receiver."""
 
-    __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use")
+    __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use", "waits")
 
     def __init__(self, generation: RunningGeneration, choice: Choice, use: PlacementUse, stream: WorkerStream) -> None:
         self._generation = generation
@@ -69,6 +72,7 @@ class _Run:
         self.use = use
         self.stream = stream
         self.slot = -1
+        self.waits = False  # for tokens from a device that is stuck
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
         if self.choice.prompt_logprobs is not None:
@@ -76,6 +80,7 @@ class _Run:
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         choice = self.choice
+        self.waits = False
         if self.use.waits:
             self.use.first_token()
         # Tokens that were on their way when a stop string matched or the client left.
@@ -84,6 +89,17 @@ class _Run:
         self._generation.take(choice, token_ids, logprobs)
         if choice.finished:
             self._generation.stop_early(self)
+
+    def on_stall(self) -> None:
+        self._generation.find_better(self)
+
+    def on_prefill_lost(self, worker_id: str, message: str) -> None:
+        self._generation.lose_prefill(self, worker_id, message)
+
+    def leave(self) -> None:
+        """The worker goes on without it."""
+        self.stream.leave(self.slot)
+        self._close(None, worker_failed=True)
 
     def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
         cached = finish.num_cached_tokens + finish.num_prefill_cached_tokens
@@ -142,6 +158,8 @@ class RunningGeneration:
         self._silent: set[str] = set()  # of those excluded, the ones that may be there
         self._budget = RetryBudget(len(choices))
         self._failover: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None  # for a better place
+        self._search_again_at = 0.0
         self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
         self._timers: list[asyncio.TimerHandle] = []
         self._stopped = False
@@ -238,8 +256,7 @@ class RunningGeneration:
         try:
             self._budget.spend(choice.index, len(choice.output_token_ids), error, run.stream)
         except ServiceError as final:
-            self._ways.counters.poisonous_requests += isinstance(final, PoisonousRequest)
-            self._fail(final)
+            self._refuse(final)
             return
         worker_id = run.stream.worker_id
         if run.stream.hangs:
@@ -249,6 +266,54 @@ class RunningGeneration:
         self._lost.append((choice, error))
         if self._failover is None:
             self._failover = asyncio.get_running_loop().create_task(self._move_lost())
+
+    def lose_prefill(self, run: _Run, worker_id: str, message: str) -> None:
+        """A prefill worker died with the choice's prompt; the choice goes on where it is, unless it is the cause."""
+        choice = run.choice
+        if self._stopped or choice.finished:
+            return
+        error = Unavailable(message, phase=types_pb2.PHASE_PREFILL, worker_id=worker_id)
+        try:
+            self._budget.blame_prefill(choice.index, len(choice.output_token_ids), error, (worker_id, run.use))
+        except PoisonousRequest as final:
+            self._refuse(final)
+
+    def find_better(self, run: _Run) -> None:
+        """The device of the choice's worker is stuck: the request moves where there is another, and stays otherwise."""
+        now = time.monotonic()
+        if not self._stopped and self._search is None and now >= self._search_again_at:
+            self._search_again_at = now + _LOOK_SECONDS
+            self._search = asyncio.get_running_loop().create_task(self._leave(run.stream))
+
+    async def _leave(self, stream: WorkerStream) -> None:
+        try:
+            runs = [run for run in self._runs.values() if run.stream is stream and self._may_leave(run)]
+            if not runs:
+                return
+            self._silent.add(stream.worker_id)
+            placed = await self._ask([run.choice for run in runs])
+            runs = [run for run in runs if self._runs.get(run.choice.index) is run and run.waits]
+            if self._stopped or not runs or placed.response.decode.worker_id == stream.worker_id:
+                PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+                return
+            for run in runs:
+                del self._runs[run.choice.index]
+                run.leave()
+            self._submit([run.choice for run in runs], placed)
+            self._ways.counters.failovers += len(runs)
+        except ServiceError as error:
+            _log.info("a request stays with a stuck device: %s", error.message)
+        except Exception as error:
+            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
+        finally:
+            self._search = None
+
+    def _may_leave(self, run: _Run) -> bool:
+        if run.choice.finished:
+            return False
+        run.waits = True
+        return self._budget.may_leave(run.choice.index, len(run.choice.output_token_ids))
 
     async def _move_lost(self) -> None:
         try:
@@ -278,8 +343,15 @@ class RunningGeneration:
             self._ways.counters.failovers += len(lost)
 
     async def _place(self, choices: Sequence[Choice]) -> None:
+        placed = await self._ask(choices)
+        if self._stopped:
+            PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+            return
+        self._submit(choices, placed)
+
+    async def _ask(self, choices: Sequence[Choice]) -> Placed:
         num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
-        placed = await place(
+        return await place(
             self._trace,
             self._ways.router,
             router_pb2.PlaceRequest(
@@ -294,12 +366,12 @@ class RunningGeneration:
                 adapter=self._request.adapter,
                 timeout_ms=self._remaining_ms(),
                 excluded_worker_ids=self._excluded,
+                num_choices=len(choices),
             ),
             self._silent.union(self._ways.streams.avoided()),
         )
-        if self._stopped:
-            PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
-            return
+
+    def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
         span = None if self._trace is None else self._trace.generate(placed)
         use = PlacementUse(self._ways.router, placed, len(choices), span)
         stream = self._ways.streams.get(placed.response.decode)
@@ -350,6 +422,10 @@ class RunningGeneration:
             cached_tokens=min(self._cached.values(), default=0),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
+
+    def _refuse(self, error: ServiceError) -> None:
+        self._ways.counters.poisonous_requests += isinstance(error, PoisonousRequest)
+        self._fail(error)
 
     def _expire(self) -> None:
         self._fail(self._too_late())

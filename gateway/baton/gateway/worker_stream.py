@@ -45,6 +45,12 @@ class SlotReceiver(Protocol):
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         """One step's new tokens."""
 
+    def on_stall(self) -> None:
+        """The worker's device is stuck; it is told again while that lasts. Tokens may still come."""
+
+    def on_prefill_lost(self, worker_id: str, message: str) -> None:
+        """A prefill worker died while it computed the prompt for this worker, which goes on by itself."""
+
     def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
         """The worker is done with it; also the answer to an abort."""
 
@@ -62,11 +68,13 @@ class WorkerStream:
         on_end: Callable[[WorkerStream], None],
         counters: GenerationCounters,
         dial: Dial = _PLAIN,
+        on_stall: Callable[[WorkerStream], None] | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.address = address
         self.last_used = time.monotonic()  # last submit or frame
         self._on_end = on_end
+        self._on_stall = on_stall
         self._counters = counters
         self._dial = dial
         self._receivers: dict[int, SlotReceiver] = {}
@@ -80,6 +88,7 @@ class WorkerStream:
         self._silent_ticks = 0
         self._was_heard = False  # ever
         self._hangs = False
+        self._stalled = False
         self._was_cut = False
         self._wake = asyncio.Event()
         self._ended = False
@@ -148,6 +157,15 @@ class WorkerStream:
             self._aborts[slot] = None
             self._wake.set()
 
+    def leave(self, slot: int) -> None:
+        """As abort, but the slot's receiver hears nothing more."""
+        if slot in self._submits:
+            del self._submits[slot]
+            self._free(slot)
+        elif slot in self._receivers:
+            self._receivers[slot] = _Ignored()
+            self.abort(slot)
+
     def fail(self, reason: str) -> None:
         """Gives the stream up: every request on it fails with a retryable error."""
         self._end(reason)
@@ -173,8 +191,14 @@ class WorkerStream:
         counts = frame.token_counts[:]
         if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
             raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
+        if frame.stalled:
+            self._stall()
+        elif slots:
+            self._stalled = False
         for part in frame.prompt_logprobs:
             self._prompt_logprobs(part)
+        for loss in frame.peer_losses:
+            self._prefill_lost(loss)
         if counts or frame.logprobs or len(set(slots)) < len(slots):
             # Several steps, where the gateway lags behind.
             entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
@@ -194,6 +218,27 @@ class WorkerStream:
             self._finish(finish)
         for failure in frame.failures:
             self._failure(failure)
+
+    def _stall(self) -> None:
+        if not self._stalled:
+            self._stalled = True
+            self._counters.stalled_workers += 1
+            _log.warning("the device of worker %s is stuck, with %d requests", self.worker_id, len(self._receivers))
+        if self._on_stall is not None:
+            self._on_stall(self)
+        for slot, receiver in list(self._receivers.items()):
+            try:
+                receiver.on_stall()
+            except Exception:
+                self._give_up(slot)
+
+    def _prefill_lost(self, loss: worker_pb2.SlotPeerLoss) -> None:
+        receiver = self._receivers.get(loss.slot)
+        if receiver is not None:
+            try:
+                receiver.on_prefill_lost(loss.worker_id, loss.message)
+            except Exception:
+                self._give_up(loss.slot)
 
     def _hand_over_step(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         receivers = self._receivers
@@ -365,6 +410,12 @@ class _Ignored:
         pass
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
+        pass
+
+    def on_stall(self) -> None:
+        pass
+
+    def on_prefill_lost(self, worker_id: str, message: str) -> None:
         pass
 
     def on_finish(self, finish: worker_pb2.SlotFinish) -> None:

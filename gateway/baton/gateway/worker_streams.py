@@ -63,16 +63,21 @@ class WorkerStreams:
         key = (endpoint.worker_id, endpoint.address)
         stream = self._streams.get(key)
         if stream is None or stream.ended:
-            stream = WorkerStream(endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial)
+            stream = WorkerStream(
+                endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial, self._avoid
+            )
             self._streams[key] = stream
         return stream
 
     def avoided(self) -> list[str]:
-        """Workers that were silent, or not there, a moment ago; routers may not know yet."""
+        """Workers that were silent, stuck or not there a moment ago; routers may not know yet."""
         if self._hung:
             oldest = time.monotonic() - _AVOID_SECONDS
             self._hung = {worker_id: at for worker_id, at in self._hung.items() if at > oldest}
         return list(self._hung)
+
+    def _avoid(self, stream: WorkerStream) -> None:
+        self._hung[stream.worker_id] = time.monotonic()
 
     def _forget(self, stream: WorkerStream) -> None:
         key = (stream.worker_id, stream.address)

@@ -13,8 +13,12 @@ from baton.v1 import types_pb2
 def usable(
     views: Sequence[WorkerView], model: types_pb2.ModelInfo, excluded: Collection[str]
 ) -> tuple[list[WorkerView], dict[str, str]]:
-    """Live workers that serve the model and take new requests; and for each other one the reason."""
+    """Live workers that serve the model and take new requests; and for each other one the reason.
+
+    Those whose devices are stuck are among them only where no other one decodes.
+    """
     kept: list[WorkerView] = []
+    stuck: list[WorkerView] = []
     refused: dict[str, str] = {}
     for view in views:
         if not serves(view, model):
@@ -25,9 +29,19 @@ def usable(
             refused[view.worker_id] = "drains"
         elif view.cordoned:
             refused[view.worker_id] = "is cordoned"
+        elif view.stalled:
+            stuck.append(view)
+            refused[view.worker_id] = "is stuck in a step"
         else:
             kept.append(view)
+    if stuck and not any(view.can_decode for view in kept):
+        kept += [view for view in stuck if view.can_decode]
+        refused = {worker_id: reason for worker_id, reason in refused.items() if worker_id not in _ids(kept)}
     return kept, refused
+
+
+def _ids(views: Sequence[WorkerView]) -> set[str]:
+    return {view.worker_id for view in views}
 
 
 def with_room(standings: Sequence[Standing], demand: Demand, max_queue_depth: int) -> list[Standing]:

@@ -48,6 +48,7 @@ class WorkerView:
     can_decode: bool = True  # requests can be submitted to it
     can_prefill_for_others: bool = True  # decode workers can ask it for a prompt's KV
     mixes_phases: bool = True  # decodes run beside the prefills that others ask of it
+    stalled: bool = False  # its device is stuck; it may come back
     max_prompt_tokens: float = math.inf  # that its pool can ever hold, beside one token of output
 
 
@@ -85,6 +86,7 @@ def view_of(
         adapters=frozenset(state.adapters),
         can_decode=state.role in _DECODES,
         can_prefill_for_others=state.role in _PREFILLS,
+        stalled=state.stalled,
         mixes_phases=state.role == types_pb2.WORKER_ROLE_BOTH,
         max_prompt_tokens=load.num_blocks * state.model.block_size - 1 if load.num_blocks else math.inf,
     )

@@ -72,7 +72,12 @@ def _gateway() -> Iterator[MetricRow]:
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     metrics.offer_vllm_names("")
     no_answers = cast(Any, _WithoutAnswers())
-    for collector in (AccessCollector(AccessCounters()), TlsCollector(), TracingCollector(), ExtAuthzCollector(no_answers)):
+    for collector in (
+        AccessCollector(AccessCounters()),
+        TlsCollector(),
+        TracingCollector(),
+        ExtAuthzCollector(no_answers),
+    ):
         metrics.register(collector)
     return _rows("gateway", _collectors(metrics.registry))
 
@@ -132,10 +137,15 @@ def _worker() -> Iterator[MetricRow]:
         return stats
 
     async def collect() -> list[Metric]:
-        collector = WorkerCollector(read, asyncio.get_running_loop(), "")
+        collector = WorkerCollector(read, _IdleDevice(), asyncio.get_running_loop(), "")
         return await asyncio.to_thread(lambda: list(collector.collect()))
 
     return _rows("worker", [*asyncio.run(collect()), TlsCollector(), TracingCollector()])
+
+
+class _IdleDevice:
+    num_stalls = 0
+    stalled = False
 
 
 class _WithoutAnswers:
