@@ -1,7 +1,7 @@
 """Baton's placement beside other systems' policies under virtual time: goodput over the load, and disaggregation.
 
 python tests/bench/bench_policies.py [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
-python tests/bench/bench_policies.py --disaggregation [--cells 216]
+python tests/bench/bench_policies.py --disaggregation [--seconds 10 --requests 600]
 Every run replays from its seed: `baton simulate` with the same flags shows one of them.
 """
 
@@ -31,9 +31,9 @@ from baton.services.simulate.settings import ClusterSettings
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 _GRID = {
     "prompt": (256, 1024, 4096, 16384),
-    "output": (32, 256, 1024),
+    "output": (32, 128, 256, 1024),
     "hit": (0.0, 0.5, 0.9),
-    "load": (0.3, 0.6, 0.9),
+    "load": (0.3, 0.45, 0.6, 0.75, 0.9),
 }
 _MOST_RATIO = 10.0  # where peers serve next to nothing
 _HEADER = (
@@ -76,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated arrivals of a run of 4 workers")
     parser.add_argument("--min-seconds", type=float, default=20.0, help="the least, with more workers")
-    parser.add_argument("--rules", type=_words, default=list(DISAGGREGATION), help=f"of {', '.join(DISAGGREGATION)}")
+    parser.add_argument("--rules", type=_words, default=["always", "never"], help=f"of {', '.join(DISAGGREGATION)}")
+    parser.add_argument("--requests", type=int, default=0, help="of a cell of the grid at most; 0: all")
     parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
     parser.add_argument(
         "--ttft", type=float, default=Limits().ttft, help="seconds to the first token of a good request"
@@ -196,7 +197,7 @@ def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
     if options.cells:
         shapes = shapes[:: max(1, len(shapes) // options.cells)]
     cells = [
-        Cell(cluster, workload, load, options.seconds, options.seed, policy, limits)
+        Cell(cluster, workload, load, options.seconds, options.seed, policy, limits, max_requests=options.requests)
         for workload, load in shapes
         for policy in names
     ]

@@ -100,17 +100,26 @@ class Batch:
         heapq.heappush(self._free, row)
         return Row(row)
 
+    @property
+    def num_context_tokens(self) -> int:
+        """Computed tokens of all rows."""
+        prefilling = sum([int(self.num_computed[state.row]) for state in self._prefilling])
+        return prefilling + int(self.num_computed[self._all_decode_rows()].sum())
+
     def decode_rows(self) -> Int32:
         """Rows that can compute one more token: neither held, nor would their next sample pass their limit."""
-        if self._decode_rows is None:
-            self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
-        rows = self._decode_rows
+        rows = self._all_decode_rows()
         more = self.num_computed[rows] + 1 < self.limit[rows]
         if self._num_held:
             more &= ~self._held[rows]
-        return rows if more.all() else rows[more]
+        return rows if np.count_nonzero(more) == len(more) else rows[more]
 
     def states_at(self, rows: Int32) -> list[RequestState]:
         """The requests at these rows, none of them free."""
         states = cast(list[RequestState], self.states)
         return [states[row] for row in rows.tolist()]
+
+    def _all_decode_rows(self) -> Int32:
+        if self._decode_rows is None:
+            self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
+        return self._decode_rows

@@ -22,7 +22,7 @@ def load_snapshot(
         num_running=len(batch),
         queue_depth=scheduler.num_queued,
         num_pending_prefill_tokens=pending,
-        num_context_tokens=sum(int(batch.num_computed[state.row]) for state in batch.running()),
+        num_context_tokens=batch.num_context_tokens,
         num_blocks=scheduler.pool.num_blocks,
         num_free_blocks=scheduler.pool.num_free,
         max_num_requests=settings.max_num_requests,

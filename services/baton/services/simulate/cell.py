@@ -41,7 +41,7 @@ class Cell:
     limits: Limits = field(default_factory=Limits)
     rate: float = 0.0  # requests a second, instead of the load
     drain_seconds: float = 60.0
-    max_requests: int = 0  # of a trace; 0: all
+    max_requests: int = 0  # 0: all
 
 
 @silenced()
@@ -140,10 +140,9 @@ def arrivals_of(cell: Cell, texts: Texts) -> list[Arrival]:
         if cell.seconds:
             arrivals = [arrival for arrival in arrivals if arrival.time < cell.seconds]
         return arrivals
-    if cell.rate:
-        return generate(workload, texts, cell.rate, cell.seconds, cell.seed)
-    capacity = _capacity(cell, workload)
-    return generate(workload, texts, cell.load * capacity, cell.seconds, cell.seed)
+    rate = cell.rate or cell.load * _capacity(cell, workload)
+    arrivals = generate(workload, texts, rate, cell.seconds, cell.seed)
+    return arrivals[: cell.max_requests] if cell.max_requests else arrivals
 
 
 def _capacity(cell: Cell, workload: Workload) -> float:

@@ -7,8 +7,10 @@ and so the scheduler has nothing to decide. Blocks are allocated and stored in t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heapreplace
+from itertools import accumulate
 
 import numpy as np
 
@@ -165,8 +167,7 @@ class VirtualEngine(Engine):
         batch.last_step[rows] = scheduler.skip_steps(num_steps)
         seconds = coast.seconds[done : done + num_steps]
         self._rates.observe_decodes(seconds)
-        for one in seconds:
-            counters.step_seconds += one
+        counters.step_seconds = deque(accumulate(seconds, initial=counters.step_seconds), 1)[0]  # rounded as one by one
         counters.num_steps += num_steps
         counters.num_output_tokens += count * num_steps
         coast.done += num_steps
