@@ -238,3 +238,38 @@ def test_a_state_of_before_a_partition_does_not_drop_what_the_index_knows_of_the
     world.hear(state("a", epoch=1))
     world.hear(state("a", epoch=2))
     assert world.place(4000, [1, 2]).decode_cached_tokens > 0
+
+
+def test_a_worker_that_failed_a_gateway_is_left_until_it_tells_its_state():
+    world = World(state("a"), state("b"))
+    placed = world.place()
+    failed, other = placed.decode.worker_id, ({"a", "b"} - {placed.decode.worker_id}).pop()
+    world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, worker_failed=True))
+    assert {world.place(request_id=f"r{number}").decode.worker_id for number in range(8)} == {other}
+    world.hear(state(failed))
+    assert failed in {world.place(request_id=f"s{number}").decode.worker_id for number in range(8)}
+
+
+def test_where_every_worker_failed_a_gateway_they_are_taken_all_the_same():
+    world = World(state("a"))
+    placed = world.place()
+    world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, worker_failed=True))
+    assert world.place(request_id="s").decode.worker_id == "a"
+
+
+def test_the_failure_of_a_former_life_says_nothing_of_this_one():
+    world = World(state("a"), state("b"))
+    placed = world.place()
+    world.hear(state(placed.decode.worker_id, epoch=2))
+    world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, worker_failed=True))
+    chosen = {world.place(request_id=f"r{number}").decode.worker_id for number in range(8)}
+    assert placed.decode.worker_id in chosen
+
+
+def test_every_choice_of_a_request_takes_a_place():
+    world = World(state("a", max_num_requests=16), state("b", max_num_requests=16, num_running=1))
+    placed = [world.place(request_id=f"r{number}", num_choices=8) for number in range(3)]
+    counts = collections.Counter(one.decode.worker_id for one in placed)
+    assert max(counts.values()) <= 2, counts
+    for worker_id, count in counts.items():
+        assert world.placer.in_flight.load(worker_id).num_requests == 8 * count

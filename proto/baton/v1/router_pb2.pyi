@@ -84,6 +84,7 @@ class PlaceRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    NUM_CHOICES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     block_hashes: builtins.bytes
@@ -104,6 +105,8 @@ class PlaceRequest(google.protobuf.message.Message):
     """The tenant's share of a full fleet, against the other tenants'. 0 is 1."""
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
+    num_choices: builtins.int
+    """Outputs that will run at once on the decode worker, each in a place of its batch. 0 is 1."""
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers that just failed this request."""
@@ -124,8 +127,9 @@ class PlaceRequest(google.protobuf.message.Message):
         session_id: builtins.str = ...,
         tenant_weight: builtins.float = ...,
         traceparent: builtins.str = ...,
+        num_choices: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_choices", b"num_choices", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PlaceRequest = PlaceRequest
 

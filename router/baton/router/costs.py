@@ -106,6 +106,7 @@ class Screened(NamedTuple):
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
     """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
     prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
+    places = demand.num_choices
     strained = demand.itl_seconds > 0
     part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
     context = prompt + output / 2
@@ -129,7 +130,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
             alone += missing * block_size / rates.prefill_tokens_per_second
         if adapter:
             alone += one.adapter_seconds(demand)
-        excess = requests + 1 - behind - view.max_num_requests
+        excess = requests + places - behind - view.max_num_requests
         queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
         moving = (
             (uncached if uncached > 0 else 0)
@@ -202,7 +203,7 @@ def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
 
 
 def _seat_seconds(decode: Standing, demand: Demand) -> float:
-    excess = decode.num_requests + 1 - decode.num_behind - decode.view.max_num_requests
+    excess = decode.num_requests + demand.num_choices - decode.num_behind - decode.view.max_num_requests
     return excess * seconds_per_seat(decode, demand) if excess > 0 else 0.0
 
 

@@ -28,7 +28,7 @@ class Share(NamedTuple):
     """What one placement means for one worker."""
 
     worker_id: str
-    num_requests: int  # that will decode there: 1 or 0
+    num_requests: int  # that will decode there: each choice is one; 0: it only prefills
     num_prefill_tokens: int
     num_blocks: int
 

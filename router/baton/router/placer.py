@@ -110,7 +110,10 @@ class Placer:
         if decision is None:
             return None
         decision.outcome = outcome
-        if not outcome.worker_failed:
+        if outcome.worker_failed:
+            decode = decision.response.decode
+            self._fleet.suspect(decode.worker_id, decode.epoch)
+        else:
             self._learnt.learn(decision, outcome, self._clock())
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
@@ -157,7 +160,14 @@ class Placer:
             itl_seconds = self._objectives.itl_seconds
         return Asked(
             model,
-            Demand(request.num_prompt_tokens, num_output_tokens, request.adapter, part, itl_seconds),
+            Demand(
+                request.num_prompt_tokens,
+                num_output_tokens,
+                request.adapter,
+                part,
+                itl_seconds,
+                request.num_choices or 1,
+            ),
             request.tenant,
             request.tenant_weight or 1.0,
             request.priority,
@@ -224,9 +234,9 @@ def _shares(best: Option, demand: Demand) -> tuple[Share, ...]:
     uncached = demand.num_prompt_tokens - decode.num_cached_tokens
     num_blocks = -(-uncached // max(1, decode.view.block_size))
     if prefill is None:
-        return (Share(decode.view.worker_id, 1, uncached, num_blocks),)
+        return (Share(decode.view.worker_id, demand.num_choices, uncached, num_blocks),)
     uncached_there = demand.num_prompt_tokens - prefill.num_cached_tokens
     return (
-        Share(decode.view.worker_id, 1, 0, num_blocks),
+        Share(decode.view.worker_id, demand.num_choices, 0, num_blocks),
         Share(prefill.view.worker_id, 0, uncached_there, -(-uncached_there // max(1, prefill.view.block_size))),
     )

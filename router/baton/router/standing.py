@@ -19,6 +19,7 @@ class Demand(NamedTuple):
     adapter: str = ""  # empty: the model itself
     stream_part: float = 1.0  # what a second between tokens counts for, against one before the first token
     itl_seconds: float = 0.0  # the objective between tokens. 0: a second counts the same however slow a stream is
+    num_choices: int = 1  # places that it takes in a batch
 
 
 @dataclass(frozen=True, slots=True)
