@@ -1,0 +1,102 @@
+"""What must be true of a fleet after the last stream: nothing held, nothing counted, an index that tells the truth."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psutil
+from chaos.fleet import Fleet, processes_of
+from stack import metric
+
+_IDLE_SECONDS = 10.0
+# Placements of a gateway that was killed are forgotten by routers after two minutes.
+_FORGET_SECONDS = 130.0
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What is wrong. Empty and 0: nothing."""
+
+    problems: tuple[str, ...]
+    num_leaked_blocks: int
+
+
+def audit(fleet: Fleet, gateways_died: bool) -> Audit:
+    """Waits for what ends by itself, then looks. `gateways_died`: their placements are not reported by anybody."""
+    until = time.monotonic() + _IDLE_SECONDS
+    patient_until = time.monotonic() + (_FORGET_SECONDS if gateways_died else _IDLE_SECONDS)
+    while True:
+        soon, late = [*_pools(fleet), *_index(fleet), *_gateways(fleet)], _routers(fleet)
+        now = time.monotonic()
+        if (not soon and not late) or (soon and now > until) or now > patient_until:
+            return Audit((*soon, *late), num_held_blocks(fleet))
+        time.sleep(_POLL_SECONDS)
+
+
+def num_held_blocks(fleet: Fleet) -> int:
+    """Blocks that requests hold or transfers lease, in all pools."""
+    held = [fleet.stats(worker) for worker in fleet.workers]
+    return sum(stats.num_held_blocks + stats.num_leased_blocks for stats in held)
+
+
+def memory_of(fleet: Fleet) -> dict[str, tuple[tuple[int, ...], int]]:
+    """By service: its processes, and the bytes that they have in memory."""
+    found = {}
+    for service in fleet.services:
+        processes = processes_of(service)
+        pids = tuple(sorted(process.pid for process in processes))
+        found[service.plan.name] = pids, sum(process.memory_info().rss for process in processes)
+    if fleet.redis.process is not None:
+        pid = fleet.redis.process.pid
+        found["redis"] = (pid,), psutil.Process(pid).memory_info().rss
+    return found
+
+
+def _pools(fleet: Fleet) -> list[str]:
+    problems = []
+    for worker in fleet.workers:
+        stats = fleet.stats(worker)
+        total = stats.num_held_blocks + stats.num_leased_blocks + stats.num_cached_blocks + stats.num_empty_blocks
+        if stats.num_held_blocks or stats.num_leased_blocks or total != stats.state.load.num_blocks:
+            problems.append(
+                f"{worker.plan.name}: {stats.num_held_blocks} blocks held, {stats.num_leased_blocks} leased, "
+                f"{total} of {stats.state.load.num_blocks} known"
+            )
+    return problems
+
+
+def _index(fleet: Fleet) -> list[str]:
+    problems = []
+    cached = {worker.plan.name: fleet.stats(worker).num_cached_blocks for worker in fleet.workers}
+    stored, total = metric(fleet.metrics(fleet.kvstore), "baton_kvstore_blocks"), sum(cached.values())
+    if stored != total:
+        problems.append(f"the workers cache {total} blocks, the kvstore knows {stored:.0f}")
+    for router in fleet.routers:
+        entries = fleet.entries(router)
+        for name, count in cached.items():
+            known = entries[name].num_indexed_blocks if name in entries else -1
+            if known != count:
+                problems.append(f"{name} caches {count} blocks, {router.plan.name} knows {known}")
+    return problems
+
+
+def _gateways(fleet: Fleet) -> list[str]:
+    problems = []
+    for gateway in fleet.gateways:
+        text = fleet.metrics(gateway)
+        running = metric(text, "baton_gateway_in_flight")
+        errors = metric(text, "baton_gateway_protocol_errors_total")
+        if running or errors:
+            problems.append(f"{gateway.plan.name}: {running:.0f} requests in flight, {errors:.0f} protocol errors")
+    return problems
+
+
+def _routers(fleet: Fleet) -> list[str]:
+    problems = []
+    for router in fleet.routers:
+        waiting = metric(fleet.metrics(router), "baton_router_in_flight")
+        if waiting:
+            problems.append(f"{router.plan.name}: {waiting:.0f} placements not reported on")
+    return problems
