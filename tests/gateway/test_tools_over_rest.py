@@ -236,6 +236,21 @@ async def test_the_operator_chooses_the_parsers(tmp_path):
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice.function.name",
         ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools.0",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
     ],
 )
 async def test_wrong_tools_are_named(qwen, fields, param):
@@ -275,6 +290,36 @@ async def test_a_required_call_is_what_the_worker_is_held_to(qwen):
     assert (schema["minItems"], "maxItems" in schema) == (1, False)
     await qwen.chat(says, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     assert json.loads(constraint_of(qwen).json_schema)["maxItems"] == 1
+
+
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_only_allowed_tools_are_given(qwen):
+    answer = await qwen.chat(CALL, tools=TOOLS, tool_choice=allowed("auto", "get_weather"))
+    assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+    assert "get_weather" in qwen.prompt()
+    assert "get_time" not in qwen.prompt()
+    says = '[{"name": "get_time", "parameters": {}}]'
+    answer = await qwen.chat(says, tools=TOOLS, tool_choice=allowed("required", "get_time"))
+    assert calls_of(answer.choices[0].message) == [("get_time", {})]
+    schema = json.loads(constraint_of(qwen).json_schema)
+    assert [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]] == ["get_time"]
+    asked = {"tools": [{"type": "function", **tool["function"]} for tool in TOOLS], "input": "Hi"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]}
+    async with RawClient.connect(qwen.gateway.port) as client:
+        answer = await client.request("POST", "/v1/responses", {**asked, "tool_choice": choice})
+        assert (answer.status, answer.json["tool_choice"]) == (200, choice)
+        assert ("get_time" in qwen.prompt(), "get_weather" in qwen.prompt()) == (True, False)
+        for wrong, param in (
+            ({**choice, "mode": "none"}, "tool_choice.mode"),
+            ({**choice, "tools": []}, "tool_choice.tools"),
+            ({**choice, "tools": [{"type": "function", "name": "x"}]}, "tool_choice.tools.0"),
+        ):
+            answer = await client.request("POST", "/v1/responses", {**asked, "tool_choice": wrong})
+            assert (answer.status, answer.error["param"]) == (400, param)
 
 
 async def test_a_chat_without_forced_tools_is_free(qwen):

@@ -150,11 +150,23 @@ class ChosenFunction(Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
+class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     """The function that must be called."""
 
-    type: Literal["function"]
     function: ChosenFunction
+
+
+class AllowedTools(Struct, kw_only=True):
+    """Those of the tools that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """The model is given some of the tools only."""
+
+    allowed_tools: AllowedTools
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True):
@@ -172,7 +184,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     tools: Annotated[list[ToolDefinition], Meta(min_length=1)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None  # null: auto where tools are given
+    # null: auto where tools are given
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None  # null: true; false: at most one call
     include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
     # The older form of tools: at most one call, which the answer has as function_call.

@@ -37,7 +37,8 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_specia
         )
     strict = next((index for index, tool in enumerate(use.tools) if tool.strict), None)
     if strict is not None and (tools.strict is None or is_special(tools.strict.trigger)):
-        field = f"tools.{strict}.function.strict"
+        place = use.tools[strict].place
+        field = f"tools.{strict if place is None else place}.function.strict"
         raise InvalidRequest(
             f"{field}: {model} cannot be held to a schema where it is free to call or not; leave strict out, or set "
             "tool_choice to required.",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from baton.gateway.openai_types import (
+    AllowedToolsChoice,
     ChatCompletionRequest,
     ChosenFunction,
     FunctionDefinition,
@@ -30,6 +32,10 @@ def tool_use_of(request: ChatCompletionRequest) -> ToolUse:
             raise InvalidRequest("tool_choice is only allowed when tools are given.", field="tool_choice")
         return ToolUse()
     parallel = request.parallel_tool_calls is not False
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        names = [tool.function.name for tool in allowed.tools]
+        return ToolUse(only(tools, names, "tool_choice.allowed_tools"), ToolMode(allowed.mode), parallel=parallel)
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if all(tool.name != name for tool in tools):
@@ -43,6 +49,16 @@ def tool_use_of(request: ChatCompletionRequest) -> ToolUse:
 def tool_of(definition: ToolDefinition) -> Tool:
     """One tool."""
     return _function_of(definition.function)
+
+
+def only(tools: Sequence[Tool], names: Sequence[str], where: str) -> tuple[Tool, ...]:
+    """The tools of these names, in their own order. Raises InvalidRequest for a name that is none of theirs."""
+    known = {tool.name for tool in tools}
+    for index, name in enumerate(names):
+        if name not in known:
+            field = f"{where}.tools.{index}"
+            raise InvalidRequest(f"{field}: the function {name!r} is not in tools.", field=field)
+    return tuple(replace(tool, place=place) for place, tool in enumerate(tools) if tool.name in names)
 
 
 @contextmanager

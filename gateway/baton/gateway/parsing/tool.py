@@ -16,6 +16,7 @@ class Tool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None  # JSON Schema of the arguments object; None: not said
     strict: bool = False  # the arguments must follow the schema
+    place: int | None = None  # among the request's tools, where only some of those are given
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it."""

@@ -13,6 +13,7 @@ from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.responses.items import Item, chat_messages
 from baton.gateway.responses.types import ReasoningOptions, Response, ResponsesRequest
 from baton.gateway.sampling_defaults import SamplingDefaults
+from baton.gateway.tool_request import only
 from baton.gateway.turn import Turn
 from baton.gateway.validation import check_variables
 from baton.rpc.errors import InvalidRequest
@@ -135,6 +136,8 @@ def _tool_use(request: ResponsesRequest) -> ToolUse:
         return ToolUse()
     tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
     parallel = request.parallel_tool_calls is not False
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools, parallel)
     if isinstance(choice, dict):
         return ToolUse(tools, ToolMode.NAMED, _chosen(choice, tools), parallel)
     try:
@@ -144,9 +147,21 @@ def _tool_use(request: ResponsesRequest) -> ToolUse:
         raise InvalidRequest(message, field="tool_choice") from None
 
 
+def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool], parallel: bool) -> ToolUse:
+    mode, allowed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        field = "tool_choice.mode"
+        raise InvalidRequest(f"{field} is {mode!r}; it must be auto or required.", field=field)
+    if not isinstance(allowed, list) or not allowed:
+        field = "tool_choice.tools"
+        raise InvalidRequest(f"{field} must be a list of functions, at least one.", field=field)
+    names = [str(tool.get("name")) if isinstance(tool, dict) else "" for tool in allowed]
+    return ToolUse(only(tools, names, "tool_choice"), ToolMode(mode), parallel=parallel)
+
+
 def _chosen(choice: Mapping[str, Any], tools: Sequence[Tool]) -> str:
     if choice.get("type") != "function":
-        message = f"tool_choice.type is {choice.get('type')!r}; only function can be served."
+        message = f"tool_choice.type is {choice.get('type')!r}; only function and allowed_tools can be served."
         raise InvalidRequest(message, field="tool_choice.type")
     name = choice.get("name")
     for tool in tools:
