@@ -20,7 +20,7 @@ from baton.gateway.access.identity import Limits, Tenant
 from baton.gateway.access.ledger import Ledger
 from baton.gateway.access.limiter import Limiter
 from baton.gateway.access.redis_limiter import RedisLimiter, greetings
-from baton.gateway.access.redis_link import RedisLink
+from baton.gateway.access.redis_nodes import RedisNodes
 from baton.gateway.access.window import CELL_MS
 
 
@@ -44,7 +44,7 @@ def tenant(name: str = "acme", **limits: int) -> Tenant:
 class Replica:
     """One gateway's limiter over a Redis."""
 
-    def __init__(self, link: RedisLink, limiter: RedisLimiter, counters: AccessCounters, ledger: Ledger) -> None:
+    def __init__(self, link: RedisNodes, limiter: RedisLimiter, counters: AccessCounters, ledger: Ledger) -> None:
         self.link = link
         self.limiter = limiter
         self.counters = counters
@@ -63,7 +63,7 @@ async def replica(
     counters = AccessCounters()
     # A shorter minute is as much shorter for the gateway.
     own = ledger or Ledger(lambda: time.monotonic() * CELL_MS / cell_ms)
-    async with RedisLink(url, timeout, greetings(cell_ms)) as link:
+    async with RedisNodes(url, timeout, greetings(cell_ms)) as link:
         limiter = RedisLimiter(link, own, counters, replicas, cell_ms, lease_ms)
         async with limiter.beating():
             yield Replica(link, limiter, counters, own)

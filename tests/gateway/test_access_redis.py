@@ -1,6 +1,8 @@
 """Limits that gateways share in a real Redis, and what is enforced when it is away, wiped or wrong."""
 
 import asyncio
+import shutil
+import subprocess
 import time
 from contextlib import AsyncExitStack
 
@@ -8,6 +10,7 @@ import pytest
 import redis
 from access_rig import Clock, pretended_redis, refused, replica, tenant, use
 from scripted_services import until
+from tls_rig import make_certs
 
 from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import LimitKind, RateLimited
@@ -329,3 +332,28 @@ async def test_a_password_and_a_database_are_used(redis_server, store):
     client = redis.Redis.from_url(redis_server.url.replace("/0", "/3"), password="hush")
     assert client.get("there") == b"1"
     client.close()
+
+
+async def test_a_redis_over_tls_is_asked_and_one_of_another_ca_is_not(tmp_path, free_port):
+    certificates, other = make_certs(tmp_path / "certs", hosts=("localhost",)), make_certs(tmp_path / "other")
+    shown = ("--tls-cert-file", str(certificates / "edge.crt"), "--tls-key-file", str(certificates / "edge.key"))
+    ca = ("--tls-ca-cert-file", str(certificates / "ca.crt"), "--tls-auth-clients", "no")
+    where = ("--port", "0", "--tls-port", str(free_port), "--bind", "127.0.0.1", "--save", "")
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [shutil.which("redis-server") or "redis-server", *where, *shown, *ca], stdout=subprocess.DEVNULL
+    )
+    try:
+        url = f"rediss://localhost:{free_port}/0?ssl_ca_certs="
+        async with replica(f"{url}{certificates / 'ca.crt'}") as good, replica(f"{url}{other / 'ca.crt'}") as bad:
+            await until(lambda: good.link.up, 20)
+            who = tenant(requests_per_minute=2)
+            await use(good.limiter, who, Ask())
+            await use(good.limiter, who, Ask())
+            await refused(good.limiter, who, Ask())
+            assert good.counters.local_decisions == 0
+            await use(bad.limiter, who, Ask())
+            assert bad.counters.local_decisions == 1
+            assert not bad.link.up
+    finally:
+        process.kill()
+        process.wait(10)

@@ -43,9 +43,9 @@ async def _limiter(settings: AccessSettings, counters: AccessCounters, stack: co
     if not settings.redis_url:
         return LocalLimiter(ledger, counters, settings.replicas)
     from baton.gateway.access.redis_limiter import RedisLimiter, greetings
-    from baton.gateway.access.redis_link import RedisLink
+    from baton.gateway.access.redis_nodes import RedisNodes
 
-    link = await stack.enter_async_context(RedisLink(settings.redis_url, settings.redis_timeout, greetings()))
+    link = await stack.enter_async_context(RedisNodes(settings.redis_url, settings.redis_timeout, greetings()))
     limiter = RedisLimiter(link, ledger, counters, settings.replicas)
     await stack.enter_async_context(limiter.beating())
     return limiter

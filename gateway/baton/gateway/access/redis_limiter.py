@@ -20,7 +20,8 @@ from baton.gateway.access.identity import Limits, Tenant
 from baton.gateway.access.ledger import Account, Ledger, Reservation, Untold
 from baton.gateway.access.limiter import LocalLimiter
 from baton.gateway.access.messages import refusal
-from baton.gateway.access.redis_link import Answer, LinkDown, RedisLink
+from baton.gateway.access.redis_link import Answer, LinkDown
+from baton.gateway.access.redis_nodes import RedisNodes
 from baton.gateway.access.window import CELL_MS, CELLS
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _KINDS = (
     LimitKind.BUDGET,
 )
 _NUM_ANSWERS = 11
+_GATEWAYS = "baton:gateways"
 
 
 class WrongAnswer(Exception):
@@ -67,7 +69,7 @@ class RedisLimiter:
 
     def __init__(
         self,
-        link: RedisLink,
+        link: RedisNodes,
         ledger: Ledger,
         counters: AccessCounters,
         replicas: int,
@@ -191,18 +193,19 @@ class RedisLimiter:
                 if month:
                     self._ledger.heard_month(account, month, spent)
 
-        self._link.ask(*self._command(self._settle, tenant, is_known), *words).add_done_callback(settled)
+        self._link.ask(_place(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
+            settled
+        )
 
     async def _ask(self, script: Script, tenant: str, words: tuple[str | int, ...]) -> Answer:
-        answer = await self._link.ask(*self._command(script, tenant, True), *words)
+        answer = await self._link.ask(_place(tenant), *self._command(script, tenant, True), *words)
         if _is_no_script(answer):
-            answer = await self._link.ask(*self._command(script, tenant, False), *words)
+            answer = await self._link.ask(_place(tenant), *self._command(script, tenant, False), *words)
         return answer
 
     def _command(self, script: Script, tenant: str, is_known: bool) -> tuple[str | int, ...]:
         how = ("EVALSHA", script.sha) if is_known else ("EVAL", script.text)
-        # The braces put a tenant's keys into one slot of a cluster.
-        keys = (f"baton:minute:{{{tenant}}}", f"baton:leases:{{{tenant}}}", f"baton:months:{{{tenant}}}")
+        keys = tuple(f"baton:{what}:{_place(tenant)}" for what in ("minute", "leases", "months"))
         return (*how, len(keys), *keys)
 
     def _admit_words(self, limits: Limits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
@@ -234,13 +237,18 @@ class RedisLimiter:
     async def _count_gateways(self) -> None:
         """Where Redis goes away, as many share a limit as there were, also where the settings say fewer."""
         try:
-            answer = await self._link.ask("EVAL", self._gateways, 1, "baton:gateways", self._name, self._lease_ms)
+            answer = await self._link.ask(_GATEWAYS, "EVAL", self._gateways, 1, _GATEWAYS, self._name, self._lease_ms)
             if type(answer) is not int:
                 raise WrongAnswer(f"it counts gateways as {answer!r:.100}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._failed(error)
         else:
             self._local.replicas = max(self._min_replicas, answer)
+
+
+def _place(tenant: str) -> str:
+    """The braces put a tenant's keys into one slot of a cluster."""
+    return f"{{{tenant}}}"
 
 
 def _is_no_script(answer: Answer) -> bool:

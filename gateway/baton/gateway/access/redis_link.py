@@ -35,13 +35,24 @@ class LinkDown(Exception):
 
 
 class RedisLink(asyncio.Protocol):
-    """Connects by itself for the lifetime of an `async with`. Each new connection begins with the `greetings`."""
+    """Connects by itself for the lifetime of an `async with`. Each new connection begins with the `greetings`.
 
-    def __init__(self, url: str, timeout_seconds: float, greetings: Sequence[tuple[str, ...]] = ()) -> None:
+    `address`: in place of the URL's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_seconds: float,
+        greetings: Sequence[tuple[str, ...]] = (),
+        address: tuple[str, int] | None = None,
+    ) -> None:
         try:
             self._where: dict[str, Any] = dict(parse_url(url))
         except ValueError as error:
             raise InvalidRequest(f"redis_url is not allowed: {error}", field="redis_url") from error
+        if address is not None:
+            self._where.update(host=address[0], port=address[1])
         self._timeout = timeout_seconds
         self._greetings = greetings
         self.up = False
@@ -59,6 +70,11 @@ class RedisLink(asyncio.Protocol):
             await self._connect()
         self._keeper = self._loop.create_task(self._keep())
         return self
+
+    @property
+    def host(self) -> str:
+        """Where it connects to."""
+        return str(self._where.get("host", "localhost"))
 
     async def __aexit__(self, *_: object) -> None:
         self._keeper.cancel()
