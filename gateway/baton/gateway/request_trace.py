@@ -4,7 +4,7 @@
     baton.gateway.prepare     reading, keys, limits, template, tokens and hashes, up to the first placement
     baton.gateway.place       asking routers, attempts and waits included
     baton.gateway.generate    its choices on one worker, from their placement to the worker's last word
-    baton.gateway.answer      from there to the last byte, where that takes a thousandth of the request or more
+    baton.gateway.answer      from there to the last byte, where that takes a 200th of the request or more
 
 What a generation knows of its trace is the traceparent that it carries: `GatewayTracing.of` finds the rest.
 """
@@ -20,7 +20,7 @@ from baton.rpc.trace_context import SpanContext, sampled_context
 from baton.rpc.tracing import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
 from baton.v1 import router_pb2, worker_pb2
 
-_LEAST_PART = 1000  # of a request: a shorter rest is no span
+_LEAST_PART = 200  # of a request: a shorter rest is no span
 
 
 class RequestTrace:

@@ -39,6 +39,9 @@ TOOLS: Mapping[str, str] = {
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
+    "doctor": "Says what keeps a service from running well here, and what mends it.",
+    "collect-env": "Prints what a bug report needs of this machine, secrets left out.",
+    "traces": "Shows traced requests in a terminal, as they come.",
     "probe": "Asks a service's gRPC health once, with a certificate where the fleet has TLS.",
     "metrics": "Lists every Prometheus metric.",
     "bench": "Runs a benchmark of tests/bench.",
@@ -69,6 +72,18 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import keys
 
         return keys.main(rest, variables)
+    if command == "doctor":
+        from baton.services.doctor import command as doctor
+
+        return doctor.main(rest, variables, _configs())
+    if command == "collect-env":
+        from baton.services import collect_env
+
+        return collect_env.main(rest, variables)
+    if command == "traces":
+        from baton.services import traces
+
+        return traces.main(rest, variables)
     if command == "probe":
         from baton.services import probe
 
@@ -111,6 +126,11 @@ def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
     return run_service(name, config_type, load_serve, argv, environ, command.summary)
 
 
+def _configs() -> dict[str, tuple[str, str]]:
+    """Where each service's config class is."""
+    return {name: (f"{command.package}.config", command.config) for name, command in SERVICES.items()}
+
+
 def _version() -> str:
     from importlib import metadata
 
@@ -119,7 +139,7 @@ def _version() -> str:
 
 def _help() -> str:
     rows = [*((name, command.summary) for name, command in SERVICES.items()), *TOOLS.items()]
-    listing = "\n".join(f"  {name:<9} {summary}" for name, summary in rows)
+    listing = "\n".join(f"  {name:<11} {summary}" for name, summary in rows)
     return (
         "usage: baton COMMAND [flags]\n\nA gRPC-first LLM inference platform made of separate services.\n\n"
         f"{listing}\n\nbaton COMMAND --help lists a command's flags; baton --version prints the version."

@@ -1,0 +1,116 @@
+"""`baton doctor [SERVICE] [the service's flags]`: examines this machine for a service, as its settings are."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from baton.services import settings
+from baton.services.doctor.examination import examine
+from baton.services.doctor.finding import Finding, Level, failed, ok
+from baton.services.doctor.redact import secrets_in, without_secrets, without_these
+from baton.services.doctor.targets import service_of, targets_of
+from baton.services.run import ProcessConfig
+
+EXIT_WELL = 0
+EXIT_FAILED = 1
+EXIT_MISUSED = 2
+
+_MARKS = {Level.OK: "  ok  ", Level.UNKNOWN: "  ?   ", Level.WARNING: " warn ", Level.FAILED: " FAIL "}
+_ABOUT = (
+    "Examines this machine: baton doctor [gateway|router|kvstore|worker] [that service's flags]. With a service, its "
+    "flags and BATON_* variables say what is looked at; exit code 1 means that something does not work."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorConfig:
+    """The settings of `baton doctor` itself."""
+
+    json: bool = field(default=False, metadata={"help": "A JSON document instead of lines."})
+    quiet: bool = field(default=False, metadata={"help": "Only what is not well."})
+    look_timeout: float = field(
+        default=5.0, metadata={"help": "Seconds that one look may take.", "minimum": 0.1, "maximum": 300.0}
+    )
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, tuple[str, str]]) -> int:
+    """Prints the report. `configs` names each service's config class: (module, class). Returns the exit code."""
+    try:
+        service, flags = service_of(tuple(argv), tuple(configs))
+        own, rest = _own_flags(flags)
+        (doctor,) = settings.load("doctor", (DoctorConfig,), own, environ, _ABOUT)
+    except settings.SettingsError as error:
+        print(f"baton doctor: {error}", file=sys.stderr)
+        return EXIT_MISUSED
+    config, findings = _config_of(service, configs, rest, environ)
+    findings += asyncio.run(examine(targets_of(service, config), doctor.look_timeout))
+    secrets = secrets_in(environ)
+    print(_report(service, [_told(one, secrets) for one in findings], doctor))
+    return EXIT_FAILED if any(one.level is Level.FAILED for one in findings) else EXIT_WELL
+
+
+def _config_of(
+    service: str, configs: Mapping[str, tuple[str, str]], flags: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Any, list[Finding]]:
+    """A service's config, as it would have it at its start; None with what is wrong with it."""
+    if not service:
+        return None, []
+    module, name = configs[service]
+    try:
+        kind = getattr(importlib.import_module(module), name)
+        config, _ = settings.load(service, (kind, ProcessConfig), flags, environ, _ABOUT)
+    except settings.SettingsError as error:
+        return None, [failed("settings", str(error), f"baton {service} --help lists what may be given")]
+    except ImportError as error:
+        return None, [failed("settings", f"{service} is not installed: {error}", _install(service))]
+    return config, [ok("settings", f"flags and BATON_{service.upper()}_* variables fit together")]
+
+
+def _install(service: str) -> str:
+    return f"pip install 'baton-inference[{service}]'"
+
+
+def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The doctor's flags, and the service's."""
+    own: list[str] = []
+    rest: list[str] = []
+    names = {option.flag: option for option in settings.options_of("doctor", DoctorConfig)}
+    waiting = iter(flags)
+    for word in waiting:
+        name = word.partition("=")[0]
+        if word in ("--help", "-h"):
+            own.append(word)
+        elif name not in names:
+            rest.append(word)
+        elif names[name].kind is bool or "=" in word:
+            own.append(word)
+        else:
+            own += [word, next(waiting, "")]
+    return own, rest
+
+
+def _told(finding: Finding, secrets: frozenset[str]) -> Finding:
+    what = without_these(without_secrets(finding.what), secrets)
+    return Finding(finding.topic, finding.level, what, without_these(finding.fix, secrets))
+
+
+def _report(service: str, findings: Sequence[Finding], config: DoctorConfig) -> str:
+    shown = [one for one in findings if not config.quiet or one.level is not Level.OK]
+    counts = {level.value: sum(one.level is level for one in findings) for level in Level}
+    if config.json:
+        rows = [{**asdict(one), "level": one.level.value} for one in shown]
+        return json.dumps({"service": service or None, "counts": counts, "findings": rows}, indent=1)
+    lines = []
+    for one in shown:
+        lines.append(f"[{_MARKS[one.level]}] {one.topic:<12} {one.what}")
+        if one.fix and one.level is not Level.OK:
+            lines.append(f"{'':<22}-> {one.fix}")
+    bad = counts[Level.FAILED.value]
+    verdict = "nothing is wrong" if not bad else f"{bad} things do not work" if bad > 1 else "one thing does not work"
+    return "\n".join([*lines, f"{verdict}; {counts['warning']} warnings, {counts['unknown']} not to be found out"])

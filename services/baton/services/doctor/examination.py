@@ -1,0 +1,115 @@
+"""All topics of one examination: looks, then checks. A look that fails or hangs is a finding, not the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from baton.services.doctor import (
+    certificates,
+    clocks,
+    fabric,
+    gpus,
+    kubernetes,
+    limits,
+    listening,
+    model,
+    peers,
+    redis_server,
+    versions,
+)
+from baton.services.doctor.finding import Finding, unknown
+from baton.services.doctor.targets import Targets
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    name: str
+    look: Callable[[], Awaitable[Iterable[Finding]]]
+
+
+async def examine(targets: Targets, seconds: float) -> list[Finding]:
+    """Every finding, in the topics' order. `seconds` is what one look may take; programs get a few times that."""
+    topics = _topics(targets, seconds)
+    found = await asyncio.gather(*(_guarded(topic, 8 * seconds) for topic in topics))
+    return [finding for part in found for finding in part]
+
+
+def _topics(targets: Targets, seconds: float) -> list[_Topic]:
+    device = asyncio.ensure_future(_device(targets, seconds))
+
+    async def versions_() -> Iterable[Finding]:
+        return versions.check_versions(versions.observe_versions(targets.service), targets)
+
+    async def limits_() -> Iterable[Finding]:
+        return limits.check_limits(limits.observe_limits(), targets)
+
+    async def certificates_() -> Iterable[Finding]:
+        facts = certificates.observe_certificates(targets)
+        return certificates.check_certificates(facts, targets, certificates.now())
+
+    async def listens() -> Iterable[Finding]:
+        return listening.check_listens(listening.observe_listens(targets))
+
+    async def peers_() -> Iterable[Finding]:
+        return peers.check_peers(await peers.observe_peers(targets, seconds), targets)
+
+    async def redis_and_clock() -> Iterable[Finding]:
+        facts = await redis_server.observe_redis(targets, seconds)
+        clock = clocks.observe_clock(facts.offset if facts is not None else None)
+        return [*redis_server.check_redis(facts, targets), *clocks.check_clock(clock)]
+
+    async def watches() -> Iterable[Finding]:
+        return kubernetes.check_watches(await kubernetes.observe_watches(targets, seconds))
+
+    async def model_() -> Iterable[Finding]:
+        facts = await asyncio.to_thread(model.observe_model, targets)
+        return model.check_model(facts, targets, _room(targets, (await device).gpus))
+
+    async def gpus_() -> Iterable[Finding]:
+        return gpus.check_gpus(await device, targets) if targets.service in ("", "worker") else ()
+
+    async def fabric_() -> Iterable[Finding]:
+        has_gpus = bool((await device).gpus)
+        return fabric.check_fabric(await asyncio.to_thread(fabric.observe_fabric, seconds, has_gpus), targets)
+
+    return [
+        _Topic("versions", versions_),
+        _Topic("limits", limits_),
+        _Topic("gpu", gpus_),
+        _Topic("fabric", fabric_),
+        _Topic("model", model_),
+        _Topic("certificates", certificates_),
+        _Topic("ports", listens),
+        _Topic("peers", peers_),
+        _Topic("kubernetes", watches),
+        _Topic("redis", redis_and_clock),
+    ]
+
+
+async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
+    if targets.service not in ("", "worker"):
+        return gpus.GpuFacts()
+    with_torch = versions.installed("torch") is not None
+    return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
+
+
+def _room(targets: Targets, found: tuple[gpus.Gpu, ...]) -> model.Room:
+    free = [gpu.free_mib for gpu in found if gpu.free_mib is not None]
+    facts = limits.observe_limits()
+    sizes = [size for size in (facts.memory, facts.container_memory) if size]
+    gpu = int(max(free) * _MIB * (targets.gpu_part or 1.0)) if free else None
+    return model.Room(gpu, min(sizes) if sizes else None)
+
+
+async def _guarded(topic: _Topic, seconds: float) -> list[Finding]:
+    try:
+        async with asyncio.timeout(seconds):
+            return list(await topic.look())
+    except TimeoutError:
+        return [unknown(topic.name, f"no answer within {seconds:.0f} s")]
+    except Exception as error:
+        return [unknown(topic.name, f"it could not be looked at: {type(error).__name__}: {error}")]

@@ -1,0 +1,154 @@
+"""The model's folder: whether it is whole, readable, and not larger than what is to hold it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.services.doctor.finding import Finding, failed, ok, unknown, warning
+from baton.services.doctor.targets import Targets
+
+_TOPIC = "model"
+_GIB = 1 << 30
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100 << 20
+_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One folder."""
+
+    folder: str
+    exists: bool = False
+    is_hub_id: bool = False
+    config_problem: str = ""
+    architecture: str = ""
+    has_tokenizer: bool = False
+    weight_bytes: int = 0
+    missing: tuple[str, ...] = ()  # files that its index names
+    broken: tuple[str, ...] = ()  # files that end before their tensors do, or are no such files
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that weights may take. None: not known."""
+
+    gpu: int | None = None
+    memory: int | None = None
+
+
+def check_model(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Finding]:
+    """What a gateway needs is the tokenizer, what a worker needs are the weights."""
+    if not targets.model:
+        return
+    if not facts.exists:
+        yield _absent(facts)
+        return
+    if facts.config_problem:
+        yield failed(_TOPIC, facts.config_problem, "copy the folder again, all *.json files of it")
+    elif targets.service == "worker" and facts.architecture not in _ARCHITECTURES:
+        fix = f"take one of {', '.join(_ARCHITECTURES)}"
+        yield failed(_TOPIC, f"its architecture is {facts.architecture or 'not told'}", fix)
+    if not facts.has_tokenizer and targets.service == "gateway":
+        what = f"{facts.folder} has no tokenizer.json"
+        yield failed(_TOPIC, what, "copy the model's fast tokenizer there; workers need none")
+    if targets.needs_weights:
+        yield from _weights(facts, targets, room)
+    elif not facts.config_problem:
+        yield ok(_TOPIC, f"{facts.folder} can be read")
+
+
+def observe_model(targets: Targets) -> ModelFacts:
+    """Reads the folder's JSON files, and of weight files the headers."""
+    model = targets.model
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        is_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/"))
+        return ModelFacts(model, is_hub_id=is_hub_id)
+    problem, config = _json_of(folder / "config.json")
+    names = config.get("architectures") if isinstance(config, dict) else None
+    files = sorted(folder.glob("*.safetensors"))
+    return ModelFacts(
+        folder=str(folder),
+        exists=True,
+        config_problem=problem,
+        architecture=str(names[0]) if isinstance(names, list) and names else "",
+        has_tokenizer=(folder / "tokenizer.json").is_file(),
+        weight_bytes=sum(path.stat().st_size for path in files),
+        missing=tuple(_missing(folder)),
+        broken=tuple(f"{path.name} ({why})" for path in files if (why := why_broken(path))),
+    )
+
+
+def why_broken(path: Path) -> str:
+    """Why a safetensors file cannot be whole; empty: its size is what its header says."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER_BYTES:
+                return "no safetensors file, perhaps a Git LFS pointer"
+            header = json.loads(file.read(length))
+        end = max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return "no safetensors file, perhaps a Git LFS pointer"
+    missing = 8 + length + end - path.stat().st_size
+    return f"{missing} bytes are missing" if missing > 0 else ""
+
+
+def _absent(facts: ModelFacts) -> Finding:
+    if facts.is_hub_id:
+        what = f"{facts.folder!r} is no folder here; it would be fetched from the hub"
+        return unknown(_TOPIC, what, f"hf download {facts.folder} --local-dir FOLDER, then --model FOLDER")
+    fix = "--model FOLDER; in Kubernetes: the claim `modelsClaim` mounted at /models, and the folder's name below it"
+    return failed(_TOPIC, f"there is no folder {facts.folder!r}", fix)
+
+
+def _weights(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Finding]:
+    for name in facts.missing:
+        yield failed(_TOPIC, f"{name} is missing, which {_INDEX} names", "copy the folder again: hf download resumes")
+    for name in facts.broken:
+        yield failed(_TOPIC, name, "copy this file again: hf download resumes")
+    if not facts.weight_bytes:
+        yield failed(
+            _TOPIC, f"{facts.folder} has no *.safetensors", "convert its weights, or --load-format dummy to try"
+        )
+    if facts.missing or facts.broken or not facts.weight_bytes:
+        return
+    have = room.gpu if targets.executor == "cuda" else room.memory
+    size = f"{facts.weight_bytes / _GIB:.1f} GiB of weights"
+    if have is None:
+        yield unknown(_TOPIC, f"{size}; it is not known what there is for them")
+    elif facts.weight_bytes > have:
+        fix = "a larger GPU, a smaller model, or one in fewer bits; nvidia-smi shows who holds memory"
+        yield failed(_TOPIC, f"{size} do not fit {have / _GIB:.1f} GiB", fix)
+    elif facts.weight_bytes > 0.9 * have:
+        yield warning(
+            _TOPIC, f"{size} leave little of {have / _GIB:.1f} GiB for KV", "a larger GPU, or a smaller model"
+        )
+    else:
+        yield ok(_TOPIC, f"{facts.folder}: {size}, {have / _GIB:.1f} GiB are there for them")
+
+
+def _missing(folder: Path) -> Iterator[str]:
+    problem, index = _json_of(folder / _INDEX)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if problem or not isinstance(names, dict):
+        return
+    for name in sorted({str(name) for name in names.values()}):
+        if not (folder / name).is_file():
+            yield name
+
+
+def _json_of(path: Path) -> tuple[str, object]:
+    try:
+        return "", json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}", None
+    except (ValueError, RecursionError) as error:
+        return f"{path} is no JSON: {error}", None

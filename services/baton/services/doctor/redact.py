@@ -1,0 +1,79 @@
+"""What may be told of settings and environments: no keys, no passwords, no tokens. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+LEFT_OUT = "(left out)"
+
+# Names of values that are secret, whole or as a part between underscores.
+_SECRET_NAME = re.compile(
+    r"(^|[_\-.])(key|keys|apikey|secret|secrets|token|tokens|password|passwd|passphrase|pass|pwd|credential|credentials|"
+    r"authorization|auth|cookie|private|salt|headers|dsn|url|urls|endpoint|uri|proxy|connection|string)($|[_\-.\d])",
+    re.IGNORECASE,
+)
+_SPLIT_NAMES = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# Of these the value is a URL: told without what is secret in it.
+_URL_NAME = re.compile(r"(^|_)(url|urls|endpoint|uri|proxy)($|_)", re.IGNORECASE)
+# //user:password@host, //token@host. What is before the last @ of an authority is never told.
+_USERINFO = re.compile(r"(?<=//)[^/?#\s'\"]*@")
+_QUERY = re.compile(r"(?<=[?&;])([^=&;#\s]+)=([^&;#\s'\"]*)")
+_FRAGMENT = re.compile(r"(://[^\s#'\"]*)#[^\s'\"]+")
+_WORDS = re.compile(
+    r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|$)"
+    r"|\b(?:bt|sk|pk|rk|hf|ghp|gho|ghs|github_pat|glpat|xox[abpr]|pypi|AKIA|ASIA|AIza)[-_]?[A-Za-z0-9_\-]{12,}"
+    r"|\beyJ[A-Za-z0-9_\-]+\.[A-Za-z0-9_\-]+(?:\.[A-Za-z0-9_\-]+)?"
+    r"|(?<=bearer )\S+|(?<=basic )\S+|(?<=requirepass )\S+",
+    re.IGNORECASE | re.DOTALL,
+)
+_ASSIGNED = re.compile(
+    r"(?i)\b([\w\-.]*(?:password|passwd|secret|token|api[_-]?key|credential|authorization)[\w\-.]*)"
+    r"(\s*[=:]\s*|\s+)(?!\(left out\))(\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
+)
+_LEAST_SECRET = 4  # characters: shorter ones occur everywhere
+_NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  # settings' own words
+
+
+def without_secrets(text: str) -> str:
+    """A text without what looks like a secret: passwords of URLs, keys by their form, values of telling names."""
+    text = _USERINFO.sub(f"{LEFT_OUT}@", text)
+    text = _QUERY.sub(rf"\1={LEFT_OUT}", text)
+    text = _FRAGMENT.sub(rf"\1#{LEFT_OUT}", text)
+    text = _WORDS.sub(LEFT_OUT, text)
+    return _ASSIGNED.sub(lambda found: f"{found[1]}{found[2]}{LEFT_OUT}", text)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or setting of this name holds a secret, or may hold one."""
+    return _SECRET_NAME.search(_SPLIT_NAMES.sub("_", name)) is not None
+
+
+def told(name: str, value: str) -> str:
+    """A setting's value as it may be told."""
+    if not value:
+        return value
+    if is_secret(name):
+        return without_secrets(value) if _URL_NAME.search(name) and "://" in value else LEFT_OUT
+    return without_secrets(value)
+
+
+def secrets_in(values: Mapping[str, str]) -> frozenset[str]:
+    """What is secret among an environment's values: to be looked for in whatever else is told."""
+    found: set[str] = set()
+    for name, value in values.items():
+        if _URL_NAME.search(name) or "://" in value:
+            for userinfo in _USERINFO.findall(value):
+                found.update(re.split(r"[:@]", userinfo))
+            found.update(value for _, value in _QUERY.findall(value))
+        elif is_secret(name):
+            found.update((value, *value.split(",")))
+    stripped = {secret.strip() for secret in found}
+    return frozenset(one for one in stripped if len(one) >= _LEAST_SECRET and one.lower() not in _NO_SECRETS)
+
+
+def without_these(text: str, secrets: Iterable[str]) -> str:
+    """A text without any of these, wherever they are; the longest go first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, LEFT_OUT)
+    return text
