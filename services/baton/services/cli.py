@@ -43,6 +43,7 @@ TOOLS: Mapping[str, str] = {
     "collect-env": "Prints what a bug report needs of this machine, secrets left out.",
     "traces": "Shows traced requests in a terminal, as they come.",
     "probe": "Asks a service's gRPC health once, with a certificate where the fleet has TLS.",
+    "top": "Shows the fleet live in a terminal, as the console does.",
     "metrics": "Lists every Prometheus metric.",
     "bench": "Runs a benchmark of tests/bench.",
     "simulate": "Runs a simulated fleet under virtual time.",
@@ -88,6 +89,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from baton.services import probe
 
         return probe.main(rest, variables)
+    if command == "top":
+        from baton.services import top
+
+        return top.main(rest, variables)
     if command == "metrics":
         from baton.services import metrics_table
 
