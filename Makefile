@@ -4,6 +4,8 @@ MODEL ?= models/storyteller-7m
 UP_FLAGS ?=
 CHAOS_SEED ?= 0
 CHAOS_SEEDS ?= 1000
+CHAOS_KILLS ?= 1000
+SOAK_REQUESTS ?= 1000000
 PYTEST_FLAGS ?=
 # Many tests wait for processes of theirs more than they compute.
 TEST_WORKERS ?= 3
@@ -24,7 +26,7 @@ VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos-sim clean
+.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos soak chaos-sim clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -104,6 +106,12 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 
 churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak
 	@$(BIN)/python tests/bench/transfer_churn.py $(CHURN_FLAGS)
+
+chaos: $(VENV)/.installed-dev ## Kill CHAOS_KILLS workers under load, break everything else too, overload and soak it; the table, by CHAOS_SEED
+	@$(BIN)/python tests/chaos/run.py --seed $(CHAOS_SEED) --kills $(CHAOS_KILLS) --soak-requests $(SOAK_REQUESTS) $(CHAOS_FLAGS)
+
+soak: $(VENV)/.installed-dev ## Answer SOAK_REQUESTS short requests with faults on: what leaks, what grows
+	@$(BIN)/python tests/chaos/soak.py --seed $(CHAOS_SEED) --requests $(SOAK_REQUESTS) $(SOAK_FLAGS)
 
 chaos-sim: $(VENV)/.installed-dev ## Break a simulated fleet by CHAOS_SEEDS seeds, and check that its index tells the truth
 	@$(BIN)/baton simulate --chaos $(CHAOS_SEED) --chaos-seeds $(CHAOS_SEEDS)

@@ -1,6 +1,7 @@
 """Breaks a fleet of real processes by a seed, and prints what its clients saw.
 
-python tests/chaos/run.py [--seed N] [--kills N] [--faults N] [--cpu-kills N] [--parts LIST] [--json PATH]
+python tests/chaos/run.py [--seed N] [--kills N] [--faults N] [--cpu-kills N] [--soak-requests N] [--parts LIST]
+    [--json PATH]
 
 Gateways, routers, a kvstore, Redis, prefill and decode workers. Streams (greedy, seeded, two choices, JSON schema,
 tool calls, log-probabilities, penalties) are compared with the undisturbed run, event for event; afterwards pools,
@@ -10,6 +11,8 @@ kills    workers killed and stopped (front or engine), simulated engines, at 70 
 cpu      the same with the CPU engine
 storm    every kind of fault: services, connections, Redis, pools, clocks, disks
 rolling  every service restarted one by one under load
+overload tests/bench/bench_overload.py: three times what the fleet can serve
+soak     tests/chaos/soak.py: short requests with faults on, what leaks and what grows
 gap      the longest wait between two events of a stream that a fault hit: of those that ran, one part in as many as
          there are decode workers, the longest
 """
@@ -28,14 +31,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.report import facts_line, machine_facts, write_json
-from chaos import report
+from chaos import report, soak
 from chaos.audit import Audit, audit
 from chaos.client import Client
 from chaos.disturb import Disturbed, disturb
 from chaos.faults import EVERYTHING, KILLS, Fault, plan
 from chaos.fleet import Shape, running_fleet
+from chaos.overload import overload
 from chaos.report import Row
 from chaos.rolling import roll
+from chaos.soak import SoakOptions
 
 _SIM = Shape(worker_flags=("--sim-step-seconds", "0.02"))
 _CPU = Shape(executor="cpu", decode=3, places=4)
@@ -126,7 +131,19 @@ def rolling(options: argparse.Namespace) -> tuple[list[Row], str]:
     return rows, _text("rolling", disturbed, found)
 
 
-PARTS: dict[str, Part] = {"kills": kills, "cpu": cpu, "storm": storm, "rolling": rolling}
+def soaked(options: argparse.Namespace) -> tuple[list[Row], str]:
+    """A day's requests."""
+    return soak.run(SoakOptions(options.soak_requests, options.seed))
+
+
+PARTS: dict[str, Part] = {
+    "kills": kills,
+    "cpu": cpu,
+    "rolling": rolling,
+    "overload": overload,
+    "storm": storm,
+    "soak": soaked,
+}
 
 
 def main() -> int:
@@ -136,6 +153,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--cpu-kills", type=int, default=50)
     parser.add_argument("--faults", type=int, default=105)
+    parser.add_argument("--soak-requests", type=int, default=1_000_000)
     parser.add_argument("--parts", default=",".join(PARTS), help="some of: %(default)s")
     parser.add_argument("--verbose", action="store_true", help="print each fault")
     parser.add_argument("--logs", type=Path, help="where the services' logs are copied to")

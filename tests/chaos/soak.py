@@ -63,6 +63,16 @@ _WARM_REQUESTS = 10_000
 _MAX_GROWTH = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class SoakOptions:
+    """How long a soak is."""
+
+    requests: int
+    seed: int
+    clients: int = 48
+    seconds: float = 4 * 3600.0  # at most
+
+
 @dataclass
 class Soaked:
     """What came of it."""
@@ -80,7 +90,7 @@ class Soaked:
         return {name: self.end[name][1] / self.warm[name][1] - 1 for name in alike}
 
 
-async def soak(fleet: Fleet, options: argparse.Namespace) -> Soaked:
+async def soak(fleet: Fleet, options: SoakOptions) -> Soaked:
     """Until all requests are answered, or the time is over."""
     result = Soaked()
     began = time.monotonic()
@@ -138,7 +148,7 @@ def rows_of(result: Soaked, problems: tuple[str, ...], num_leaked: int) -> list[
     ]
 
 
-def run(options: argparse.Namespace) -> tuple[list[Row], str]:
+def run(options: SoakOptions) -> tuple[list[Row], str]:
     """One fleet, one soak."""
     with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder, running_fleet(Path(folder), _SHAPE) as fleet:
         result = asyncio.run(soak(fleet, options))
@@ -169,7 +179,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows, text = run(options)
+    rows, text = run(SoakOptions(options.requests, options.seed, options.clients, options.seconds))
     print(f"{text}\n\n{facts_line(machine_facts(('grpcio',)))}, seed {options.seed}\n")
     print(report.table(rows))
     write_json(options.json, {"seed": options.seed, "rows": [[row.what, row.found, row.good] for row in rows]})

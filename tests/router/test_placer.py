@@ -266,6 +266,15 @@ def test_the_failure_of_a_former_life_says_nothing_of_this_one():
     assert placed.decode.worker_id in chosen
 
 
+def test_what_nobody_reports_on_is_forgotten_where_nothing_is_placed_any_more():
+    world = World(state("a"))
+    world.place()
+    assert len(world.placer.in_flight) == 1
+    world.now += 121
+    world.hear(state("a"))
+    assert len(world.placer.in_flight) == 0
+
+
 def test_every_choice_of_a_request_takes_a_place():
     world = World(state("a", max_num_requests=16), state("b", max_num_requests=16, num_running=1))
     placed = [world.place(request_id=f"r{number}", num_choices=8) for number in range(3)]

@@ -132,6 +132,7 @@ class Placer:
             self._index.drop(view.worker_id)
         if is_new:
             self.in_flight.forget_prefixes(view.worker_id)
+        self.in_flight.expire(view.received)  # where nothing is placed any more
         self.in_flight.hear(view.worker_id, view.received)
 
     def on_lost(self, worker_id: str) -> None:
