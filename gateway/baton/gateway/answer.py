@@ -80,7 +80,7 @@ class Answer(ABC):
         else:
             _log.error("a generation failed", exc_info=error, extra={"request_id": self.exchange.request_id})
         answer = http_error_of(error)
-        self.meter.on_error(answer.type)
+        self.meter.on_error(answer.type, answer.status)
         self.send_error(answer)
 
     @abstractmethod

@@ -17,6 +17,8 @@ from baton.gateway.vllm_metrics import VllmAliases
 _TTFT_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
+_REFUSAL_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+_REFUSED = (429, 503)
 _ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKEN_BOUNDS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _E2E_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -74,7 +76,10 @@ class GatewayMetrics:
         self.output_sizes = BucketCounts(
             "baton_gateway_request_output_tokens", "Output tokens of a complete answer.", _TOKEN_BOUNDS
         )
-        for histogram in (self.itl, self.tpot, self.prompt_sizes, self.output_sizes):
+        self.refusals = BucketCounts(
+            "baton_gateway_rejection_seconds", "Request to its refusal with 429 or 503.", _REFUSAL_BOUNDS
+        )
+        for histogram in (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.refusals):
             self.registry.register(histogram)
         self.registry.register(_GenerationCollector(counters))
 
@@ -187,8 +192,10 @@ class AnswerMeter:
         self._metrics.output_tokens.inc(output_tokens)
         self._metrics.cached_tokens.inc(cached_tokens)
 
-    def on_error(self, reason: str) -> None:
+    def on_error(self, reason: str, status: int) -> None:
         """The answer is an error, or ends with one."""
+        if status in _REFUSED and not self._first:
+            self._metrics.refusals.observe(time.perf_counter() - self._started)
         self._metrics.generation_rejected(reason)
 
     def on_abort(self) -> None:

@@ -115,7 +115,7 @@ class RunningResponse:
             _log.error("a response failed", exc_info=error, extra={"request_id": self.response.id})
         self.failure = error
         self.error = http_error_of(error)
-        self._meter.on_error(self.error.type)
+        self._meter.on_error(self.error.type, self.error.status)
         self.response.error = ResponseError(_code_of(self.error), self.error.message)
         self._abort()
         self._end("failed")
