@@ -78,7 +78,9 @@ def _where(labels: str) -> str:
 
 
 _MODEL = 'model_name=~"$model"'
+_TENANT = 'tenant=~"$tenant"'
 _MODELS = Variable("model", "baton_worker_kv_usage", "model_name")
+_TENANTS = Variable("tenant", "baton_gateway_tenant_requests_total", "tenant")
 
 FLEET = Dashboard(
     "baton-fleet",
@@ -237,6 +239,18 @@ TENANTS = Dashboard(
             Panel("Over a limit", "reqps", ((rate("baton_gateway_limited_total", "limit"), "{{limit}}"),)),
             Panel("Without a right", "reqps", ((rate("baton_gateway_access_refused_total", "reason"), "{{reason}}"),)),
         )),
+        ("By tenant", (
+            Panel("Requests admitted", "reqps", (
+                (rate("baton_gateway_tenant_requests_total", "tenant", _TENANT), "{{tenant}}"),)),
+            Panel("Running", "short", (
+                (f"sum by (tenant) (baton_gateway_tenant_running{{{_TENANT}}})", "{{tenant}}"),)),
+            Panel("Over a limit", "reqps", (
+                (rate("baton_gateway_tenant_limited_total", "tenant, limit", _TENANT), "{{tenant}}: {{limit}}"),)),
+            Panel("Prompt tokens", "short", (
+                (rate("baton_gateway_tenant_input_tokens_total", "tenant", _TENANT), "{{tenant}}"),), width=12),
+            Panel("Output tokens", "short", (
+                (rate("baton_gateway_tenant_output_tokens_total", "tenant", _TENANT), "{{tenant}}"),), width=12),
+        )),
         ("Keys and limits", (
             Panel("Limits in Redis", "short", (("baton_gateway_limits_redis_up", "{{instance}}"),)),
             Panel("Decided without Redis", "ops", (
@@ -247,6 +261,7 @@ TENANTS = Dashboard(
                                   (rate("baton_gateway_key_source_errors_total"), "could not be read"))),
         )),
     ),
+    (_TENANTS,),
 )  # fmt: skip
 
 DASHBOARDS = (FLEET, REQUESTS, KV, ROUTER, TENANTS)

@@ -25,6 +25,12 @@ _UNSEEN = {
     "baton_gateway_limited_total",
     "baton_gateway_access_refused_total",
     "baton_gateway_limits_redis_errors_total",
+    # Of tenants, which need keys: test_scrape_tls.py has some.
+    "baton_gateway_tenant_requests_total",
+    "baton_gateway_tenant_limited_total",
+    "baton_gateway_tenant_input_tokens_total",
+    "baton_gateway_tenant_output_tokens_total",
+    "baton_gateway_tenant_running",
     "baton_kv_transfer_bytes_per_second",  # only of transports that have moved something
 }
 _METRIC = re.compile(r"\b(?:baton_|vllm:)\w+")

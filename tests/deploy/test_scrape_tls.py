@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import httpx
 import pytest
 import yaml
 from access_rig import key_file
 from deploy_tools import ROOT, prometheus_tool
-from stack import start_stack, wait_until
+from stack import MODEL_NAME, start_stack, wait_until
 from tls_rig import make_certs
 
 from baton.services import ports
@@ -43,10 +45,28 @@ def moved(certificates, key_path, targets):
     return config
 
 
+def of_tenants():
+    """The tenants' dashboard's queries by tenant."""
+    panels = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "baton-tenants.json").read_text())["panels"]
+    texts = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    queries = [text for text in texts if "baton_gateway_tenant_" in text]
+    assert len(queries) == 5
+    return [text.replace("[$__rate_interval]", "[60s]").replace("$tenant", ".*") for text in queries]
+
+
+def ask(stack, certificates, key):
+    """The status of a chat with this key."""
+    body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    with httpx.Client(verify=ssl.create_default_context(cafile=str(certificates / "ca.crt")), timeout=60) as client:
+        url = f"https://localhost:{stack.rest.rpartition(':')[2]}/v1/chat/completions"
+        return client.post(url, json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+
 def test_every_job_finds_its_service_up_and_no_other_reader_does(tmp_path):
     prometheus = prometheus_tool("prometheus")
     certificates = make_certs(tmp_path / "certs", fleet="prod")
-    keys, (key,) = key_file(tmp_path, [{"scopes": ["metrics"]}])
+    fields = [{"scopes": ["metrics"]}, {"tenant": "acme"}, {"tenant": "rival"}]
+    keys, (key, *tenants) = key_file(tmp_path, fields, {"acme": {}, "rival": {"requests_per_minute": 1}})
     (tmp_path / "key").write_text(key)
     with ExitStack() as cleanup:
         flags = {"gateway": ("--api-keys", str(keys))}
@@ -62,16 +82,25 @@ def test_every_job_finds_its_service_up_and_no_other_reader_does(tmp_path):
         cleanup.callback(process.wait, 30)
         cleanup.callback(process.terminate)
 
+        def found(expression):
+            query = urllib.parse.urlencode({"query": expression})
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}", timeout=10) as answer,
+            ):
+                return [one["metric"] for one in json.load(answer)["data"]["result"]]
+            return []
+
         def ups():
-            query = urllib.parse.urlencode({"query": "up == 1"})
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}", timeout=10) as answer:
-                    found = json.load(answer)["data"]["result"]
-            except OSError:
-                return False
-            return {one["metric"]["instance"] for one in found} == {one for all_ in targets.values() for one in all_}
+            return {one["instance"] for one in found("up == 1")} == {one for all_ in targets.values() for one in all_}
 
         wait_until(ups, "every target is up", 90)
+        statuses = [ask(stack, certificates, one) for one in (*tenants, *tenants)]
+        assert statuses == [200, 200, 200, 429]
+        for expression in of_tenants():
+            wait_until(lambda one=expression: found(one), f"{expression} has an answer", 60)
+        names = {one["tenant"] for one in found("baton_gateway_tenant_requests_total")}
+        assert names == {"acme", "rival"}
         for address in targets["baton-worker"] + targets["baton-router"] + targets["baton-kvstore"]:
             with pytest.raises((urllib.error.URLError, ConnectionError)):
                 urllib.request.urlopen(f"http://{address}/metrics", timeout=10)

@@ -9,6 +9,20 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+MAX_TENANTS = 1000  # with figures of their own, of one process
+OTHERS = "(others)"  # no tenant can have this name
+
+
+@dataclass(slots=True)
+class TenantUse:
+    """One tenant at this gateway, since it started."""
+
+    requests: int = 0  # admitted
+    running: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    limited: Counter[str] = field(default_factory=Counter)  # requests, by limit
+
 
 @dataclass(slots=True)
 class AccessCounters:
@@ -22,6 +36,15 @@ class AccessCounters:
     redis_lost: int = 0  # tenants whose use was gone from Redis, and told again
     local_decisions: int = 0  # limits that were enforced by this gateway's share
     redis_up: bool = False
+    tenants: dict[str, TenantUse] = field(default_factory=dict)  # by name
+
+    def tenant(self, name: str) -> TenantUse:
+        """What one tenant has used. Names are of configured tenants; of too many, some share one."""
+        use = self.tenants.get(name)
+        if use is None:
+            name = name if len(self.tenants) < MAX_TENANTS else OTHERS
+            use = self.tenants.setdefault(name, TenantUse())
+        return use
 
 
 class AccessCollector(Collector):
@@ -42,7 +65,29 @@ class AccessCollector(Collector):
             ("limits_local_decisions", "Requests held to this gateway's share of a limit.", own.local_decisions),
         ):
             yield CounterMetricFamily(f"baton_gateway_{name}", text, value=value)
+        yield from self._tenants()
         yield GaugeMetricFamily("baton_gateway_limits_redis_up", "Limits are decided in Redis.", value=own.redis_up)
+
+    def _tenants(self) -> Iterable[Metric]:
+        limited = CounterMetricFamily(
+            "baton_gateway_tenant_limited", "A tenant's requests over its limits.", labels=("tenant", "limit")
+        )
+        running = GaugeMetricFamily("baton_gateway_tenant_running", "A tenant's requests that run.", labels=("tenant",))
+        counted = {
+            name: CounterMetricFamily(f"baton_gateway_tenant_{name}", text, labels=("tenant",))
+            for name, text in (
+                ("requests", "A tenant's requests that were admitted."),
+                ("input_tokens", "Prompt tokens of a tenant's requests that have ended."),
+                ("output_tokens", "Output tokens of a tenant's requests that have ended."),
+            )
+        }
+        for tenant, use in self._counters.tenants.items():
+            running.add_metric((tenant,), use.running)
+            for name, family in counted.items():
+                family.add_metric((tenant,), getattr(use, name))
+            for limit, count in use.limited.items():
+                limited.add_metric((tenant, limit), count)
+        yield from (*counted.values(), limited, running)
 
 
 def _labelled(name: str, text: str, values: Counter[str], label: str = "reason") -> CounterMetricFamily:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.gateway.access.ask import Ask, Used
-from baton.gateway.access.counters import AccessCounters
-from baton.gateway.access.errors import Unauthenticated
+from baton.gateway.access.counters import AccessCounters, TenantUse
+from baton.gateway.access.errors import RateLimited, Unauthenticated
 from baton.gateway.access.identity import ANONYMOUS, Identity, Scope
 from baton.gateway.access.key_ring import KeyRing
 from baton.gateway.access.ledger import Reservation
@@ -97,9 +97,16 @@ class KeyGate:
         return identity
 
     async def admit(self, identity: Identity, ask: Ask) -> Ticket:
-        if not identity.tenant.limits.any:
-            return FREE
-        return LimitTicket(self._limiter, await self._limiter.reserve(identity.tenant, ask), self._wall_clock)
+        tenant = identity.tenant
+        ticket: Ticket = FREE
+        if tenant.limits.any:
+            try:
+                ticket = LimitTicket(self._limiter, await self._limiter.reserve(tenant, ask), self._wall_clock)
+            except RateLimited as error:
+                if not ask.only_look:
+                    self._counters.tenant(tenant.name).limited[error.kind.name.lower()] += 1
+                raise
+        return ticket if ask.only_look else CountedTicket(ticket, self._counters.tenant(tenant.name), ask.requests)
 
     def _identify(self, keys: Sequence[str]) -> Identity:
         if not keys:
@@ -130,6 +137,31 @@ class LimitTicket:
         return openai_headers(limits, standing)
 
 
+class CountedTicket:
+    """Implements Ticket: another one, whose use is counted for its tenant."""
+
+    __slots__ = ("_inner", "_num_requests", "_use")
+
+    def __init__(self, inner: Ticket, use: TenantUse, num_requests: int) -> None:
+        self._inner = inner
+        self._use = use
+        self._num_requests = num_requests
+        use.requests += num_requests
+        use.running += num_requests
+
+    def settle(self, used: Used) -> None:
+        self._inner.settle(used)
+        use = self._use
+        use.running -= self._num_requests
+        self._num_requests = 0
+        use.input_tokens += used.input_tokens
+        use.output_tokens += used.output_tokens
+        self._use = _UNCOUNTED
+
+    def headers(self, anthropic: bool = False) -> dict[str, str]:
+        return self._inner.headers(anthropic)
+
+
 class _FreeTicket:
     """Implements Ticket where there is nothing to count."""
 
@@ -141,3 +173,4 @@ class _FreeTicket:
 
 
 FREE = _FreeTicket()
+_UNCOUNTED = TenantUse()  # of tickets that were settled already
