@@ -7,14 +7,19 @@ import contextlib
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
+import stack
 from fleet_node import ScriptedWorker, state
+from stack import Service
 
 from baton.rpc.channel import open_channel
-from baton.services import ports
+from baton.services import ports, tandem
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2
 
 MODEL = "storyteller-7m"
@@ -149,3 +154,36 @@ async def console_fleet(
     """The address of the fleet's router."""
     async with ConsoleFleet(num_workers, placements_per_second, seed) as fleet:
         yield fleet.router
+
+
+def run_fleet(cleanup: ExitStack, num_workers: int, placements_per_second: float) -> str:
+    """A fleet in a thread; its router's address."""
+    fleet = ConsoleFleet(num_workers, placements_per_second, seed=1)
+    is_up, stopped = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with fleet:
+            is_up.set()
+            while not stopped.is_set():  # noqa: ASYNC110 - another thread sets it
+                await asyncio.sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    cleanup.callback(thread.join)
+    cleanup.callback(stopped.set)
+    assert is_up.wait(90)
+    return fleet.router
+
+
+def start_gateway(log: Path, router: str, flags: tuple[str, ...], cleanup: ExitStack) -> str:
+    """`baton gateway` over a router; its URL."""
+    rest, rpc = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
+    listen = ("--rest-listen", rest, "--grpc-listen", rpc, "--router", router, "--model", str(stack.MODEL))
+    plan = tandem.ServicePlan(
+        name="gateway", command="gateway", flags=(*listen, *flags), address=rpc, metrics=rest,
+        probe=tandem.Probe.HTTP_READY, probe_address=rest, stop_stage=0,
+    )  # fmt: skip
+    service = Service(plan, log)
+    cleanup.callback(service.stop_by_force)
+    service.start()
+    return f"http://{rest}"

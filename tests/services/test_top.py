@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pty
@@ -11,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -19,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import stack
-from console_fleet import ConsoleFleet
-from stack import Service
+from console_fleet import run_fleet, start_gateway
 
-from baton.services import cli, ports, tandem, top
+from baton.services import cli, ports, top
 
 NUM_WORKERS = 4
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
@@ -43,7 +39,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("top")
     keys = {scope: make_key(folder / "keys.toml", scope) for scope in ("admin", "inference")}
     with ExitStack() as cleanup:
-        router = run_fleet(cleanup)
+        router = run_fleet(cleanup, NUM_WORKERS, placements_per_second=20.0)
         urls = [
             start_gateway(folder / f"gateway-{at}.log", router, flags, cleanup)
             for at, flags in enumerate(((), ("--api-keys", str(folder / "keys.toml"))))
@@ -54,38 +50,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 def make_key(path: Path, scope: str) -> str:
     words = [sys.executable, "-m", "baton.services.cli", "keys", "create", "--api-keys", str(path), "--scopes", scope]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def run_fleet(cleanup: ExitStack) -> str:
-    """Scripted workers and their router, in a thread; the router's address."""
-    fleet = ConsoleFleet(NUM_WORKERS, placements_per_second=20.0, seed=1)
-    is_up, stopped = threading.Event(), threading.Event()
-
-    async def run() -> None:
-        async with fleet:
-            is_up.set()
-            while not stopped.is_set():  # noqa: ASYNC110 - another thread sets it
-                await asyncio.sleep(0.05)
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    cleanup.callback(thread.join)
-    cleanup.callback(stopped.set)
-    assert is_up.wait(90)
-    return fleet.router
-
-
-def start_gateway(log: Path, router: str, flags: tuple[str, ...], cleanup: ExitStack) -> str:
-    rest, rpc = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
-    listen = ("--rest-listen", rest, "--grpc-listen", rpc, "--router", router, "--model", str(stack.MODEL))
-    plan = tandem.ServicePlan(
-        name="gateway", command="gateway", flags=(*listen, *flags), address=rpc, metrics=rest,
-        probe=tandem.Probe.HTTP_READY, probe_address=rest, stop_stage=0,
-    )  # fmt: skip
-    service = Service(plan, log)
-    cleanup.callback(service.stop_by_force)
-    service.start()
-    return f"http://{rest}"
 
 
 def run_top(*words: str, environ: dict[str, str] | None = None) -> int:
