@@ -740,7 +740,7 @@ class PlacementTotals(google.protobuf.message.Message):
     num_predicted_tokens: builtins.int
     num_output_tokens: builtins.int
     num_in_flight: builtins.int
-    """Now: not reported on yet."""
+    """Now: not reported on yet, those of other routers included."""
     @property
     def ttft_seconds(self) -> baton.v1.control_pb2.Histogram:
         """From the question to a router to the first token; between two tokens, each request's mean counted once a token."""

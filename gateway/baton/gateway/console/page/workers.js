@@ -7,7 +7,7 @@ import { bandwidth, count, percent, plural, rate } from "./format.js";
 const COLUMNS = [
   ["Worker", (w) => w.worker_id || w.address, (w) => w.worker_id || w.address, false],
   ["Role", (w) => w.role, (w) => w.role, false],
-  ["State", (w) => STATES.indexOf(w.state), (w) => w.state, false],
+  ["State", (w) => STATES.indexOf(w.state), (w) => (w.problem ? `${w.state}: ${w.problem}` : w.state), false],
   ["Running", (w) => w.running, (w) => count(w.running), true],
   ["Queue", (w) => w.queue_depth, (w) => count(w.queue_depth), true],
   ["KV used", (w) => w.kv_usage ?? -1, (w) => percent(w.kv_usage), true],
@@ -72,7 +72,7 @@ export class Workers {
     }
     COLUMNS.forEach(([, , say], at) => setText(row.children[at], say(worker)));
     row.dataset.state = worker.state;
-    row.title = worker.problem || worker.address;
+    row.title = worker.problem ? `${worker.address}: ${worker.problem}` : worker.address;
     row.children[KV].style.setProperty("--part", worker.kv_usage ?? 0);
     const cell = this.cells.get(worker.address);
     cell.dataset.state = worker.state;
