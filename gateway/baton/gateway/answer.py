@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from baton.gateway.error_body import HttpError, http_error_of
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator
@@ -24,12 +25,23 @@ from baton.rpc.errors import ServiceError
 _log = logging.getLogger(__name__)
 
 
+class Keeper(Protocol):
+    """Who keeps an answer besides the client."""
+
+    def collect(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice."""
+
+    def keep(self, usage: Usage, then: Callable[[], None]) -> None:
+        """The answer is complete. `then` is called once it is kept, or cannot be."""
+
+
 class Answer(ABC):
     """The sinks of its generations lead here, with choice indices counted over all prompts."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
         self.exchange = exchange
         self.meter = meter
+        self.keeper: Keeper | None = None
         self.field_names: Mapping[str, str] = {}  # of fields: the generation side's, the client's
         self._generations: list[Generation] = []
         self._num_running = 0
@@ -65,7 +77,11 @@ class Answer(ABC):
         if self._num_running or self._ended:
             return
         prompt, completion, cached = totals
-        self.finish(usage_of(prompt, completion, cached, self._num_reasoning_tokens))
+        usage = usage_of(prompt, completion, cached, self._num_reasoning_tokens)
+        if self.keeper is None:
+            self.finish(usage)
+        else:
+            self.keeper.keep(usage, lambda: self.finish(usage))
         self._ended = True
         self.meter.on_done(*totals)
 
@@ -207,6 +223,8 @@ class _PromptSink:
 
     def on_delta(self, delta: Delta) -> None:
         try:
+            if self._answer.keeper is not None:
+                self._answer.keeper.collect(self._first_index + delta.index, delta)
             self._answer.deliver(self._first_index + delta.index, delta)
         except Exception as error:
             self._answer.fail(error)

@@ -14,6 +14,7 @@ from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
+from baton.gateway.stored_chats.shelf import ChatShelf
 from baton.gateway.structured_output import constraint_of
 from baton.gateway.tool_request import fields_of, tool_use_of
 from baton.gateway.validation import (
@@ -38,8 +39,9 @@ _FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
 class ChatCompletions:
     """The route's handler."""
 
-    def __init__(self, desk: FrontDesk) -> None:
+    def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
         self._desk = desk
+        self._shelf = shelf
         self._decoder = BodyDecoder(ChatCompletionRequest)
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -70,24 +72,22 @@ class ChatCompletions:
         meter = desk.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
-        answer = _FORMS[bool(request.stream), reading is not None](
-            exchange,
-            meter,
-            envelope,
-            n,
-            len(token_ids),
-            form_of(request, chat_num_logprobs(request)),
-            await _extras_of(request, model, token_ids),
-        )
+        logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
+        fields = (exchange, meter, envelope, n, len(token_ids), logprobs, extras)
+        answer = _FORMS[bool(request.stream), reading is not None](*fields)
+        if request.store and self._shelf is not None:
+            document = _DOCUMENTS[reading is not None](*fields)
+            tenant = exchange.identity.tenant.name
+            answer.keeper = self._shelf.keeper(tenant, document, request.messages, request.metadata)
         if request.functions:
             answer.field_names = {"tools": "functions"}
         await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
 
 
-# By whether it is streamed, and whether reasoning or calls are told from its text.
+# By whether reasoning or calls are told from its text; and by whether it is streamed before that.
+_DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
 _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
-    (False, False): ChatDocument,
-    (False, True): ParsedChatDocument,
+    **{(False, is_parsed): form for is_parsed, form in _DOCUMENTS.items()},
     (True, False): ChatStream,
     (True, True): ParsedChatStream,
 }

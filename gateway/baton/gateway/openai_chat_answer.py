@@ -150,12 +150,16 @@ class ChatDocument(Answer):
         self._prompt_logprobs: list[TokenLogprob] = []
 
     def deliver(self, index: int, delta: Delta) -> None:
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
         if delta.token_ids:
             self.meter.on_tokens(index)
-            if self._extras.token_ids:
-                self._token_ids[index].extend(delta.token_ids)
+        self.collect(index, delta)
+
+    def collect(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice that is measured elsewhere."""
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if self._extras.token_ids:
+            self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)
@@ -163,8 +167,12 @@ class ChatDocument(Answer):
             self._ends[index] = delta
 
     def finish(self, usage: Usage) -> None:
+        self.exchange.respond(200, msgspec.json.encode(self.document(usage)))
+
+    def document(self, usage: Usage) -> ChatCompletion:
+        """The whole answer."""
         envelope, extras = self._envelope, self._extras
-        document = ChatCompletion(
+        return ChatCompletion(
             id=envelope.id,
             created=envelope.created,
             model=envelope.model,
@@ -175,7 +183,6 @@ class ChatDocument(Answer):
             prompt_text=UNSET if extras.prompt_text is None else extras.prompt_text,
             prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if extras.prompt_logprobs else UNSET,
         )
-        self.exchange.respond(200, msgspec.json.encode(document))
 
     def _message(self, index: int) -> ChatAnswer:
         return ChatAnswer(content="".join(self._texts[index]))

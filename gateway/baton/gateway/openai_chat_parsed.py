@@ -49,8 +49,8 @@ class ParsedChatDocument(ChatDocument):
         super().__init__(exchange, meter, envelope, num_choices, num_prompt_tokens, form, extras)
         self._messages = [_Message() for _ in range(num_choices)]
 
-    def deliver(self, index: int, delta: Delta) -> None:
-        super().deliver(index, delta)
+    def collect(self, index: int, delta: Delta) -> None:
+        super().collect(index, delta)
         for event in delta.events or ():
             self._messages[index].add(event)
 

@@ -191,6 +191,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     # The older form of tools: at most one call, which the answer has as function_call.
     functions: Annotated[list[FunctionDefinition], Meta(min_length=1)] | None = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None  # null: auto where functions are given
+    store: bool | None = None  # true: the answer is kept, under its id
+    metadata: dict[str, str] | None = None  # the client's own, of a kept answer
     modalities: list[str] | None = None
     audio: Annotated[dict[str, Any] | None, REFUSED] = None
     chat_template: str | None = None  # where the gateway trusts requests with that

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
-from baton.gateway.response_store import ALIVE_SECONDS
+from baton.gateway.response_store import ALIVE_SECONDS, MAX_LISTED
 from baton.rpc.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _PREFIX = "baton:responses:"
+_GROUP_PREFIX = "baton:responses-of:"
 _TIMEOUT_SECONDS = 2.0
 _CANCEL_SECONDS = 600
 
@@ -40,6 +42,22 @@ class RedisResponseStore:
 
     async def delete(self, name: str) -> bool:
         return bool(await _asked(self._redis.delete(_PREFIX + name)))
+
+    async def enlist(self, group: str, name: str) -> None:
+        key, now = _GROUP_PREFIX + group, time.time()
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.zadd(key, {name: now})
+        pipeline.zremrangebyscore(key, "-inf", now - self._ttl)
+        pipeline.zremrangebyrank(key, 0, -MAX_LISTED - 1)
+        pipeline.expire(key, self._ttl)
+        await _asked(pipeline.execute())
+
+    async def delist(self, group: str, name: str) -> None:
+        await _asked(self._redis.zrem(_GROUP_PREFIX + group, name))
+
+    async def listed(self, group: str) -> list[str]:
+        names = await _asked(self._redis.zrangebyscore(_GROUP_PREFIX + group, time.time() - self._ttl, "+inf"))
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     async def beat(self, names: Iterable[str]) -> list[str]:
         listed = list(names)

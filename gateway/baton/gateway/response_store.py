@@ -9,6 +9,7 @@ from typing import Protocol
 
 # How long a running response counts as running after its gateway was last heard of.
 ALIVE_SECONDS = 10
+MAX_LISTED = 10_000
 
 
 class ResponseStore(Protocol):
@@ -22,6 +23,15 @@ class ResponseStore(Protocol):
 
     async def delete(self, name: str) -> bool:
         """Whether there was one."""
+
+    async def enlist(self, group: str, name: str) -> None:
+        """The record's name is listed in the group for as long as the record may be kept."""
+
+    async def delist(self, group: str, name: str) -> None:
+        """It is no longer."""
+
+    async def listed(self, group: str) -> list[str]:
+        """The group's names, the latest MAX_LISTED, oldest first. Their records may be gone."""
 
     async def beat(self, names: Iterable[str]) -> list[str]:
         """These run here. Returns those that somebody wants cancelled."""
@@ -44,6 +54,7 @@ class MemoryResponseStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._records: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # name: expiry, record
+        self._groups: dict[str, dict[str, float]] = {}  # group: name: expiry
         self.num_bytes = 0
 
     async def save(self, name: str, record: bytes) -> None:
@@ -69,6 +80,20 @@ class MemoryResponseStore:
         self._drop(name)
         return found
 
+    async def enlist(self, group: str, name: str) -> None:
+        names = self._groups.setdefault(group, {})
+        names.pop(name, None)
+        names[name] = self._clock() + self._ttl
+        self._prune(group)
+
+    async def delist(self, group: str, name: str) -> None:
+        self._groups.get(group, {}).pop(name, None)
+        self._prune(group)
+
+    async def listed(self, group: str) -> list[str]:
+        self._prune(group)
+        return list(self._groups.get(group, ()))
+
     async def beat(self, names: Iterable[str]) -> list[str]:
         return []
 
@@ -80,7 +105,15 @@ class MemoryResponseStore:
 
     async def close(self) -> None:
         self._records.clear()
+        self._groups.clear()
         self.num_bytes = 0
+
+    def _prune(self, group: str) -> None:
+        names, now = self._groups.get(group, {}), self._clock()
+        while names and (len(names) > MAX_LISTED or next(iter(names.values())) <= now):
+            del names[next(iter(names))]
+        if not names:
+            self._groups.pop(group, None)
 
     def _drop(self, name: str) -> None:
         _, record = self._records.pop(name, (0.0, b""))

@@ -20,6 +20,8 @@ from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.resume.rest import Resumable
 from baton.gateway.routes import Route
+from baton.gateway.stored_chats.routes import stored_chat_routes
+from baton.gateway.stored_chats.shelf import ChatShelf
 from baton.gateway.system_routes import Description, Models, Status, Tokens
 from baton.gateway.token_generate import token_routes
 
@@ -35,7 +37,14 @@ def rest_routes(
     `fleet`: what admin routes operate; None: there are none.
     """
     responses = responses_routes(ResponseService(desk, shelf))
-    api = [*_api_routes(desk), *token_routes(desk), *responses, *anthropic_routes(desk)]
+    chats = ChatShelf(shelf.store, shelf.spawn)
+    api = [
+        *_api_routes(desk, chats),
+        *stored_chat_routes(chats),
+        *token_routes(desk),
+        *responses,
+        *anthropic_routes(desk),
+    ]
     system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
     description = Description(lambda: openapi_document(routes))
     routes = [
@@ -47,13 +56,13 @@ def rest_routes(
     return [*routes, *playground_routes(not desk.config.no_playground), *console_routes(desk, fleet)]
 
 
-def _api_routes(desk: FrontDesk) -> list[Route]:
+def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
     models = Models(desk.catalog)
     return [
         Route(
             "POST",
             "/v1/chat/completions",
-            Resumable(ChatCompletions(desk), desk.streams),
+            Resumable(ChatCompletions(desk, chats), desk.streams),
             "Answers a chat.",
             types.ChatCompletionRequest,
             types.ChatCompletion,

@@ -25,6 +25,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 _UINT64 = 2**64 - 1
 _MAX_BIAS = 100.0
 _MAX_VARIABLES = 256
+_MAX_METADATA = 16
+_MAX_METADATA_NAME = 64  # characters
+_MAX_METADATA_VALUE = 512
 
 # Known fields that this release does not serve. Values that ask for nothing are let through.
 _UNSERVED = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs")
@@ -59,6 +62,7 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
             raise InvalidRequest(f"modalities: {kind!r} is not served; only text is.", field="modalities")
     check_messages(request.messages)
     check_variables(request.chat_template_kwargs)
+    check_metadata(request.metadata)
     if request.top_logprobs is not None:
         if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -122,6 +126,20 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
             f"chat_template_kwargs has {len(variables)} keys; at most {_MAX_VARIABLES} are allowed.",
             field="chat_template_kwargs",
         )
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raises InvalidRequest for more than clients may have kept."""
+    if len(metadata or ()) > _MAX_METADATA:
+        message = f"metadata has {len(metadata or ())} keys; at most {_MAX_METADATA} are allowed."
+        raise InvalidRequest(message, field="metadata")
+    for name, value in (metadata or {}).items():
+        if len(name) > _MAX_METADATA_NAME or len(value) > _MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata: the key {name[:_MAX_METADATA_NAME]!r} or its value is too long; at most "
+                f"{_MAX_METADATA_NAME} and {_MAX_METADATA_VALUE} characters are allowed.",
+                field="metadata",
+            )
 
 
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:

@@ -26,7 +26,7 @@ class ResponseShelf:
     """Responses by id. `close` gives the running ones time to end."""
 
     def __init__(self, store: ResponseStore) -> None:
-        self._store = store
+        self.store = store
         self._decoder = msgspec.json.Decoder(StoredResponse)
         self._background: dict[str, RunningResponse] = {}
         self._idle = asyncio.Event()  # nothing runs in the background
@@ -84,7 +84,7 @@ class ResponseShelf:
         response = stored.response
         if running is not None:
             stored.response = running.response
-        elif response.status in ("queued", "in_progress") and not await self._store.is_running(response_id):
+        elif response.status in ("queued", "in_progress") and not await self.store.is_running(response_id):
             # It may have been kept since it was loaded.
             stored = await self._load(response_id) or stored
             if stored.response.status in ("queued", "in_progress"):
@@ -97,7 +97,7 @@ class ResponseShelf:
         running = self._drop(response_id)
         if running is not None:
             running.abandon()
-        if not await self._store.delete(response_id):
+        if not await self.store.delete(response_id):
             raise NotFound(f"Response with id '{response_id}' not found.", field="response_id")
 
     async def cancel(self, response_id: str) -> StoredResponse:
@@ -107,7 +107,7 @@ class ResponseShelf:
         if running is not None:
             running.cancel()
         elif stored.response.status in ("queued", "in_progress"):
-            await self._store.ask_cancel(response_id)
+            await self.store.ask_cancel(response_id)
             return await self._until_ended(response_id)
         return stored
 
@@ -122,7 +122,7 @@ class ResponseShelf:
             await asyncio.wait(set(self._tasks), timeout=_BEAT_SECONDS * 2)
         if self._beating is not None:
             self._beating.cancel()
-        await self._store.close()
+        await self.store.close()
 
     def _drop(self, response_id: str) -> RunningResponse | None:
         running = self._background.pop(response_id, None)
@@ -139,10 +139,10 @@ class ResponseShelf:
         raise Unavailable("the gateway that makes this response does not answer", retry_after_ms=1000)
 
     async def _save(self, stored: StoredResponse) -> None:
-        await self._store.save(stored.response.id, msgspec.json.encode(stored))
+        await self.store.save(stored.response.id, msgspec.json.encode(stored))
 
     async def _load(self, response_id: str) -> StoredResponse | None:
-        record = await self._store.load(response_id)
+        record = await self.store.load(response_id)
         if record is None:
             return None
         try:
@@ -161,7 +161,7 @@ class ResponseShelf:
             self._beating = None
 
     async def _beat(self, response_ids: Sequence[str]) -> None:
-        for response_id in await self._store.beat(response_ids):
+        for response_id in await self.store.beat(response_ids):
             running = self._background.get(response_id)
             if running is not None:
                 running.cancel()

@@ -15,7 +15,7 @@ from baton.gateway.responses.types import ReasoningOptions, Response, ResponsesR
 from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.tool_request import only
 from baton.gateway.turn import Turn
-from baton.gateway.validation import check_variables
+from baton.gateway.validation import check_metadata, check_variables
 from baton.rpc.errors import InvalidRequest
 
 # The generation side's names for what this API calls otherwise.
@@ -29,7 +29,6 @@ FIELDS: Mapping[str, str] = {
 }
 WITH_LOGPROBS = "message.output_text.logprobs"
 
-_MAX_METADATA = 16
 _INCLUDABLE = (WITH_LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url")
 _SHARED = tuple(name for name in GenerationFields.__struct_fields__ if name in ResponsesRequest.__struct_fields__)
 
@@ -51,9 +50,7 @@ def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
         raise InvalidRequest(
             f"top_logprobs is {request.top_logprobs}; at most {max_logprobs} is allowed.", field="top_logprobs"
         )
-    if len(request.metadata or ()) > _MAX_METADATA:
-        message = f"metadata has {len(request.metadata or ())} keys; at most {_MAX_METADATA} are allowed."
-        raise InvalidRequest(message, field="metadata")
+    check_metadata(request.metadata)
     check_variables(request.chat_template_kwargs)
 
 
