@@ -142,6 +142,12 @@ class VirtualEngine(Engine):
         if coast.done < target:
             self._take(coast, target - coast.done)
 
+    def next_change(self, coast: Coast) -> float:
+        """When the first step starts that is not taken and starts a block or fills one."""
+        if coast.moves is None:
+            coast.moves = self._first_moves(coast)
+        return coast.times[min(coast.moves[0][0], len(coast.times) - 1)]
+
     def end_coast(self, coast: Coast) -> None:
         """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
         for state in self._scheduler.batch.states_at(coast.rows):

@@ -153,7 +153,9 @@ class SimWorker:
             while (due := self._next_report(coast, now)) is not None:
                 self._take_steps(coast, due)
                 self._report(due)
-            self._take_steps(coast, now)
+            # What nobody can have heard of yet is taken with the next report.
+            if self._settings.exact or self.engine.next_change(coast) + self._settings.delays.removals <= now:
+                self._take_steps(coast, now)
         self._set_observable()
 
     def take_reports(self, now: float) -> list[tuple[float, worker_pb2.WorkerState]]:
