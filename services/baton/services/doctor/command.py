@@ -43,7 +43,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, 
     """Prints the report. `configs` names each service's config class: (module, class). Returns the exit code."""
     try:
         service, flags = service_of(tuple(argv), tuple(configs))
-        own, rest = _own_flags(flags)
+        # Without a service no other flag means anything.
+        own, rest = _own_flags(flags) if service else (list(flags), [])
         (doctor,) = settings.load("doctor", (DoctorConfig,), own, environ, _ABOUT)
     except settings.SettingsError as error:
         print(f"baton doctor: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from baton.services.doctor import (
+    api_keys,
     certificates,
     clocks,
     fabric,
@@ -51,6 +52,9 @@ def _topics(targets: Targets, seconds: float) -> list[_Topic]:
         facts = certificates.observe_certificates(targets)
         return certificates.check_certificates(facts, targets, certificates.now())
 
+    async def keys() -> Iterable[Finding]:
+        return api_keys.check_keys(api_keys.observe_keys(targets), targets)
+
     async def listens() -> Iterable[Finding]:
         return listening.check_listens(listening.observe_listens(targets))
 
@@ -83,6 +87,7 @@ def _topics(targets: Targets, seconds: float) -> list[_Topic]:
         _Topic("fabric", fabric_),
         _Topic("model", model_),
         _Topic("certificates", certificates_),
+        _Topic("keys", keys),
         _Topic("ports", listens),
         _Topic("peers", peers_),
         _Topic("kubernetes", watches),
@@ -93,7 +98,8 @@ def _topics(targets: Targets, seconds: float) -> list[_Topic]:
 async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
     if targets.service not in ("", "worker"):
         return gpus.GpuFacts()
-    with_torch = versions.installed("torch") is not None
+    # torch takes seconds to load; where nothing computes on a GPU its version says enough.
+    with_torch = targets.executor in ("", "cuda") and versions.installed("torch") is not None
     return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
 
 

@@ -66,7 +66,7 @@ def check_gpus(facts: GpuFacts, targets: Targets) -> Iterator[Finding]:
         yield _none(facts, wanted)
     for gpu in facts.gpus:
         yield from _gpu(gpu)
-    if targets.service in ("", "worker"):
+    if facts.torch is not None or facts.torch_problem or wanted:
         yield _torch(facts, wanted)
 
 

@@ -28,9 +28,10 @@ _WORDS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ASSIGNED = re.compile(
-    r"(?i)\b([\w\-.]*(?:password|passwd|secret|token|api[_-]?key|credential|authorization)[\w\-.]*)"
-    r"(\s*[=:]\s*|\s+)(?!\(left out\))(\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
+    r"(?i)((?:^|[^a-z])(?:password|passwd|passphrase|secret|token|api[_-]?key|credential|authorization)s?)"
+    r"([\"']?\s*[=:]\s*)(?!\(left out\))(\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )
+_FLAG = re.compile(r"(?i)(--[\w-]*(?:password|passphrase|secret|token|key|credential)\s+)(?!--|\(left out\))(\S+)")
 _LEAST_SECRET = 4  # characters: shorter ones occur everywhere
 _NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  # settings' own words
 
@@ -41,7 +42,8 @@ def without_secrets(text: str) -> str:
     text = _QUERY.sub(rf"\1={LEFT_OUT}", text)
     text = _FRAGMENT.sub(rf"\1#{LEFT_OUT}", text)
     text = _WORDS.sub(LEFT_OUT, text)
-    return _ASSIGNED.sub(lambda found: f"{found[1]}{found[2]}{LEFT_OUT}", text)
+    text = _FLAG.sub(rf"\1{LEFT_OUT}", text)
+    return _ASSIGNED.sub(rf"\1\2{LEFT_OUT}", text)
 
 
 def is_secret(name: str) -> bool:

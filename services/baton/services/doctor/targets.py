@@ -36,6 +36,7 @@ class Targets:
     tls: TlsFiles | None = None
     edges: tuple[TlsFiles, ...] = ()
     redis_url: str = ""
+    api_keys: str = ""  # a file, or "redis"
     model: str = ""
     needs_weights: bool = False
     kv_bytes: int = 0  # that a worker was told to take for KV; 0: it chooses
@@ -62,6 +63,7 @@ def targets_of(service: str, config: Any) -> Targets:
         tls=config.tls,
         edges=tuple(one for one in (getattr(config, "rest_tls", None), getattr(config, "grpc_tls", None)) if one),
         redis_url=getattr(config, "redis_url", ""),
+        api_keys=getattr(config, "api_keys", ""),
         model=getattr(config, "model", ""),
         needs_weights=is_worker and config.executor != "sim" and config.load_format != "dummy",
         kv_bytes=getattr(config, "kv_cache_memory", 0),

@@ -1,0 +1,50 @@
+"""The file of API keys that a gateway is given: whether it can be read, and holds a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.doctor.finding import Finding, failed, ok, warning
+from baton.services.doctor.targets import Targets
+
+_TOPIC = "keys"
+_FIX = "baton keys create --api-keys FILE makes one; in Kubernetes: the Secret `baton-api-keys`, entry keys.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """`problem`: why the file cannot be used; empty: it can."""
+
+    path: str
+    problem: str = ""
+    num_keys: int = 0
+
+
+def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
+    """A gateway without keys serves whoever reaches it."""
+    if facts is None:
+        if targets.service == "gateway" and not targets.api_keys:
+            yield ok(_TOPIC, "--api-keys is empty: whoever reaches the gateway may use it")
+    elif facts.problem:
+        yield failed(_TOPIC, facts.problem, _FIX)
+    elif not facts.num_keys:
+        yield warning(_TOPIC, f"{facts.path} holds no key: nobody may use the gateway", _FIX)
+    else:
+        yield ok(_TOPIC, f"{facts.path} holds {facts.num_keys} keys")
+
+
+def observe_keys(targets: Targets) -> KeyFacts | None:
+    """Reads the file as the gateway does. None: there is none, or keys are in Redis."""
+    if not targets.api_keys or targets.api_keys == "redis":
+        return None
+    from baton.gateway.access.key_file import parse_key_file, read_key_file
+
+    path = Path(targets.api_keys)
+    try:
+        read_key_file(path)
+        return KeyFacts(targets.api_keys, num_keys=len(parse_key_file(path).get("keys", ())))
+    except InvalidRequest as error:
+        return KeyFacts(targets.api_keys, error.message)
