@@ -24,14 +24,12 @@ export class Flows {
     new ResizeObserver(() => this._draw()).observe(this.chart);
   }
 
-  show({ flows, fleet, workers }) {
+  show({ flows, fleet, workers, window }) {
     this.flows = flows;
     const isEmpty = flows.length === 0;
     byId("flows-total").textContent = isEmpty ? "" : `${bandwidth(fleet.transfer_bytes_per_second)} in all`;
     byId("flows-none").hidden = !isEmpty;
-    byId("flows-none").textContent = workers.some((one) => one.role === "prefill")
-      ? "No KV has moved in the last seconds."
-      : "No KV moves: no worker prefills for others.";
+    byId("flows-none").textContent = emptyWords(workers, window);
     byId("flows-details").hidden = isEmpty;
     const all = fleet.num_flows > flows.length ? `the largest ${flows.length}` : "all";
     this.more = `of ${plural(fleet.num_flows, "flow")}; the table has ${all}.`;
@@ -70,6 +68,11 @@ export class Flows {
     const attributes = { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words.join(", ") };
     this.chart.replaceChildren(svg("svg", attributes, ...lines, ...names));
   }
+}
+
+function emptyWords(workers, window) {
+  if (!workers.some((one) => one.role === "prefill")) return "No KV moves: no worker prefills for others.";
+  return window ? "No KV has moved in the last seconds." : "Not known yet.";
 }
 
 function keyOf(flow) {

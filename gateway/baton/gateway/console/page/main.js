@@ -18,6 +18,7 @@ class Console {
   constructor() {
     this.apiKey = recall("api_key", "");
     this.isPaused = false;
+    this.hasShown = false; // a picture
     this.stopped = null; // the AbortController of the stream that runs
     this.detail = new Detail();
     this.parts = [new Tiles(byId("tiles")), new Flows(), new Workers(), new Placements((id) => this.open("placement_id", id))];
@@ -54,12 +55,14 @@ class Console {
   take(snapshot) {
     byId("sign-in").hidden = true;
     byId("change-key").hidden = !this.apiKey;
-    byId("fleet").hidden = false;
+    byId("fleet").hidden = byId("pause").hidden = false;
     const isStale = snapshot.heard_age === null || snapshot.heard_age > STALE_SECONDS;
     byId("fleet").classList.toggle("stale", isStale);
     this._notice(troubleOf(snapshot));
     if (this.isPaused) return;
     this._live(isStale ? "lost" : "live", isStale ? "No router answers" : "Live");
+    if (isStale && this.hasShown) return; // the last picture says more
+    this.hasShown = true;
     for (const part of this.parts) part.show(snapshot);
     const rates = snapshot.window ? `Rates are of the last ${Math.round(snapshot.window)} s.` : "";
     byId("foot").textContent = `Baton ${snapshot.version}. ${rates}`;
@@ -76,7 +79,7 @@ class Console {
     const had = Boolean(this.apiKey);
     this._live("locked", "Locked");
     this._notice("");
-    byId("fleet").hidden = true;
+    byId("fleet").hidden = byId("pause").hidden = true;
     byId("change-key").hidden = true;
     byId("sign-in").hidden = false;
     const isFirst = refused.status === 401 && !had;

@@ -54,7 +54,7 @@ export class Tiles {
       for (const [part, node] of cells) node.textContent = duration(fleet[key]?.[part] ?? null);
       below.textContent = fleet[key]
         ? `of the last ${Math.round(fleet.percentile_seconds)} s`
-        : "no request has ended lately";
+        : window ? "no request has ended lately" : "not known yet";
     }
   }
 }
@@ -65,6 +65,7 @@ function deadOf(fleet) {
 }
 
 function troubleOf(fleet) {
+  if (fleet.refusals_per_second === null) return "not known yet";
   const parts = [];
   if (fleet.refusals_per_second) parts.push(`${rate(fleet.refusals_per_second)} refused`);
   if (fleet.failures_per_second) parts.push(`${rate(fleet.failures_per_second)} failed`);
