@@ -86,7 +86,7 @@ class Places:
 
     edge: int  # ports of this machine
     admin: int
-    upstreams: Mapping[str, int]  # by cluster
+    upstreams: Mapping[str, int | tuple[int, ...]]  # by cluster; several: of several gateways
     certificates: Path
     plain: frozenset[str] = frozenset()  # clusters without TLS
     authz_seconds: float = 10.0  # a loaded machine takes longer than the shipped second
@@ -102,8 +102,10 @@ def moved(places: Places) -> dict[str, Any]:
     authz["typed_config"]["grpc_service"]["timeout"] = f"{places.authz_seconds}s"
     for cluster in settings["static_resources"]["clusters"]:
         name = cluster["name"]
+        given = places.upstreams[name]
+        upstreams = given if isinstance(given, tuple) else (given,)
         cluster["load_assignment"]["endpoints"] = [
-            {"lb_endpoints": [{"endpoint": {"address": _address(places.upstreams[name])}}]}
+            {"lb_endpoints": [{"endpoint": {"address": _address(port)}} for port in upstreams]}
         ]
         cluster["type"] = "STATIC"
         if name in places.plain:
@@ -192,7 +194,10 @@ class Envoy:
     def all_healthy(self) -> bool:
         """Whether every upstream answered its health check."""
         stats = self.stats()
-        return all(stats.get(f"cluster.{name}.membership_healthy") == 1 for name in _CLUSTERS)
+        return all(
+            stats.get(f"cluster.{name}.membership_healthy") == stats.get(f"cluster.{name}.membership_total", -1)
+            for name in _CLUSTERS
+        )
 
     def log_tail(self) -> str:
         path = self.folder / "envoy.log"

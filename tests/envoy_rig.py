@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import ssl
@@ -92,6 +93,29 @@ def start_fleet(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -
         "ext_authz": authz,
     }
     return Fleet(stack, envoy.Places(edge, admin, upstreams, access.certificates), access)
+
+
+def add_gateway(fleet: Fleet, folder: Path, cleanup: ExitStack) -> tuple[Fleet, Service]:
+    """Another gateway of the same fleet, behind the same Envoy."""
+    places = fleet.places
+    rest, grpc_, authz = (f"127.0.0.1:{port}" for port in ports.free_ports(3))
+    own = {"--rest-listen": rest, "--grpc-listen": grpc_, "--ext-authz-listen": authz}
+    first = fleet.stack["gateway"].plan
+    pairs = itertools.pairwise(("", *first.flags))
+    flags = tuple(own.get(before, flag) for before, flag in pairs)
+    plan = replace(first, name="gateway-1", flags=flags, address=grpc_, metrics=rest)
+    service = Service(plan, folder / "gateway-1.log")
+    cleanup.callback(service.stop_by_force)
+    service.spawn()
+    wait_until(lambda: "listening" in service.log() or service.process.poll() is not None, "listening", 60)
+    assert service.process is not None
+    assert service.process.poll() is None, service.log_tail()
+    upstreams = {
+        name: (port, port_of(more))
+        for (name, port), more in zip(places.upstreams.items(), (rest, grpc_, authz), strict=True)
+        if isinstance(port, int)
+    }
+    return replace(fleet, places=replace(places, upstreams=upstreams)), service
 
 
 def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> tuple[envoy.Places, Service]:
