@@ -11,8 +11,8 @@ from baton.services.metrics_table import all_metrics, markdown
 
 TABLE = ROOT / "deploy" / "metrics.md"
 
-# What vLLM 0.26 exports, its shipped dashboards and autoscalers ask for, and Baton counts. The rest of theirs is about
-# speculative decoding, LoRA, parameters of requests, and times of a request's phases within the engine.
+# What vLLM 0.26 exports, and its shipped dashboards and autoscalers ask for. What is not here is of what Baton has not:
+# speculative decoding (spec_decode_*) and LoRA (lora_requests_info).
 _STARRED = [
     "num_requests_running",
     "num_requests_waiting",
@@ -28,6 +28,11 @@ _STARRED = [
     "request_success_total",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
     "iteration_tokens_total",
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
@@ -36,6 +41,7 @@ _STARRED = [
     "nixl_xfer_time_seconds",
     "nixl_bytes_transferred",
     "nixl_num_failed_transfers_total",
+    "nixl_num_failed_notifications_total",
     "nixl_num_kv_expired_reqs_total",
     "kv_offload_load_bytes_total",
     "kv_offload_load_time_total",

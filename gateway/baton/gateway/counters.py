@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from baton.v1 import router_pb2
 
 
 @dataclass(slots=True)
@@ -19,3 +22,5 @@ class GenerationCounters:
     poisonous_requests: int = 0  # that were refused because their workers died
     protocol_errors: int = 0  # frames or tokens that could not be handled
     dropped_reports: int = 0  # outcomes that no router took
+    # Hears of each placement that ended, and of its longest choice's output tokens.
+    on_outcome: Callable[[router_pb2.PlacementOutcome, int], None] | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.gateway.bucket_counts import BucketCounts
 from baton.gateway.counters import GenerationCounters
+from baton.gateway.phase_times import PhaseTimes
 from baton.gateway.vllm_metrics import VllmAliases
 
 # The bounds that vLLM's dashboards expect.
@@ -82,6 +83,10 @@ class GatewayMetrics:
         for histogram in (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.refusals):
             self.registry.register(histogram)
         self.registry.register(_GenerationCollector(counters))
+        self.phases = PhaseTimes()
+        counters.on_outcome = self.phases.observe
+        for histogram in self.phases.all:
+            self.registry.register(histogram)
 
     def request_answered(self, route: str, status: int) -> None:
         """Counts one HTTP request. `route` is one of a fixed set, never a client's text."""
@@ -107,6 +112,11 @@ class GatewayMetrics:
             "vllm:e2e_request_latency_seconds": self.e2e,
             "vllm:request_prompt_tokens": self.prompt_sizes,
             "vllm:request_generation_tokens": self.output_sizes,
+            "vllm:request_max_num_generation_tokens": self.phases.longest,
+            "vllm:request_queue_time_seconds": self.phases.queue,
+            "vllm:request_prefill_time_seconds": self.phases.prefill,
+            "vllm:request_decode_time_seconds": self.phases.decode,
+            "vllm:request_inference_time_seconds": self.phases.inference,
         }
         self.registry.register(VllmAliases(model_name, histograms))
 
@@ -122,30 +132,6 @@ class GatewayMetrics:
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         return Histogram(name, text, buckets=bounds, registry=self.registry)
-
-
-class BucketCounts(Collector):
-    """A histogram that costs a tenth of prometheus_client's to observe; single-threaded."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._bounds = list(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Counts one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def collect(self) -> Iterable[Metric]:
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip([*self._bounds, float("inf")], self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
 
 
 class _GenerationCollector(Collector):

@@ -21,6 +21,7 @@ class PlacementUse:
         self._left = num_choices
         self._outcome = router_pb2.PlacementOutcome(placement_id=placed.response.placement_id)
         self._cached: list[int] = []
+        self._longest = 0  # output tokens
         self.waits = True  # no token has come
         self._first_at = 0.0  # monotonic seconds
 
@@ -61,13 +62,14 @@ class PlacementUse:
         """One choice ended here."""
         self._left -= 1
         self._outcome.num_output_tokens += num_output_tokens
+        self._longest = max(self._longest, num_output_tokens)
         self._outcome.worker_failed |= worker_failed
         if num_cached_tokens is not None:
             self._cached.append(num_cached_tokens)
         if self._left == 0:
             # The other choices found what the first one computed.
             self._outcome.num_cached_tokens = min(self._cached, default=0)
-            self._router.report(self._placed, self._outcome)
+            self._router.report(self._placed, self._outcome, self._longest)
             if self._span is not None:
                 self._span.end(self._outcome)
 

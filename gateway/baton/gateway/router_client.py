@@ -197,8 +197,10 @@ class RouterClient:
             return RouterWord(router.link.address, None, problem_of(error))
         return RouterWord(router.link.address, fleet)
 
-    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome) -> None:
-        """Tells the router how a placement went, soon."""
+    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
+        """Tells the router how a placement went, soon. `longest`: output tokens of its longest choice."""
+        if self._counters.on_outcome is not None:
+            self._counters.on_outcome(outcome, longest)
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1

@@ -40,11 +40,9 @@ def observe_keys(targets: Targets) -> KeyFacts | None:
     """Reads the file as the gateway does. None: there is none, or keys are in Redis."""
     if not targets.api_keys or targets.api_keys == "redis":
         return None
-    from baton.gateway.access.key_file import parse_key_file, read_key_file
+    from baton.gateway.access.key_file import read_key_file
 
-    path = Path(targets.api_keys)
     try:
-        read_key_file(path)
-        return KeyFacts(targets.api_keys, num_keys=len(parse_key_file(path).get("keys", ())))
+        return KeyFacts(targets.api_keys, num_keys=len(read_key_file(Path(targets.api_keys)).keys))
     except InvalidRequest as error:
         return KeyFacts(targets.api_keys, error.message)

@@ -41,55 +41,59 @@ async def examine(targets: Targets, seconds: float) -> list[Finding]:
 
 def _topics(targets: Targets, seconds: float) -> list[_Topic]:
     device = asyncio.ensure_future(_device(targets, seconds))
+    return [*_machine(targets, seconds, device), *_files(targets, device), *_network(targets, seconds)]
 
-    async def versions_() -> Iterable[Finding]:
+
+def _machine(targets: Targets, seconds: float, device: asyncio.Future[gpus.GpuFacts]) -> list[_Topic]:
+    async def installed() -> Iterable[Finding]:
         return versions.check_versions(versions.observe_versions(targets.service), targets)
 
-    async def limits_() -> Iterable[Finding]:
+    async def limited() -> Iterable[Finding]:
         return limits.check_limits(limits.observe_limits(), targets)
 
-    async def certificates_() -> Iterable[Finding]:
+    async def devices() -> Iterable[Finding]:
+        return gpus.check_gpus(await device, targets) if targets.service in ("", "worker") else ()
+
+    async def links() -> Iterable[Finding]:
+        has_gpus = bool((await device).gpus)
+        return fabric.check_fabric(await asyncio.to_thread(fabric.observe_fabric, seconds, has_gpus), targets)
+
+    return [_Topic("versions", installed), _Topic("limits", limited), _Topic("gpu", devices), _Topic("fabric", links)]
+
+
+def _files(targets: Targets, device: asyncio.Future[gpus.GpuFacts]) -> list[_Topic]:
+    async def folder() -> Iterable[Finding]:
+        facts = await asyncio.to_thread(model.observe_model, targets)
+        return model.check_model(facts, targets, _room(targets, (await device).gpus))
+
+    async def certified() -> Iterable[Finding]:
         facts = certificates.observe_certificates(targets)
         return certificates.check_certificates(facts, targets, certificates.now())
 
     async def keys() -> Iterable[Finding]:
         return api_keys.check_keys(api_keys.observe_keys(targets), targets)
 
+    return [_Topic("model", folder), _Topic("certificates", certified), _Topic("keys", keys)]
+
+
+def _network(targets: Targets, seconds: float) -> list[_Topic]:
     async def listens() -> Iterable[Finding]:
         return listening.check_listens(listening.observe_listens(targets))
 
-    async def peers_() -> Iterable[Finding]:
+    async def reached() -> Iterable[Finding]:
         return peers.check_peers(await peers.observe_peers(targets, seconds), targets)
+
+    async def watches() -> Iterable[Finding]:
+        return kubernetes.check_watches(await kubernetes.observe_watches(targets, seconds))
 
     async def redis_and_clock() -> Iterable[Finding]:
         facts = await redis_server.observe_redis(targets, seconds)
         clock = clocks.observe_clock(facts.offset if facts is not None else None)
         return [*redis_server.check_redis(facts, targets), *clocks.check_clock(clock)]
 
-    async def watches() -> Iterable[Finding]:
-        return kubernetes.check_watches(await kubernetes.observe_watches(targets, seconds))
-
-    async def model_() -> Iterable[Finding]:
-        facts = await asyncio.to_thread(model.observe_model, targets)
-        return model.check_model(facts, targets, _room(targets, (await device).gpus))
-
-    async def gpus_() -> Iterable[Finding]:
-        return gpus.check_gpus(await device, targets) if targets.service in ("", "worker") else ()
-
-    async def fabric_() -> Iterable[Finding]:
-        has_gpus = bool((await device).gpus)
-        return fabric.check_fabric(await asyncio.to_thread(fabric.observe_fabric, seconds, has_gpus), targets)
-
     return [
-        _Topic("versions", versions_),
-        _Topic("limits", limits_),
-        _Topic("gpu", gpus_),
-        _Topic("fabric", fabric_),
-        _Topic("model", model_),
-        _Topic("certificates", certificates_),
-        _Topic("keys", keys),
         _Topic("ports", listens),
-        _Topic("peers", peers_),
+        _Topic("peers", reached),
         _Topic("kubernetes", watches),
         _Topic("redis", redis_and_clock),
     ]
