@@ -23,6 +23,21 @@ REPEATED = "repetition_detected"  # the stop reason of an output that repeats it
 class Choice:
     """State that a failover keeps: the tokens given to the client, incomplete text, possible stop strings."""
 
+    __slots__ = (
+        "_detokenizer",
+        "_is_plain",
+        "_min_tokens",
+        "_name_logprobs",
+        "_parser",
+        "_repetition",
+        "_silent_ids",
+        "_stops",
+        "finished",
+        "index",
+        "output_token_ids",
+        "prompt_logprobs",
+    )
+
     def __init__(
         self,
         index: int,
@@ -48,6 +63,8 @@ class Choice:
         self._parser = parser
         self._repetition = repetition
         self._min_tokens = min_tokens  # of outputs that may end for repeating themselves
+        # Nothing but text is made of its tokens: most of all tokens go this way.
+        self._is_plain = stops is None and parser is None and repetition is None and name_logprobs is None
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -56,6 +73,11 @@ class Choice:
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
         """The delta of new tokens. `finished` is true after it when a stop string was completed."""
+        if self._is_plain and self.prompt_logprobs is None:
+            self.output_token_ids.extend(token_ids)
+            is_silent = token_ids[-1] in self._silent_ids
+            text = self._text_of(token_ids) if is_silent else self._detokenizer.push(token_ids)
+            return Delta(self.index, text, token_ids)
         delta = self._take(token_ids, logprobs)
         if self.prompt_logprobs is not None:
             delta.prompt_logprobs = self.prompt_logprobs.complete()

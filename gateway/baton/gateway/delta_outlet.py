@@ -56,6 +56,8 @@ class _Merged:
 class DeltaOutlet:
     """Keeps the order: each choice's deltas, then the end. Says nothing any more once closed."""
 
+    __slots__ = ("_end", "_held", "_sink", "closed")
+
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._held: dict[int, _Merged] = {}  # by choice

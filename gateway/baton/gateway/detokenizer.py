@@ -42,6 +42,8 @@ class NoText:
 class ByteLevelDetokenizer:
     """For byte-level BPE: tokens are bytes, text is their UTF-8."""
 
+    __slots__ = ("_decoder", "_fragments", "_pending", "_texts")
+
     def __init__(self, table: TokenTable, skip_special_tokens: bool) -> None:
         self._texts = table.visible_texts if skip_special_tokens else table.texts
         self._fragments = table.fragments

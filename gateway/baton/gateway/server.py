@@ -53,6 +53,10 @@ _log = logging.getLogger(__name__)
 _READY_POLL_SECONDS = 0.1
 _SERVICE = "baton.v1.InferenceService"
 
+# Objects made and not yet freed before a collection looks at them, and how often it looks at older ones. Requests leave
+# few for it: with Python's own 700 it took 6 % of the CPU of small chats.
+_GC_THRESHOLDS = (10_000, 20, 20)
+
 
 @dataclass(frozen=True, slots=True)
 class _Core:
@@ -153,6 +157,7 @@ def _keep_for_good() -> None:
     """Full garbage collections pass over what is there by now: all streams would wait 30 ms for each."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def format_flags(config: GatewayConfig) -> FormatFlags:
