@@ -65,6 +65,12 @@ def test_a_bar_is_within_its_line_whatever_it_stands_for():
     assert top_words.span(0, 0, 0, 4) == "    "
 
 
+def test_names_are_sorted_by_their_numbers():
+    assert sorted(["w10", "w2", "w1"], key=top_words.natural) == ["w1", "w2", "w10"]
+    lines = [line.split()[0] for line in top_text.report(snapshot_of(12), 120) if line.startswith("w")]
+    assert lines == [f"w{at}" for at in range(12)]
+
+
 def test_the_end_of_a_long_name_stays():
     assert cut("worker-in-a-far-away-place-17", 10) == "~-place-17"
     assert len(cut("x" * 50, 28)) == 28

@@ -103,7 +103,7 @@ class Picture:
         return [*body[: height - 1], _KEYS], marked
 
     def _tabs(self, snapshot: Snapshot) -> str:
-        counts = (len(snapshot.workers), len(snapshot.flows), len(snapshot.placements))
+        counts = (len(snapshot.workers), snapshot.fleet.num_flows, len(snapshot.placements))
         names = [f"[{name} {count}]" if at == self.view else f" {name} {count} " for at, ((name, _), count) in
                  enumerate(zip(_VIEWS, counts, strict=True))]  # fmt: skip
         column = _VIEWS[self.view][1][self.sorted[self.view]].head

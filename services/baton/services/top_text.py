@@ -16,7 +16,12 @@ _LANE = 40
 _MOST_WAYS = 8
 
 WORKERS: Sequence[Column[WorkerSight]] = (
-    Column("WORKER", lambda w: words.printable(w.worker_id or w.address), lambda w: w.worker_id or w.address, False),
+    Column(
+        "WORKER",
+        lambda w: words.printable(w.worker_id or w.address),
+        lambda w: words.natural(w.worker_id or w.address),
+        False,
+    ),
     Column("ROLE", lambda w: w.role, lambda w: w.role, False),
     Column("STATE", lambda w: w.state, lambda w: _STATES.index(w.state), False),
     Column("RUN", lambda w: words.count(w.running), lambda w: -w.running),
@@ -33,20 +38,25 @@ WORKERS: Sequence[Column[WorkerSight]] = (
     Column("PROBLEM", lambda w: words.printable(w.problem), lambda w: w.problem, False),
 )
 FLOWS: Sequence[Column[FlowSight]] = (
-    Column("FROM", lambda f: words.printable(f.sender), lambda f: f.sender, False),
-    Column("TO", lambda f: words.printable(f.receiver), lambda f: f.receiver, False),
+    Column("FROM", lambda f: words.printable(f.sender), lambda f: words.natural(f.sender), False),
+    Column("TO", lambda f: words.printable(f.receiver), lambda f: words.natural(f.receiver), False),
     Column("BYTES", lambda f: words.bandwidth(f.bytes_per_second), lambda f: -f.bytes_per_second),
     Column("TRANSFERS", lambda f: words.rate(f.transfers_per_second), lambda f: -f.transfers_per_second),
 )
 REQUESTS: Sequence[Column[PlacementSight]] = (
-    Column("REQUEST", lambda p: words.printable(p.request_id or p.placement_id), lambda p: p.request_id, False),
+    Column(
+        "REQUEST",
+        lambda p: words.printable(p.request_id or p.placement_id),
+        lambda p: words.natural(p.request_id),
+        False,
+    ),
     Column("STATE", lambda p: p.state, lambda p: p.state, False),
     Column("AGE", lambda p: words.age(p.age), lambda p: p.age),
     Column("TTFT", lambda p: words.duration(p.ttft), lambda p: -_n(p.ttft)),
     Column("ITL", lambda p: words.duration(p.itl), lambda p: -_n(p.itl)),
     Column("TOTAL", lambda p: words.duration(p.seconds), lambda p: -_n(p.seconds)),
-    Column("DECODE", lambda p: words.printable(p.decode), lambda p: p.decode, False),
-    Column("PREFILL", lambda p: words.printable(p.prefill) or "there", lambda p: p.prefill, False),
+    Column("DECODE", lambda p: words.printable(p.decode), lambda p: words.natural(p.decode), False),
+    Column("PREFILL", lambda p: words.printable(p.prefill) or "there", lambda p: words.natural(p.prefill), False),
     Column("PROMPT", lambda p: words.count(p.prompt_tokens), lambda p: -p.prompt_tokens),
     Column("CACHED", lambda p: words.count(p.cached_tokens), lambda p: -_n(p.cached_tokens)),
     Column("OUTPUT", lambda p: words.count(p.output_tokens), lambda p: -_n(p.output_tokens)),
@@ -89,7 +99,7 @@ def report(snapshot: Snapshot, width: int) -> list[str]:
     """All of it, for where there is no screen."""
     lines = [*head(snapshot, width), ""]
     if snapshot.workers:
-        lines += [*render(WORKERS, snapshot.workers, width), ""]
+        lines += [*render(WORKERS, sorted(snapshot.workers, key=WORKERS[0].key), width), ""]
     if snapshot.flows:
         lines += [*render(FLOWS, snapshot.flows, width), ""]
     if snapshot.placements:

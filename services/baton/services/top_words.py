@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NOTHING = "-"
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
@@ -9,6 +11,11 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 def printable(text: str) -> str:
     """The text without what would steer a terminal: identifiers come from clients."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def natural(text: str) -> str:
+    """Sorts as people do: worker-2 before worker-10."""
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(20), text)
 
 
 def count(value: float | None) -> str:
