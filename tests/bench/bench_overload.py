@@ -1,7 +1,7 @@
 """Three times as many requests as a fleet can serve: what is still served well, and how fast the rest is refused.
 
 python tests/bench/bench_overload.py [--workers N] [--seconds S] [--factor 3] [--seed N] [--json PATH]
-    [--router-flags "--shed=false .."]
+    [--router-flags="--shed"]
 
 A gateway, a router, a kvstore and simulated workers as processes, of a device so slow that the services in front of it
 are not the bottleneck. Open loop, Poisson arrivals, three tenants of weights 1:2:4 that ask for the same each. First
@@ -39,9 +39,10 @@ from stack import Stack, metric, start_stack
 from baton.gateway.access.api_key import digest_of, id_of, new_key
 
 _PLACES = 8  # of each worker's batch
-_STEP_SECONDS = 0.05
-_NUM_TOKENS = 24
-_TTFT, _ITL = 1.0, 0.075  # seconds
+_STEP_SECONDS = 0.1
+_NUM_TOKENS = (8, 24)  # of an answer, drawn evenly
+_MEAN_TOKENS = sum(_NUM_TOKENS) / 2
+_TTFT, _ITL = 1.0, 0.15  # seconds
 _AROUND = (0.7, 0.85, 1.0, 1.15)  # of the capacity, to find the peak
 _SKIPPED = 4.0  # seconds from a load's begin until it counts
 _TENANTS = tuple(
@@ -165,8 +166,8 @@ def show(found: list[dict[str, Any]], options: argparse.Namespace, capacity: flo
     """Prints the tables."""
     print(f"{facts_line(machine_facts(('grpcio',)))}, seed {options.seed}")
     print(
-        f"{options.workers} workers of {_PLACES} places, steps of {1000 * _STEP_SECONDS:.0f} ms, {_NUM_TOKENS} tokens: "
-        f"{capacity:.1f} requests/s; TTFT {1000 * _TTFT:.0f} ms, ITL {1000 * _ITL:.0f} ms\n"
+        f"{options.workers} workers of {_PLACES} places, steps of {1000 * _STEP_SECONDS:.0f} ms, {_NUM_TOKENS[0]} to "
+        f"{_NUM_TOKENS[1]} tokens: {capacity:.1f} requests/s; TTFT {1000 * _TTFT:.0f} ms, ITL {1000 * _ITL:.0f} ms\n"
     )
     header = ("load", "requests", "goodput/s", "of peak", "TTFT kept", "ITL kept", "429", "503", "no Retry-After",
               "other failures", "deepest queue")  # fmt: skip
@@ -213,10 +214,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--factor", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--router-flags", default="", help="more of them")
+    parser.add_argument("--router-flags", default="--shed", help="more of them")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    capacity = options.workers * _PLACES / (_NUM_TOKENS * _STEP_SECONDS)
+    capacity = options.workers * _PLACES / (_MEAN_TOKENS * _STEP_SECONDS)
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
         write_keys(folder / "keys.json")

@@ -108,9 +108,9 @@ async def _ask(port: int, tenant: Tenant, body: bytes, seen: Seen) -> None:
 
 
 async def offer(
-    port: int, tenants: Sequence[Tenant], rate: float, seconds: float, num_tokens: int, rng: random.Random
+    port: int, tenants: Sequence[Tenant], rate: float, seconds: float, num_tokens: tuple[int, int], rng: random.Random
 ) -> list[Seen]:
-    """Poisson arrivals of so many requests a second, each of a tenant drawn evenly. Returns when all are answered."""
+    """Poisson arrivals of so many requests a second; tenants and lengths are drawn evenly. Returns after the last answer."""
     seen: list[Seen] = []
     due = time.monotonic()
     end = due + seconds
@@ -120,5 +120,5 @@ async def offer(
             tenant = rng.choice(tenants)
             one = Seen(tenant.name, time.monotonic())
             seen.append(one)
-            asking.create_task(_ask(port, tenant, _body(rng, num_tokens), one))
+            asking.create_task(_ask(port, tenant, _body(rng, rng.randint(*num_tokens)), one))
     return seen

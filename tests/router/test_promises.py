@@ -7,6 +7,7 @@ import pytest
 from router_views import RATES, demand, standing
 
 from baton.router import costs
+from baton.router.in_flight import TenantLoad
 from baton.router.placement import Asked, admitted
 from baton.router.policy import Option
 from baton.router.promises import Kept, Promise, Promises, promise_of
@@ -82,16 +83,16 @@ def test_nobody_is_refused_on_a_guess():
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(30_000))
     guessed = standing(num_running=60, rates=replace(RATES, is_measured=False))._replace(stalled_part=0.8)
     full = option(guessed, asked.demand)
-    assert admitted([full], asked, Promises(), LIMITS, NO_TRAFFIC) == [full]
+    assert admitted([full], asked, Promises(), LIMITS, NO_TRAFFIC, {}) == [full]
 
 
 def test_the_first_option_that_adds_is_taken_or_the_request_is_refused_with_numbers(promises):
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(16_000))
     full = option(standing("full", num_running=60)._replace(stalled_part=0.5), asked.demand)
     free = option(standing("free"), asked.demand)
-    assert admitted([full, free], asked, promises, LIMITS, NO_TRAFFIC) == [free, full]
+    assert admitted([full, free], asked, promises, LIMITS, NO_TRAFFIC, {}) == [free, full]
     with pytest.raises(NoCapacity, match="ms would pass between tokens") as refused:
-        admitted([full], asked, promises, LIMITS, NO_TRAFFIC)
+        admitted([full], asked, promises, LIMITS, NO_TRAFFIC, {})
     assert refused.value.retry_after_ms >= 1000
 
 
@@ -99,3 +100,38 @@ def test_where_all_is_late_nothing_more_is_taken(promises):
     """One more would spoil nothing there; but it would keep those to come waiting."""
     late = standing(num_running=60, num_pending_prefill_tokens=100_000)._replace(stalled_part=0.9)
     assert gain(promises, late, demand(100)) < 0
+
+
+def waiting(seconds):
+    """A worker whose queue is so long."""
+    return standing(num_pending_prefill_tokens=round(seconds * RATES.prefill_tokens_per_second))
+
+
+def admit(decode, asked, tenants=None):
+    return admitted([option(decode, asked.demand)], asked, Promises(), LIMITS, NO_TRAFFIC, tenants or {})
+
+
+def asked_by(tenant="", weight=1.0, priority=0):
+    return Asked(types_pb2.ModelInfo(name="m"), demand(100), tenant, weight, priority)
+
+
+def test_a_wait_that_takes_more_than_half_of_the_objective_is_refused_with_a_time():
+    assert admit(waiting(0.4), asked_by())
+    with pytest.raises(NoCapacity, match=r"of them in a queue") as refused:
+        admit(waiting(0.7), asked_by())
+    assert refused.value.retry_after_ms >= 500
+
+
+def test_who_is_in_no_hurry_is_refused_first():
+    with pytest.raises(NoCapacity):
+        admit(waiting(0.4), asked_by(priority=1))
+    assert admit(waiting(0.2), asked_by(priority=1))
+
+
+def test_where_requests_wait_a_tenant_has_its_share_and_no_more():
+    tenants = {"small": TenantLoad(1.0, 5000, 10), "large": TenantLoad(4.0, 5000, 10)}
+    assert admit(standing(), asked_by("small"), tenants), "while nobody waits all may have everything"
+    with pytest.raises(NoCapacity, match="tenant 'small' has 5000 tokens in 10 requests"):
+        admit(waiting(0.2), asked_by("small"), tenants)
+    assert admit(waiting(0.4), asked_by("large", 4.0), tenants)
+    assert admit(waiting(0.4), asked_by("small"), {"small": tenants["small"]}), "alone, it has everything"

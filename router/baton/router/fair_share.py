@@ -1,7 +1,8 @@
 """Which tenant is refused first when the fleet is full. Pure.
 
-A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are: alone, or while
-there is room, everything; in full queues its share and no more. Workers serve their queues in order, so that tokens
+A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are, or how much of the
+wait is taken that the objective has room for: alone, or while there is room, everything; in full queues its share and
+no more. Workers serve their queues in order, so that tokens
 are served in the proportion in which they wait.
 """
 
@@ -9,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from baton.router.costs import Costs
 from baton.router.in_flight import TenantLoad
 from baton.router.standing import Standing
 
 # Shares are exact at this fullness: what is above it is left for tenants that come now.
 _FULL = 0.8
+# Of an objective's room, what a wait may be expected to take.
+_WAIT_PART = 0.5
 # Less urgent requests leave so much of each queue to the others.
-_BACKGROUND_PART = 0.5
+BACKGROUND_PART = 0.5
 
 
 def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
@@ -24,6 +28,15 @@ def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
         return 1.0
     waiting = sum([min(one.num_waiting, max_queue_depth) for one in standings])
     return waiting / (max_queue_depth * len(standings))
+
+
+def wait_pressure(costs: Costs, ttft_seconds: float) -> float:
+    """How much of the wait that an objective has room for is taken. Above 1: too much.
+
+    Half of the room is left for what estimates miss; a long prompt may wait as long as it takes by itself.
+    """
+    work = costs.to_first_token - costs.queue
+    return costs.queue / (_WAIT_PART * max(ttft_seconds - work, work))
 
 
 def exceeds_share(
@@ -41,4 +54,4 @@ def exceeds_share(
 
 def queue_bound(max_queue_depth: int, priority: int) -> int:
     """How many requests may wait at a worker before one of this priority is refused there."""
-    return max(1, int(max_queue_depth * _BACKGROUND_PART)) if priority > 0 else max_queue_depth
+    return max(1, int(max_queue_depth * BACKGROUND_PART)) if priority > 0 else max_queue_depth

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from baton.router import filter as filters
 from baton.router.costs import seconds_per_seat
-from baton.router.fair_share import exceeds_share, fullness, queue_bound
+from baton.router.fair_share import BACKGROUND_PART, exceeds_share, fullness, queue_bound, wait_pressure
 from baton.router.in_flight import TenantLoad
 from baton.router.policy import Option, rank
 from baton.router.promises import Promises, promise_of
@@ -57,10 +58,17 @@ def decide(
 
 
 def admitted(
-    options: list[Option], asked: Asked, promises: Promises, objectives: Objectives, now: Traffic
+    options: list[Option],
+    asked: Asked,
+    promises: Promises,
+    objectives: Objectives,
+    now: Traffic,
+    tenants: Mapping[str, TenantLoad],
 ) -> list[Option]:
-    """The first option that adds good streams first. NoCapacity: each would spoil more than it adds, where that is
-    measured, not guessed."""
+    """The first option that adds good streams first. NoCapacity: the wait before each is too long for the objective,
+    the tenant has its share of a fleet where requests wait, or each would spoil more streams than it adds; where that
+    is measured, not guessed."""
+    _check_wait(options, asked, objectives, tenants)
     for place, option in enumerate(options):
         measured = option.decode.rates.is_measured and (option.prefill or option.decode).rates.is_measured
         if (
@@ -76,6 +84,30 @@ def admitted(
         phase=types_pb2.PHASE_PLACEMENT,
         retry_after_ms=_retry_ms(max(1.0, best.costs.queue)),
     )
+
+
+def _check_wait(
+    options: Sequence[Option], asked: Asked, objectives: Objectives, tenants: Mapping[str, TenantLoad]
+) -> None:
+    if not all((option.prefill or option.decode).rates.is_measured for option in options):
+        return
+    best = min(options, key=lambda option: option.costs.queue)
+    pressure = wait_pressure(best.costs, objectives.ttft_seconds)
+    retry_after_ms = _retry_ms(best.costs.queue)
+    if pressure > (1.0 if asked.priority <= 0 else BACKGROUND_PART):
+        raise NoCapacity(
+            f"the first token would take {best.costs.to_first_token:.2f} s, {best.costs.queue:.2f} of them in a queue",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=retry_after_ms,
+        )
+    if exceeds_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens, math.sqrt(pressure)):
+        own = tenants[asked.tenant]
+        raise NoCapacity(
+            f"tenant {asked.tenant!r} has {own.num_tokens} tokens in {own.num_placements} requests, its share of a "
+            f"fleet where requests wait {best.costs.queue:.2f} s",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=retry_after_ms,
+        )
 
 
 def candidates(

@@ -92,7 +92,7 @@ class Placer:
         traffic = self._learnt.traffic(model.digest, usable.num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
         if self._objectives.sheds:
-            options = admitted(options, asked, self._learnt.promises, self._objectives, traffic)
+            options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, self.in_flight.tenants)
         response = response_of(placement_id, options[0])
         self._begin(placement_id, request, asked, options[0], now)
         grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
