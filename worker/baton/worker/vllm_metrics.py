@@ -58,7 +58,7 @@ def _counters(counters: control_pb2.WorkerCounters) -> Iterator[tuple[str, str, 
     yield "kv_offload_load_bytes", "As baton_worker_host_cache_restored_bytes.", host.num_restored_bytes
     yield "kv_offload_load_time", "As baton_worker_host_cache_restore_seconds.", host.restore_seconds
     yield "nixl_num_failed_transfers", "As baton_kv_transfer_failed, received.", transfers.num_failed_transfers
-    yield "nixl_num_failed_notifications", "As baton_kv_push_failed, sent.", transfers.num_failed_pushes
+    yield "nixl_num_failed_notifications", "As baton_kv_transfer_failed, sent.", transfers.num_failed_pushes
     yield "nixl_num_kv_expired_reqs", "As baton_kv_transfer_expired_leases.", transfers.num_expired_leases
 
 
