@@ -8,6 +8,7 @@ from baton.gateway.console.explanation import explanation_of
 from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
 from baton.gateway.console.percentiles import percentiles_of
 from baton.gateway.console.routes import explain_request
+from baton.gateway.console.samples import Sample, Samples, WorkerTotals
 from baton.gateway.router_client import RouterWord
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2, router_pb2, types_pb2, worker_pb2
@@ -76,6 +77,17 @@ def test_rates_are_what_totals_grew_by_in_the_last_seconds():
     assert one.prompt_tokens_per_second == pytest.approx(200)
     assert one.hit_rate == pytest.approx(0.25)
     assert snapshot.window == pytest.approx(5)
+
+
+def test_no_more_is_kept_than_is_compared():
+    samples = Samples()
+    for second in range(300):
+        samples.add(Sample(float(second), {"w": WorkerTotals(second, 0, 0, {})}, {}))
+    assert (len(samples._workers), len(samples._routers)) == (6, 61)
+    assert samples.worker_changes()["w"].prompt_tokens == 5
+    samples.add(Sample(1000.0, {"w": WorkerTotals(9999, 0, 0, {})}, {}))  # nobody watched meanwhile
+    assert samples.worker_changes() == {}
+    assert samples.router_change(60.0) is None
 
 
 def test_a_worker_that_began_anew_is_no_flood_and_no_debt():

@@ -75,7 +75,6 @@ class FleetView:
         alive = [worker for worker in workers if worker.state != "dead"]
         change = rates or _NOTHING
         lately = (self._samples.router_change(PERCENTILE_SECONDS) if rates is not None else None) or _NOTHING
-        newest = self._samples.newest if rates is not None else None
         num_blocks = sum(worker.num_blocks for worker in alive)
         used = sum((worker.kv_usage or 0.0) * worker.num_blocks for worker in alive)
         return FleetSight(
@@ -92,8 +91,8 @@ class FleetView:
             placements_per_second=_rate(change.placed, change.seconds),
             refusals_per_second=_rate(change.refused, change.seconds),
             failures_per_second=_rate(change.failed, change.seconds),
-            ttft=percentiles_of(newest.ttft_bounds, lately.ttft) if newest is not None else None,
-            itl=percentiles_of(newest.itl_bounds, lately.itl) if newest is not None else None,
+            ttft=percentiles_of(self._samples.ttft_bounds, lately.ttft),
+            itl=percentiles_of(self._samples.itl_bounds, lately.itl),
             percentile_seconds=lately.seconds,
         )
 

@@ -105,58 +105,55 @@ class RouterChange:
 
 
 class Samples:
-    """The last minute. A total that falls is one that began anew."""
+    """What was told lately: of workers as far back as rates look, of routers a minute.
+
+    A total that falls is one that began anew.
+    """
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque()
+        self._workers: deque[tuple[float, Mapping[str, WorkerTotals]]] = deque()
+        self._routers: deque[tuple[float, Mapping[int, RouterTotals]]] = deque()
+        self.ttft_bounds: Sequence[float] = ()
+        self.itl_bounds: Sequence[float] = ()
 
     def add(self, sample: Sample) -> None:
-        """The newest one. One after a long silence forgets all before: nobody watched meanwhile."""
-        if self._samples and sample.at - self._samples[-1].at > PERCENTILE_SECONDS:
-            self._samples.clear()
-        self._samples.append(sample)
-        while sample.at - self._samples[0].at > PERCENTILE_SECONDS + _SLACK:
-            self._samples.popleft()
+        """The newest one. What is too old to be compared with it is forgotten."""
+        self.ttft_bounds, self.itl_bounds = sample.ttft_bounds, sample.itl_bounds
+        self._workers.append((sample.at, sample.workers))
+        self._routers.append((sample.at, sample.routers))
+        while sample.at - self._workers[0][0] > RATE_SECONDS + _SLACK:
+            self._workers.popleft()
+        while sample.at - self._routers[0][0] > PERCENTILE_SECONDS + _SLACK:
+            self._routers.popleft()
 
     def worker_changes(self) -> dict[str, WorkerChange]:
-        """By worker id; those that were told of only once have none."""
-        now = self._samples[-1]
-        recent = self._within(RATE_SECONDS)
+        """By worker id, in the last RATE_SECONDS; those that were told of only once have none."""
+        now, workers = self._workers[-1]
         changes = {}
-        for worker_id, totals in now.workers.items():
-            base = next((one for one in recent if worker_id in one.workers), now)
-            if base is not now:
-                changes[worker_id] = _worker_change(now.at - base.at, base.workers[worker_id], totals)
+        for worker_id, totals in workers.items():
+            at, base = next((at, one[worker_id]) for at, one in self._workers if worker_id in one)
+            if at < now:
+                changes[worker_id] = _worker_change(now - at, base, totals)
         return changes
 
     def router_change(self, seconds: float) -> RouterChange | None:
-        """Over all routers. None: there is one sample only."""
-        now = self._samples[-1]
-        recent = self._within(seconds)
-        if recent[0] is now:
+        """Over all routers, in the last `seconds`. None: there is one sample only."""
+        now, routers = self._routers[-1]
+        recent = [(at, one) for at, one in self._routers if now - at <= seconds + _SLACK]
+        if len(recent) == 1:
             return None
         numbers = [0] * 5
         ttft: list[int] = []
         itl: list[int] = []
-        for router_id, totals in now.routers.items():
-            base = next(one.routers[router_id] for one in recent if router_id in one.routers)
+        for router_id, totals in routers.items():
+            base = next(one[router_id] for _, one in recent if router_id in one)
             for at, change in enumerate(map(_grown, _numbers(base), _numbers(totals))):
                 numbers[at] += change
             ttft = _summed(ttft, _differences(base.ttft, totals.ttft))
             itl = _summed(itl, _differences(base.itl, totals.itl))
         placed, refused, failed, prompt_tokens, cached_tokens = numbers
-        seconds = now.at - recent[0].at
-        return RouterChange(seconds, placed, refused, failed, prompt_tokens, cached_tokens, ttft, itl)
-
-    @property
-    def newest(self) -> Sample:
-        """The last one; there must be one."""
-        return self._samples[-1]
-
-    def _within(self, seconds: float) -> list[Sample]:
-        """The oldest first; the newest one at least."""
-        limit = self._samples[-1].at - seconds - _SLACK
-        return [one for one in self._samples if one.at >= limit]
+        span = now - recent[0][0]
+        return RouterChange(span, placed, refused, failed, prompt_tokens, cached_tokens, ttft, itl)
 
 
 def _worker_change(seconds: float, base: WorkerTotals, now: WorkerTotals) -> WorkerChange:
