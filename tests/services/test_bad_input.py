@@ -24,13 +24,11 @@ def folder(tmp_path_factory) -> Path:
     """Certificates of a fleet, and broken copies of the sample model."""
     made = tmp_path_factory.mktemp("bad")
     assert make_certs(["--dir", str(made / "certs"), "--fleet", "f"], {}) == 0
-    for name in ("short", "no-tokenizer", "unknown"):
+    for name in ("short", "no-tokenizer"):
         shutil.copytree(MODEL, made / name)
     weights = made / "short" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     (made / "no-tokenizer" / "tokenizer.json").unlink()
-    config = json.loads((made / "unknown" / "config.json").read_text())
-    (made / "unknown" / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
     (made / "keys.toml").write_text("this is no key file")
     return made
 
@@ -55,9 +53,8 @@ def _failures(command, flags, capsys) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("command", "flags", "topic", "word"),
     [
-        ("worker", ("--model", "/no/such/model", *_LISTEN), "model", "/no/such/model"),
+        ("gateway", ("--model", "/no/such/model", *_EDGE), "model", "/no/such/model"),
         ("worker", ("--model", "{}/short", *_LISTEN), "model", "model.safetensors"),
-        ("worker", ("--model", "{}/unknown", *_LISTEN), "model", "MambaForCausalLM"),
         ("worker", ("--host-cache-gb", "60000", "--model", str(MODEL), *_LISTEN), "limits", "host_cache_gb"),
         ("worker", ("--executor", "cuda", "--model", str(MODEL), *_LISTEN), "gpu", "GPU"),
         ("gateway", ("--model", "{}/no-tokenizer", *_EDGE), "model", "tokenizer.json"),

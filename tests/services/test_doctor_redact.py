@@ -74,6 +74,13 @@ def test_no_password_of_a_url_gets_through(password):
     assert f":{password}@" not in without_secrets(f"cannot reach redis://user:{password}@host:6379/0, gave up")
 
 
+def test_a_message_about_a_file_of_keys_keeps_its_path():
+    text = "api_keys=/etc/baton/keys.toml: it is no TOML"
+    assert without_secrets(text, keep_paths=True) == text
+    assert "keys.toml" not in without_secrets(text)
+    assert SECRET not in without_secrets(f"api_key={SECRET}", keep_paths=True)
+
+
 def test_collect_env_tells_no_secret_of_the_environment(capsys, monkeypatch):
     environ = {
         "BATON_GATEWAY_REDIS_URL": f"redis://user:{SECRET}@redis:6379/0",

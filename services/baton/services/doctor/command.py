@@ -97,7 +97,7 @@ def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _told(finding: Finding, secrets: frozenset[str]) -> Finding:
-    what = without_these(without_secrets(finding.what), secrets)
+    what = without_these(without_secrets(finding.what, keep_paths=True), secrets)
     return Finding(finding.topic, finding.level, what, without_these(finding.fix, secrets))
 
 

@@ -32,18 +32,28 @@ _ASSIGNED = re.compile(
     r"([\"']?\s*[=:]\s*)(?!\(left out\))(\"[^\"]*\"|'[^']*'|[^\s,;&'\"]+)"
 )
 _FLAG = re.compile(r"(?i)(--[\w-]*(?:password|passphrase|secret|token|key|credential)\s+)(?!--|\(left out\))(\S+)")
+_PATH = re.compile(r"(/[\w.\-]+){2,}")
 _LEAST_SECRET = 4  # characters: shorter ones occur everywhere
 _NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  # settings' own words
 
 
-def without_secrets(text: str) -> str:
-    """A text without what looks like a secret: passwords of URLs, keys by their form, values of telling names."""
+def without_secrets(text: str, keep_paths: bool = False) -> str:
+    """A text without what looks like a secret: passwords of URLs, keys by their form, values of telling names.
+
+    `keep_paths`: a value that is a path of two parts or more stays, for messages about the file there.
+    """
     text = _USERINFO.sub(f"{LEFT_OUT}@", text)
     text = _QUERY.sub(rf"\1={LEFT_OUT}", text)
     text = _FRAGMENT.sub(rf"\1#{LEFT_OUT}", text)
     text = _WORDS.sub(LEFT_OUT, text)
     text = _FLAG.sub(rf"\1{LEFT_OUT}", text)
-    return _ASSIGNED.sub(rf"\1\2{LEFT_OUT}", text)
+
+    def assigned(found: re.Match[str]) -> str:
+        if keep_paths and _PATH.fullmatch(found[3].rstrip(":")):
+            return found[0]
+        return f"{found[1]}{found[2]}{LEFT_OUT}"
+
+    return _ASSIGNED.sub(assigned, text)
 
 
 def is_secret(name: str) -> bool:
