@@ -177,7 +177,8 @@ def test_a_limit_is_told_before_the_body_and_nothing_counts_twice(client, front,
 def test_a_page_of_a_named_origin_may_read_what_envoy_refuses_it(client):
     preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
     asked = client.options("/v1/chat/completions", headers=preflight)
-    assert (asked.status_code, asked.headers["access-control-allow-methods"]) == (204, "OPTIONS, POST")
+    assert asked.status_code == 204
+    assert "POST" in asked.headers["access-control-allow-methods"].split(", ")
     for origin, told in ((ORIGIN, ORIGIN), ("https://evil.example", None)):
         answer = client.post("/v1/chat/completions", json=chat(), headers={"origin": origin})
         assert answer.status_code == 401

@@ -99,7 +99,7 @@ async def test_a_preflight_needs_no_key_and_names_the_routes_methods_and_the_ask
         unknown = await ask("OPTIONS", "/v1/nothing", key="", **preflight())
     assert answer.status == 204
     assert answer.headers["access-control-allow-origin"] == APP
-    assert answer.headers["access-control-allow-methods"] == "OPTIONS, POST"
+    assert {"OPTIONS", "POST"} <= set(answer.headers["access-control-allow-methods"].split(", "))
     assert answer.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
     assert int(answer.headers["access-control-max-age"]) > 0
     assert "origin" in answer.headers["vary"]
