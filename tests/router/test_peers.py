@@ -145,6 +145,23 @@ def test_a_long_prompt_is_told_in_part_and_still_recognised():
     assert 480 <= part <= 500
 
 
+def test_a_worker_that_a_gateway_lost_is_suspected_everywhere_until_it_tells_its_state():
+    one, other = Half(1), Half(2)
+    other.fleet.add("w")
+    other.fleet.hear("w", state("w", epoch=5))
+    one.news.on_suspected("w", 4)
+    one.tell(other)
+    assert not other.fleet.alive()[0].stalled, "it was another life"
+    one.news.on_suspected("w", 5)
+    one.tell(other)
+    assert other.fleet.alive()[0].stalled
+    one.tell(other)
+    other.fleet.hear("w", state("w", epoch=5))
+    assert not other.fleet.alive()[0].stalled
+    one.tell(other)
+    assert not other.fleet.alive()[0].stalled, "it is told once"
+
+
 def test_the_newest_cordon_wins_whatever_the_order():
     fleet = Fleet(Clock())
     fleet.take_cordon(Cordon("w", True, 20))

@@ -922,6 +922,7 @@ class ShareResponse(google.protobuf.message.Message):
     ENDS_FIELD_NUMBER: builtins.int
     CORDONS_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
+    SUSPICIONS_FIELD_NUMBER: builtins.int
     router_id: builtins.int
     """Of the sender; new at each start. Equal to the reader's own: it called itself."""
     complete: builtins.bool
@@ -936,6 +937,10 @@ class ShareResponse(google.protobuf.message.Message):
     def cordons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedCordon]:
         """Workers whose cordon was set or lifted. The newest stamp wins."""
 
+    @property
+    def suspicions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedSuspicion]:
+        """Workers that a gateway has just lost. Others are preferred until they tell their state."""
+
     def __init__(
         self,
         *,
@@ -944,8 +949,9 @@ class ShareResponse(google.protobuf.message.Message):
         ends: collections.abc.Iterable[global___SharedEnd] | None = ...,
         cordons: collections.abc.Iterable[global___SharedCordon] | None = ...,
         complete: builtins.bool = ...,
+        suspicions: collections.abc.Iterable[global___SharedSuspicion] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["complete", b"complete", "cordons", b"cordons", "ends", b"ends", "placements", b"placements", "router_id", b"router_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "cordons", b"cordons", "ends", b"ends", "placements", b"placements", "router_id", b"router_id", "suspicions", b"suspicions"]) -> None: ...
 
 global___ShareResponse = ShareResponse
 
@@ -1012,7 +1018,7 @@ class SharedShare(google.protobuf.message.Message):
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     num_requests: builtins.int
-    """Will decode there: 1 or 0."""
+    """Outputs that will be decoded there. 0: it only prefills."""
     num_prefill_tokens: builtins.int
     num_blocks: builtins.int
     def __init__(
@@ -1041,6 +1047,25 @@ class SharedEnd(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["placement_id", b"placement_id"]) -> None: ...
 
 global___SharedEnd = SharedEnd
+
+@typing.final
+class SharedSuspicion(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    epoch: builtins.int
+    """Of the life that was lost; another one is not meant."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "worker_id", b"worker_id"]) -> None: ...
+
+global___SharedSuspicion = SharedSuspicion
 
 @typing.final
 class SharedCordon(google.protobuf.message.Message):

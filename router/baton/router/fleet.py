@@ -163,14 +163,15 @@ class Fleet:
             for listener in self._listeners:
                 listener.on_lost(worker_id)
 
-    def suspect(self, worker_id: str, epoch: int) -> None:
-        """A gateway lost the worker: until it tells its state again others are preferred."""
+    def suspect(self, worker_id: str, epoch: int) -> bool:
+        """A gateway lost the worker: until it tells its state again others are preferred. False: that is known."""
         worker = self._alive.get(worker_id)
         if worker is None or worker.view is None or worker.view.epoch != epoch or worker.view.stalled:
-            return
+            return False
         _log.info("worker %s failed a gateway", worker_id)
         self.version += 1
         worker.view = replace(worker.view, stalled=True)
+        return True
 
     def cordon(self, worker_id: str, cordoned: bool) -> Cordon:
         """Takes a worker out of placement, or puts it back; it stays so over restarts. NotFound: unknown."""

@@ -1,4 +1,4 @@
-"""What one router tells the others: its placements, their ends, and cordons. Owns no connection and no clock."""
+"""What one router tells the others: its placements, their ends, lost workers, and cordons. Owns no connection and no clock."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Reader:
     placements: list[tuple[router_pb2.SharedPlacement, float]] = field(default_factory=list)  # and when they were made
     ends: list[int] = field(default_factory=list)
     cordons: list[Cordon] = field(default_factory=list)
+    suspicions: list[tuple[str, int]] = field(default_factory=list)  # worker id and epoch
     lags: bool = False
 
     @property
     def has_news(self) -> bool:
         """Whether something waits."""
-        return bool(self.placements or self.ends or self.cordons)
+        return bool(self.placements or self.ends or self.cordons or self.suspicions)
 
 
 class PeerNews:
@@ -72,11 +73,12 @@ class PeerNews:
             router_id=self.router_id,
             ends=[router_pb2.SharedEnd(placement_id=placement_id) for placement_id in reader.ends],
             cordons=map(_cordon_message, reader.cordons),
+            suspicions=[router_pb2.SharedSuspicion(worker_id=one, epoch=epoch) for one, epoch in reader.suspicions],
         )
         for message, at in reader.placements:
             response.placements.append(message)
             response.placements[-1].age_ms = _age_ms(at, now)
-        reader.placements, reader.ends, reader.cordons = [], [], []
+        reader.placements, reader.ends, reader.cordons, reader.suspicions = [], [], [], []
         return response
 
     def on_placed(self, placed: Placed) -> None:
@@ -91,6 +93,12 @@ class PeerNews:
         """A placement was reported on here."""
         for reader in self._readers:
             reader.ends.append(placement_id)
+            self._notify(reader)
+
+    def on_suspected(self, worker_id: str, epoch: int) -> None:
+        """A gateway told this router that it lost a worker."""
+        for reader in self._readers:
+            reader.suspicions.append((worker_id, epoch))
             self._notify(reader)
 
     def on_cordon(self, cordon: Cordon) -> None:

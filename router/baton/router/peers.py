@@ -140,6 +140,8 @@ class Peers:
                 self._on_placed(placed, at)
         for end in response.ends:
             self._in_flight.end(end.placement_id)
+        for lost in response.suspicions:
+            self._fleet.suspect(lost.worker_id, lost.epoch)
         for told in response.cordons:
             self._fleet.take_cordon(Cordon(told.worker_id, told.cordoned, told.stamp_us))
 

@@ -47,6 +47,9 @@ class PlacerListener(Protocol):
     def on_ended(self, placement_id: int) -> None:
         """A placement, or one of another router, was reported on."""
 
+    def on_suspected(self, worker_id: str, epoch: int) -> None:
+        """A gateway lost a worker."""
+
 
 class Placer:
     """Decides, counts what it decided, and learns from the outcomes. A FleetListener."""
@@ -112,7 +115,8 @@ class Placer:
         decision.outcome = outcome
         if outcome.worker_failed:
             decode = decision.response.decode
-            self._fleet.suspect(decode.worker_id, decode.epoch)
+            if self._fleet.suspect(decode.worker_id, decode.epoch) and self.listener is not None:
+                self.listener.on_suspected(decode.worker_id, decode.epoch)
         else:
             self._learnt.learn(decision, outcome, self._clock())
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
