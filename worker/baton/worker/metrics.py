@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
@@ -18,6 +21,11 @@ from baton.worker.vllm_metrics import vllm_metrics
 _log = logging.getLogger(__name__)
 
 _SCRAPE_SECONDS = 5.0
+# An engine answers between two steps. A scrape waits so long for that, then takes what was told last: while scrapes
+# come, the engine is asked once a second.
+_FRESH_SECONDS = 0.01
+_REFRESH_SECONDS = 1.0
+_SCRAPED_SECONDS = 60.0  # after a scrape, others are expected for so long
 
 # WorkerCounters field, metric, help
 _COUNTERS = (
@@ -88,17 +96,21 @@ class WorkerCollector(Collector):
         self._device = device
         self._loop = loop
         self._model_name = model_name
+        self._last: control_pb2.GetStatsResponse | None = None
+        self._last_at = -math.inf  # monotonic seconds
+        self._scraped_at = -math.inf
+        self._refreshing: asyncio.Task[None] | None = None
 
     def describe(self) -> list[Metric]:
         """Nothing: registering must not ask an engine that is still starting."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as of now. An engine that does not answer has only `baton_worker_up` 0."""
+        """Every metric, as of the last second. An engine that does not answer has only `baton_worker_up` 0."""
         yield from self._device_metrics()
         future = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         try:
-            stats = future.result(_SCRAPE_SECONDS)
+            stats = self._answer(future)
         except (Exception, concurrent.futures.CancelledError) as error:
             future.cancel()
             _log.warning("the engine did not answer a scrape: %s", error)
@@ -117,8 +129,33 @@ class WorkerCollector(Collector):
         stalled.add_metric((self._model_name,), float(self._device.stalled))
         yield stalled
 
+    def _answer(self, future: concurrent.futures.Future[control_pb2.GetStatsResponse]) -> control_pb2.GetStatsResponse:
+        """The engine's answer, or its last one where that is fresh. Raises what the asking raised, or TimeoutError."""
+        last = self._last if time.monotonic() - self._last_at < _SCRAPE_SECONDS else None
+        if last is None:
+            return future.result(_SCRAPE_SECONDS)
+        try:
+            return future.result(_FRESH_SECONDS)
+        except TimeoutError:
+            return last  # the answer that is on its way is kept for the next scrape
+
     async def _read(self) -> control_pb2.GetStatsResponse:
-        return await self._read_stats()
+        """Asks for a scrape, and sees to it that the next one finds an answer."""
+        self._scraped_at = time.monotonic()
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
+        return await self._ask()
+
+    async def _ask(self) -> control_pb2.GetStatsResponse:
+        self._last = await self._read_stats()
+        self._last_at = time.monotonic()
+        return self._last
+
+    async def _refresh(self) -> None:
+        while time.monotonic() - self._scraped_at < _SCRAPED_SECONDS:
+            await asyncio.sleep(_REFRESH_SECONDS)
+            with contextlib.suppress(Exception):  # a scrape tells
+                await self._ask()
 
 
 def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
