@@ -1,4 +1,4 @@
-"""What one router tells the others: its placements, their ends, lost workers, and cordons. Owns no connection and no clock."""
+"""What one router tells the others: placements, their ends, lost workers, cordons. Owns no connection and no clock."""
 
 from __future__ import annotations
 
