@@ -1,0 +1,72 @@
+"""Scrapes of a worker: what an engine that is in a long step, or gone, tells."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.v1 import control_pb2
+from baton.worker.metrics import WorkerCollector
+
+
+class Device:
+    num_stalls = 0
+    stalled = False
+
+
+class Engine:
+    """Answers when it may; counts its steps by its answers."""
+
+    def __init__(self) -> None:
+        self.between_steps = asyncio.Event()
+        self.between_steps.set()
+        self.num_asked = 0
+        self.error: Exception | None = None
+
+    async def read(self) -> control_pb2.GetStatsResponse:
+        self.num_asked += 1
+        await self.between_steps.wait()
+        if self.error is not None:
+            raise self.error
+        return control_pb2.GetStatsResponse(counters=control_pb2.WorkerCounters(num_steps=self.num_asked))
+
+
+async def _scrape(collector) -> dict[str, float]:
+    metrics = await asyncio.to_thread(lambda: list(collector.collect()))
+    return {sample.name: sample.value for metric in metrics for sample in metric.samples}
+
+
+@pytest.fixture
+async def engine():
+    return Engine()
+
+
+@pytest.fixture
+async def collector(engine):
+    made = WorkerCollector(engine.read, Device(), asyncio.get_running_loop(), "m")
+    yield made
+    if made._refreshing is not None:
+        made._refreshing.cancel()
+        await asyncio.gather(made._refreshing, return_exceptions=True)
+
+
+async def test_a_scrape_within_a_step_takes_the_last_answer(engine, collector):
+    assert (await _scrape(collector))["baton_worker_steps_total"] == 1
+    engine.between_steps.clear()
+    async with asyncio.timeout(4):
+        within = await _scrape(collector)
+    assert within["baton_worker_up"] == 1
+    assert within["baton_worker_steps_total"] == 1
+    engine.between_steps.set()
+    async with asyncio.timeout(30):
+        while (await _scrape(collector))["baton_worker_steps_total"] < 3:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_fails_is_down(engine, collector):
+    assert (await _scrape(collector))["baton_worker_up"] == 1
+    engine.error = RuntimeError("gone")
+    scraped = await _scrape(collector)
+    assert scraped["baton_worker_up"] == 0
+    assert "baton_worker_steps_total" not in scraped
