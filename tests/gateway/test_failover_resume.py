@@ -11,6 +11,7 @@ import pytest
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, ScriptedWorker
 
+from baton.gateway.access.api_key import digest_of, id_of, new_key
 from baton.gateway.config import GatewayConfig
 from baton.gateway.resume.position import ChoicePosition, Cursor, parse_position, position_text
 from baton.gateway.server import serve
@@ -204,6 +205,32 @@ async def test_a_wrong_id_is_refused_and_disturbs_nothing(gateways, last, status
     async with RawClient.connect(port) as client:
         other = await client.request("POST", "/v1/chat/completions", {}, {"last-event-id": "r/3"})
     assert other.status == 404
+
+
+async def test_another_tenants_stream_is_as_if_it_were_not_there(gateways, tmp_path):
+    keys = {tenant: new_key()[0] for tenant in ("mine", "theirs")}
+    entries = [{"id": id_of(key), "tenant": name, "sha256": digest_of(key).hex()} for name, key in keys.items()]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": entries, "tenants": {name: {} for name in keys}}))
+    port = await gateways.start(api_keys=str(file))
+    mine, theirs = ({"authorization": f"Bearer {key}"} for key in keys.values())
+    begun = await listen(port, "/v1/completions", {**TEXT, "seed": 3}, {**mine, "x-request-id": "r"}, 5)
+    await asyncio.sleep(0.3)
+    async with RawClient.connect(port) as client:
+        headers = {**theirs, "last-event-id": last_id(begun)}
+        answer = await client.request("POST", "/v1/completions", {}, headers)
+    assert (answer.status, answer.error["param"]) == (404, "last-event-id")
+    rest = await listen(port, "/v1/completions", {}, {**mine, "last-event-id": last_id(begun)})
+    assert rest[-1][1] == "[DONE]"
+
+
+async def test_a_position_that_no_stream_of_the_request_can_have_is_refused(gateways):
+    port = await gateways.start()
+    await listen(port, "/v1/completions", TEXT, {"x-request-id": "r"}, 5)
+    await asyncio.sleep(0.3)
+    async with RawClient.connect(port) as client:
+        answer = await client.request("POST", "/v1/completions", {}, {"last-event-id": "r/61"})
+    assert (answer.status, answer.error["param"]) == (400, "last-event-id")
 
 
 async def test_who_did_not_ask_for_it_has_no_ids_and_no_state(gateways):

@@ -199,6 +199,7 @@ class RunningGeneration:
 
     def _replay(self, journal: Journal) -> list[Choice]:
         """Takes the tokens that the client of a resumed stream has; the choices that are to go on."""
+        journal.check_length(self._resolved.stop.max_tokens)
         sampling = self._resolved.sampling
         if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
             # They were not written down: all is computed again.

@@ -34,12 +34,22 @@ class Journal:
     positions: tuple[ChoicePosition, ...]
     known: tuple[tuple[int, ...], ...]  # of each choice: tokens that were written down before
     on_news: Callable[[Journal], None]
+    field_name: str = ""  # of the position in the client's request
     unwritten: list[bytes] = field(default_factory=list)
     ended: bool = False
     _counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._counts = [0] * self.head.num_choices
+
+    def check_length(self, max_tokens: int) -> None:
+        """Raises InvalidRequest for a position beyond the longest output."""
+        most = max(position.num_tokens for position in self.positions)
+        if most > max_tokens:
+            raise InvalidRequest(
+                f"{self.field_name} says that {most} tokens came, and the stream has {max_tokens} at most",
+                field=self.field_name,
+            )
 
     def replayed(self, index: int) -> tuple[int, ...]:
         """The tokens that the client has, as far as they were written down."""

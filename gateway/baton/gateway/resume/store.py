@@ -93,7 +93,7 @@ class StreamStore:
         known = tokens_of(entries, head.num_choices)
         given = tuple(ChoicePosition() for _ in range(head.num_choices)) if positions is None else tuple(positions)
         check_positions(head, given, field)
-        journal = Journal(head, Cursor(given), given, known, self._on_news)
+        journal = Journal(head, Cursor(given), given, known, self._on_news, field)
         self._open[journal] = 0.0
         return journal
 
