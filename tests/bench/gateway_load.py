@@ -11,7 +11,7 @@ from typing import Any, cast
 from bench.http_stream import HttpPool
 from bench.serve_client import BenchFailed
 
-_PATH = "/v1/chat/completions"
+PATH = "/v1/chat/completions"
 _CHAT = {"model": "storyteller-7m", "messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
 _FIRST_SECONDS = 60.0  # for every stream to have begun
 _ANSWER_SECONDS = 120.0
@@ -70,7 +70,7 @@ def chat(**fields: Any) -> bytes:
 
 def http_request(body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """The body as a POST."""
-    return HttpPool("http://127.0.0.1:1", dict(headers or {})).request("POST", _PATH, body)
+    return HttpPool("http://127.0.0.1:1", dict(headers or {})).request("POST", PATH, body)
 
 
 async def open_stream(port: int, body: bytes, reads: bool = True) -> StreamReader:
@@ -89,7 +89,7 @@ async def run_chats(port: int, body: bytes, num_clients: int, seconds: float) ->
         count = 0
         while time.perf_counter() < begin + seconds:
             try:
-                status, answer = await pool.fetch("POST", _PATH, body, _ANSWER_SECONDS)
+                status, answer = await pool.fetch("POST", PATH, body, _ANSWER_SECONDS)
             except TimeoutError:
                 raise BenchFailed(f"a chat on port {port} had no answer in {_ANSWER_SECONDS:.0f} s") from None
             if status != 200:

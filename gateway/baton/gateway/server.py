@@ -37,6 +37,7 @@ from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.router_client import RouterClient
+from baton.gateway.rpc_places import Places, edge_options
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
@@ -55,7 +56,7 @@ _SERVICE = "baton.v1.InferenceService"
 
 # Objects made and not yet freed before a collection looks at them, and how often it looks at older ones. Requests leave
 # few for it: with Python's own 700 it took 6 % of the CPU of small chats.
-_GC_THRESHOLDS = (10_000, 20, 20)
+_GC_THRESHOLDS = (2_000, 10, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,8 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
         grace_seconds=config.drain_timeout,
         field="grpc_listen",
         tls=tls,
-        interceptors=[KeyGuard(core.gate)],
+        interceptors=[KeyGuard(core.gate), Places(core.admission)],
+        options=edge_options(config),
     )
 
 
