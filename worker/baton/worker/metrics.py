@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _SCRAPE_SECONDS = 5.0
 # An engine answers between two steps. A scrape waits so long for that, then takes what was told last: while scrapes
 # come, the engine is asked once a second.
-_FRESH_SECONDS = 0.01
+_FRESH_SECONDS = 0.005
 _REFRESH_SECONDS = 1.0
 _SCRAPED_SECONDS = 60.0  # after a scrape, others are expected for so long
 

@@ -1,0 +1,151 @@
+"""`baton traces`: how a request is shown, when, and what comes over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from stack import ROOT, wait_until
+
+from baton.otlp.v1 import trace_pb2 as pb
+from baton.rpc.errors import InvalidRequest
+from baton.rpc.trace_context import new_trace, sampled_context
+from baton.rpc.tracing import Endpoint, Tracer, TracingCollector
+from baton.services import cli, ports
+from baton.services.trace_view import Span, render
+from baton.services.traces import Traces
+
+MS = 1_000_000
+
+
+def _span(name, span_id, parent_id, start, end, facts=None, error=""):
+    return Span(name, "w0", span_id, parent_id, start * MS, end * MS, facts or {}, error)
+
+
+REQUEST = [
+    _span(
+        "baton.gateway.request", b"r", b"", 0, 100, {"http.route": "/v1/completions", "http.response.status_code": 200}
+    ),
+    _span("baton.gateway.generate", b"g", b"r", 10, 100, {"baton.worker": "w0", "baton.cached_tokens": 32}),
+    _span("baton.worker.decode", b"d", b"g", 50, 99, {"baton.output_tokens": 7}),
+    _span("baton.gateway.prepare", b"p", b"r", 0, 10),
+]
+
+
+def test_a_request_is_a_tree_in_the_order_of_time():
+    head, *lines = render("abc", REQUEST).splitlines()
+    assert head == "abc  /v1/completions  200  100.0 ms"
+    assert [line.split()[0] for line in lines] == ["gateway.prepare", "gateway.generate", "worker.decode"]
+    assert lines[2].startswith("    worker.decode")
+    assert lines[2].rstrip().endswith("w0, tokens 7")
+    assert "found 32" in lines[1]
+    prepare, generate = (line.split("|")[1] for line in lines[:2])
+    assert prepare == "=" * 4 + " " * 36
+    assert generate == " " * 4 + "=" * 36
+
+
+def test_a_span_whose_parent_never_came_is_shown_all_the_same():
+    text = render("abc", [_span("baton.worker.decode", b"d", b"lost", 5, 9, error="gone")])
+    assert "has not come" in text
+    assert "gone" in text
+    assert "x" in text.splitlines()[1]
+
+
+def test_a_trace_is_shown_once_nothing_more_comes():
+    shown, now = [], [0.0]
+    traces = Traces(lambda trace_id, spans: shown.append((trace_id, len(spans))), lambda: now[0])
+    root, child = (pb.Span(trace_id=b"t" * 16, span_id=b"s" * 8, name=name).SerializeToString()
+                   for name in ("baton.gateway.request", "baton.worker.decode"))  # fmt: skip
+    for packed in (root, child):
+        traces.take(_export(packed))
+        traces.settle()
+        now[0] += 1.0
+    assert not shown
+    now[0] += 1.0
+    traces.settle()
+    assert shown == [((b"t" * 16).hex(), 2)]
+
+
+def test_a_trace_without_its_request_is_given_up():
+    shown, now = [], [0.0]
+    traces = Traces(lambda trace_id, spans: shown.append(trace_id), lambda: now[0])
+    traces.take(_export(pb.Span(trace_id=b"t" * 16, name="baton.worker.decode").SerializeToString()))
+    now[0] = 10.0
+    traces.settle()
+    assert not shown
+    now[0] = 1000.0
+    traces.settle()
+    assert len(shown) == 1
+
+
+def test_the_command_shows_what_a_tracer_sends(tmp_path):
+    (port,) = ports.free_ports(1)
+    words = [sys.executable, "-m", "baton.services.cli", "traces", "--listen", f"127.0.0.1:{port}"]
+    log, file = tmp_path / "shown.txt", tmp_path / "spans.jsonl"
+    with log.open("wb") as out:
+        shower = subprocess.Popen([*words, "--file", str(file)], stdout=out, stderr=out, cwd=ROOT)
+    try:
+        wait_until(lambda: "waiting for spans" in log.read_text(), "it listens", 60)
+        context = new_trace()
+        asyncio.run(_send(f"http://127.0.0.1:{port}", context))
+        wait_until(lambda: context.trace_id.hex() in log.read_text(), "the trace is shown", 60)
+        assert "worker.decode" in log.read_text()
+        names = {json.loads(line)["name"] for line in file.read_text().splitlines()}
+        assert names == {"baton.gateway.request", "baton.worker.decode"}
+    finally:
+        os.kill(shower.pid, signal.SIGTERM)
+    assert shower.wait(30) == 0
+
+
+async def _send(url, context):
+    async with Tracer(Endpoint.of(url), {"service.instance.id": "w0"}) as tracer:
+        tracer.record(
+            "baton.worker.decode", context.child(), context.span_id, 5 * MS, 9 * MS, {"baton.output_tokens": 7}
+        )
+        tracer.record("baton.gateway.request", context, b"", 0, 10 * MS, {"http.route": "/x", "a": 1.5, "b": True})
+
+
+async def test_spans_that_no_collector_takes_are_dropped_and_counted():
+    (port,) = ports.free_ports(1)
+    async with Tracer(Endpoint.of(f"127.0.0.1:{port}"), {}) as tracer:
+        for number in range(9000):
+            tracer.record("s", new_trace(), b"", number, number, {})
+        assert tracer.num_dropped > 0
+    samples = [sample for metric in TracingCollector(tracer).collect() for sample in metric.samples]
+    assert {sample.labels["result"]: sample.value for sample in samples}["exported"] == 0
+    assert tracer.num_dropped > 9000 - 8192
+
+
+async def test_only_some_requests_are_sampled_and_a_clients_word_is_taken():
+    sampled = new_trace().traceparent
+    async with (
+        Tracer(Endpoint.of("127.0.0.1:1"), {}, sampling=1.0) as always,
+        Tracer(Endpoint.of("127.0.0.1:1"), {}) as never,
+    ):
+        assert always.sampled("")[1] == b""
+        assert always.sampled(sampled[:-1] + "0") is None
+        assert never.sampled("") is None
+        assert never.sampled("garbage") is None
+        context, parent_id = never.sampled(sampled)
+        assert context.trace_id == sampled_context(sampled).trace_id
+        assert parent_id == sampled_context(sampled).span_id
+
+
+@pytest.mark.parametrize("url", ["", "collector", "ftp://h:1", "http://h", "http://user@h:1", "http://h:port"])
+def test_an_endpoint_that_is_none_is_named(url):
+    with pytest.raises(InvalidRequest, match="otlp_endpoint"):
+        Endpoint.of(url)
+
+
+def test_a_listen_address_that_is_none(capsys):
+    assert cli.main(["traces", "--listen", "nowhere"], {}) == 2
+    assert "listen" in capsys.readouterr().err
+
+
+def _export(packed):
+    return pb.ExportRequest(resource_spans=[pb.ResourceSpans(scope_spans=[pb.ScopeSpans(spans=[packed])])])
