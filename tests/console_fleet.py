@@ -178,12 +178,17 @@ def run_fleet(cleanup: ExitStack, num_workers: int, placements_per_second: float
 def start_gateway(log: Path, router: str, flags: tuple[str, ...], cleanup: ExitStack) -> str:
     """`baton gateway` over a router; its URL."""
     rest, rpc = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
+    service = gateway_service(log, rest, rpc, router, flags)
+    cleanup.callback(service.stop_by_force)
+    service.start()
+    return f"http://{rest}"
+
+
+def gateway_service(log: Path, rest: str, rpc: str, router: str, flags: tuple[str, ...]) -> Service:
+    """`baton gateway`, to be started."""
     listen = ("--rest-listen", rest, "--grpc-listen", rpc, "--router", router, "--model", str(stack.MODEL))
     plan = tandem.ServicePlan(
         name="gateway", command="gateway", flags=(*listen, *flags), address=rpc, metrics=rest,
         probe=tandem.Probe.HTTP_READY, probe_address=rest, stop_stage=0,
     )  # fmt: skip
-    service = Service(plan, log)
-    cleanup.callback(service.stop_by_force)
-    service.start()
-    return f"http://{rest}"
+    return Service(plan, log)

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from console_fleet import run_fleet, start_gateway
+from console_fleet import gateway_service, run_fleet, start_gateway
+from stack import wait_until
+from tls_rig import make_certs
 
 from baton.services import cli, ports, top
 
@@ -108,6 +110,25 @@ def test_a_gateway_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture
     (port,) = ports.free_ports(1)
     assert run_top(f"http://127.0.0.1:{port}", "--json") == top.EXIT_FAILED
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_over_tls_it_wants_to_know_whom_to_trust_and_a_gateway_without_its_router_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    certificates = make_certs(tmp_path / "certs")
+    rest, rpc, nobody = (f"127.0.0.1:{port}" for port in ports.free_ports(3))
+    own = ("--rest-tls-certificate", str(certificates / "edge.crt"), "--rest-tls-key", str(certificates / "edge.key"))
+    with ExitStack() as cleanup:
+        service = gateway_service(tmp_path / "gateway.log", rest, rpc, nobody, own)
+        cleanup.callback(service.stop_by_force)
+        service.spawn()
+        wait_until(lambda: "listening" in service.log(), "the gateway listens", 60)
+        ca = str(certificates / "ca.crt")
+        assert run_top(f"https://{rest}", "--ca", ca) == top.EXIT_OK
+        assert f"! No router has answered yet ({nobody}: UNAVAILABLE" in capsys.readouterr().out
+        for words, problem in (([], "--ca names"), (["--ca", str(tmp_path / "nothing")], "No such file")):
+            assert run_top(f"https://{rest}", *words) == top.EXIT_FAILED
+            assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
