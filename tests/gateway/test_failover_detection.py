@@ -120,3 +120,31 @@ async def test_a_worker_that_dies_with_a_request_died_of_it_perhaps(worker):
         streams.get(worker.endpoint).submit(submit(), receiver)
         await receiver.wait()
         assert receiver.error.loss is Loss.DIED
+
+
+async def begun(streams, endpoint):
+    """A stream that the worker was heard on, however often a machine with much to do fails to connect."""
+    while True:
+        receiver, stream = Receiver(), streams.get(endpoint)
+        stream.submit(submit(100_000), receiver)
+        await until(lambda receiver=receiver: receiver.token_ids or receiver.ended.is_set(), 20.0)
+        if receiver.token_ids:
+            return stream
+
+
+@pytest.mark.parametrize("epochs", [(1, 1), (1, 2)])
+async def test_a_worker_that_was_left_and_lived_is_given_twice_the_time(worker, epochs):
+    async with WorkerStreams(GenerationCounters(), silence_seconds=0) as streams:
+        for epoch in epochs:
+            endpoint = types_pb2.Endpoint(worker_id="w1", address=worker.endpoint.address, epoch=epoch)
+            stream = await begun(streams, endpoint)
+            for _ in range(5):
+                stream.tick()
+            assert not stream.ended
+            stream.tick()
+            if stream.ended:
+                await stream.close()
+        assert stream.ended == (epochs == (1, 2)), "the second time it has twice as long, unless it is another life"
+        for _ in range(6):
+            stream.tick()
+        assert stream.hangs

@@ -69,6 +69,7 @@ class WorkerStream:
         counters: GenerationCounters,
         dial: Dial = _PLAIN,
         on_stall: Callable[[WorkerStream], None] | None = None,
+        patience: int = 1,  # times the usual silence
     ) -> None:
         self.worker_id = worker_id
         self.address = address
@@ -77,6 +78,7 @@ class WorkerStream:
         self._on_stall = on_stall
         self._counters = counters
         self._dial = dial
+        self._last_tick = _LAST_TICK * patience
         self._receivers: dict[int, SlotReceiver] = {}
         self._free_slots: list[int] = []
         self._num_slots = 0
@@ -110,6 +112,11 @@ class WorkerStream:
         return self._hangs
 
     @property
+    def was_heard(self) -> bool:
+        """The worker said something."""
+        return self._was_heard
+
+    @property
     def was_never_reached(self) -> bool:
         """It ended before the worker took anything."""
         return self._ended and not self._was_heard and not self._sent
@@ -123,7 +130,7 @@ class WorkerStream:
             self._silent_ticks = 0
             return
         self._silent_ticks += 1
-        if self._silent_ticks >= (_LAST_TICK if self._was_heard else _LAST_CONNECTING_TICK):
+        if self._silent_ticks >= (self._last_tick if self._was_heard else _LAST_CONNECTING_TICK):
             self._hangs = True
             self._counters.silent_workers += 1
             self.fail("it gives no sign of life")

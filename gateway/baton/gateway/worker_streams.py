@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from baton.gateway.counters import GenerationCounters
+from baton.gateway.patience import Patience
 from baton.gateway.worker_stream import WorkerStream
 from baton.rpc.channel import Dial
 from baton.v1 import types_pb2
@@ -36,6 +37,8 @@ class WorkerStreams:
         self._stall_seconds = stall_seconds
         self._tick_seconds = silence_seconds / _TICKS_PER_SILENCE
         self._hung: dict[str, float] = {}  # by worker: when
+        self._patience = Patience()
+        self._epochs: dict[str, int] = {}  # by worker: of the last stream
         self._streams: dict[tuple[str, str], WorkerStream] = {}
         self._helpers: list[asyncio.Task[None]] = []
 
@@ -63,10 +66,12 @@ class WorkerStreams:
         key = (endpoint.worker_id, endpoint.address)
         stream = self._streams.get(key)
         if stream is None or stream.ended:
+            patience = self._patience.of(endpoint.worker_id, endpoint.epoch, time.monotonic())
             stream = WorkerStream(
-                endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial, self._avoid
+                endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial, self._avoid, patience
             )
             self._streams[key] = stream
+            self._epochs[endpoint.worker_id] = endpoint.epoch
         return stream
 
     def avoided(self) -> list[str]:
@@ -81,6 +86,8 @@ class WorkerStreams:
 
     def _forget(self, stream: WorkerStream) -> None:
         key = (stream.worker_id, stream.address)
+        if stream.hangs and stream.was_heard:
+            self._patience.lost(stream.worker_id, self._epochs[stream.worker_id], time.monotonic())
         if stream.hangs or stream.was_never_reached:
             self._hung[stream.worker_id] = time.monotonic()
         if self._streams.get(key) is stream:

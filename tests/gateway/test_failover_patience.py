@@ -1,0 +1,29 @@
+"""A worker that fell silent and lived is given more time; one in another life is not."""
+
+from baton.gateway.patience import Patience
+
+
+def test_each_false_alarm_doubles_the_time_up_to_four_times():
+    patience = Patience()
+    assert patience.of("w", 1, 0.0) == 1
+    seen = []
+    for number in range(4):
+        patience.lost("w", 1, float(number))
+        seen.append(patience.of("w", 1, float(number)))
+    assert seen == [2, 4, 4, 4]
+
+
+def test_another_life_and_another_worker_have_the_usual_time():
+    patience = Patience()
+    patience.lost("w", 1, 0.0)
+    assert patience.of("w", 2, 1.0) == 1
+    assert patience.of("v", 1, 1.0) == 1
+
+
+def test_after_a_quiet_minute_all_is_as_it_was():
+    patience = Patience()
+    patience.lost("w", 1, 0.0)
+    assert patience.of("w", 1, 59.0) == 2
+    assert patience.of("w", 1, 61.0) == 1
+    patience.lost("w", 1, 62.0)
+    assert patience.of("w", 1, 62.0) == 2
