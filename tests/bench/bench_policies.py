@@ -133,7 +133,7 @@ def _placement(options: argparse.Namespace) -> dict[str, object]:
             row = [summary for summary in summaries if summary.load == load]
             ratios.append((load, _compare(rows, workload, workers, row, names, bounds.get(load))))
             records += [summary.as_dict() for summary in row]
-    print(render_table(_HEADER, rows))
+    print(render_table(_HEADER, rows, markdown=True))
     for policy, name in ((BATON, "Baton"), (SHEDDING, "with --shed")):
         high = [found[policy] for load, found in ratios if load > 0.7]
         print(
@@ -221,7 +221,7 @@ def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
             )
         )
     header = ("workload", "load", *names.values(), "remote", "good ratio", "latency ratio")
-    print(render_table(header, rows))
+    print(render_table(header, rows, markdown=True))
     print("\nof each policy: share of good requests, mean milliseconds of a request (unfinished and refused: 60 s);")
     print("ratios over 1: Baton is better than the better of always and never")
     for what, ratios in (("good requests", goods), ("latency", delays)):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heapreplace
 from itertools import accumulate
+from operator import sub
 
 import numpy as np
 
@@ -34,15 +35,19 @@ _Move = tuple[int, int, tuple[int, float, int] | int, int]
 class Coast:
     """Steps that need no decision: times[i] is when step i starts, the last is when the last one ends."""
 
-    __slots__ = ("done", "moves", "num_decodes", "rows", "seconds", "times")
+    __slots__ = ("done", "moves", "num_decodes", "rows", "times")
 
-    def __init__(self, rows: Int32, times: list[float], seconds: list[float]) -> None:
+    def __init__(self, rows: Int32, times: list[float]) -> None:
         self.rows = rows
         self.num_decodes = len(rows)
         self.times = times
-        self.seconds = seconds
         self.done = 0  # steps taken
         self.moves: list[_Move] | None = None  # a heap of each row's next ones; None: not looked at yet
+
+    @property
+    def num_steps(self) -> int:
+        """All of them."""
+        return len(self.times) - 1
 
     @property
     def now(self) -> float:
@@ -130,15 +135,22 @@ class VirtualEngine(Engine):
             num_steps = min(
                 num_steps, int(spare.min()), int((self._block_size - 1 - computed % self._block_size).min())
             )
-        while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
-            num_steps //= 2
+        if len(rows) * (num_steps // self._block_size + 2) > pool.num_free:
+            num_steps = self._fitting(num_steps, spare)
         if num_steps < 1:
             return None
         return self._timed(rows, now, num_steps, int(computed.sum()))
 
+    def _fitting(self, num_steps: int, spare: Int32) -> int:
+        """As many steps as there are blocks for, or half as many, or a quarter..."""
+        pool = self._scheduler.pool
+        while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
+            num_steps //= 2
+        return num_steps
+
     def take_steps(self, coast: Coast, until: float) -> None:
         """Takes the coast's steps that start before `until`. Tells on_events of what each did to the cache."""
-        target = min(bisect_left(coast.times, until), len(coast.seconds))
+        target = min(bisect_left(coast.times, until), coast.num_steps)
         if coast.done < target:
             self._take(coast, target - coast.done)
 
@@ -161,8 +173,10 @@ class VirtualEngine(Engine):
         # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
         fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
         context = num_context + count * np.arange(num_steps)
-        times = np.cumsum(np.concatenate(([now], fixed + slope * context)))
-        return Coast(rows, times.tolist(), np.diff(times).tolist())
+        times = np.empty(num_steps + 1)
+        times[0] = now
+        np.add(fixed, slope * context, out=times[1:])
+        return Coast(rows, times.cumsum().tolist())
 
     def _take(self, coast: Coast, num_steps: int) -> None:
         scheduler, counters = self._scheduler, self._counters
@@ -171,7 +185,8 @@ class VirtualEngine(Engine):
         self._move_blocks(coast, done + num_steps)
         batch.num_computed[rows] += num_steps
         batch.last_step[rows] = scheduler.skip_steps(num_steps)
-        seconds = coast.seconds[done : done + num_steps]
+        taken = coast.times[done : done + num_steps + 1]
+        seconds = list(map(sub, taken[1:], taken))
         self._rates.observe_decodes(seconds)
         counters.step_seconds = deque(accumulate(seconds, initial=counters.step_seconds), 1)[0]  # rounded as one by one
         counters.num_steps += num_steps
