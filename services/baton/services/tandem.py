@@ -116,6 +116,14 @@ class UpConfig:
             "maximum": 1.0,
         },
     )
+    metrics_targets: str = field(
+        default="",
+        metadata={
+            "help": "A file that gets every service's metrics address, as Prometheus' file_sd_configs reads it. "
+            "Empty: none.",
+            "metavar": "FILE",
+        },
+    )
     log_dir: str = field(
         default="",
         metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
@@ -202,6 +210,11 @@ def plan(
         ),
         _internal(config, "kvstore", "kvstore", 3, kvstore, ("--redis-url", config.redis_url)),
     ]  # fmt: skip
+
+
+def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:
+    """Where metrics are, in the form of Prometheus' file_sd_configs."""
+    return [{"targets": [one.metrics], "labels": {"service": f"baton-{one.command}", "pod": one.name}} for one in plans]
 
 
 def _worker_roles(config: UpConfig) -> list[tuple[str, int]]:

@@ -45,6 +45,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"baton up: {error}", file=sys.stderr)
         return 2
     plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), free_ports)
+    try:
+        _tell_targets(config.metrics_targets, plans)
+    except OSError as error:
+        print(f"baton up: --metrics-targets {config.metrics_targets}: {error.strerror}", file=sys.stderr)
+        return 2
     lines = StatusLines(sys.stdout)
     lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
     try:
@@ -68,6 +73,12 @@ def _make_log_dir(wanted: str) -> Path:
         raise settings.SettingsError(
             f"--log-dir: no log can be written in {place}: {error}; give another with --log-dir FOLDER"
         ) from error
+
+
+def _tell_targets(path: str, plans: Sequence[tandem.ServicePlan]) -> None:
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(tandem.scrape_targets(plans), indent=1), encoding="utf-8")
 
 
 async def _run(
