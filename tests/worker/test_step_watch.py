@@ -128,7 +128,7 @@ def test_one_stall_does_not_hide_the_next():
 class Told:
     def __init__(self) -> None:
         self.changes: list[bool] = []
-        self.pulse = 0
+        self.pulse = 0.0
         self.board = StepBoard()
         self.watch = StepWatch(self.board, self.changes.append, lambda: self.pulse)
 
@@ -172,14 +172,21 @@ async def test_ticks_that_come_late_blame_nobody():
 async def test_a_device_that_shows_a_pulse_is_slow_and_not_stuck():
     told = Told()
     told.board.begin(LEAST)
-    for told.pulse in range(1, 20):
-        told.look(TICKS - 2)
+    for _ in range(10 * TICKS):
+        told.look(1)
+        told.pulse += 0.1 * TICK_SECONDS  # a tenth of a processor
     assert told.changes == []
-    told.look(TICKS)
+    told.look(100 * TICKS)
     assert told.changes == [True]
-    told.pulse += 1
-    told.look(1)
-    assert told.changes == [True, False]
+
+
+async def test_the_pulse_of_idle_threads_is_none():
+    told = Told()
+    told.board.begin(LEAST)
+    for _ in range(2 * TICKS):
+        told.look(1)
+        told.pulse += 0.005 * TICK_SECONDS
+    assert told.changes == [True]
 
 
 async def test_nobody_looks_while_nothing_is_asked():

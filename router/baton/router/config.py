@@ -81,8 +81,8 @@ class RouterConfig:
     shed: bool = field(
         default=False,
         metadata={
-            "help": "Refuse at once what would make more streams miss the two objectives than it adds. The most "
-            "expensive prompts are refused first."
+            "help": "Refuse at once what would wait for more than half of the TTFT objective, what is beyond its "
+            "tenant's share while requests wait, and what would make more streams miss the two objectives than it adds."
         },
     )
     otlp_endpoint: str = field(

@@ -180,7 +180,7 @@ class EngineHost:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
             )
-        on_host = self._config.executor == "cpu"
+        on_host = self._config.executor != "cuda"
         self._watch = StepWatch(
             StepBoard.at(board), self._on_stall_change, cpu_pulse(self._process.pid) if on_host else no_pulse
         )

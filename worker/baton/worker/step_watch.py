@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,23 +12,25 @@ from baton.worker.step_board import StepBoard
 
 TICK_SECONDS = 0.03
 _MAX_TICK = 1.5  # of its length: a longer one says that this process, and perhaps its machine, is held up
+_ALIVE_PART = 0.03  # of the time: a pulse that gets on less is that of idle threads
 _IDLE_TICKS = 25  # after which nobody looks until there is work again
 
 
-def no_pulse() -> int:
+def no_pulse() -> float:
     """Of a device that shows none within a step."""
-    return 0
+    return 0.0
 
 
-def cpu_pulse(pid: int) -> Callable[[], int]:
-    """Of a device that is the engine's own process: the processor time that it used (Linux; elsewhere none shows)."""
+def cpu_pulse(pid: int) -> Callable[[], float]:
+    """Of a device that is the engine's own process: the processor seconds that it used (Linux; elsewhere 0)."""
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
 
-    def read() -> int:
+    def read() -> float:
         with contextlib.suppress(OSError, ValueError):
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             fields = stat[stat.rindex(b")") + 2 :].split()
-            return int(fields[11]) + int(fields[12])
-        return 0
+            return (int(fields[11]) + int(fields[12])) / ticks_per_second
+        return 0.0
 
     return read
 
@@ -36,18 +39,19 @@ class StepWatch:
     """Calls `on_change` when a step takes longer than the board allows, and when it ended after all.
 
     A step is late by the ticks that it was seen in, not by the clock: what holds this process up is not the device. A
-    pulse that changes within a step is progress. Nothing is looked at while nothing is asked of the engine.
+    device whose pulse goes on is slow, perhaps for want of processors, and not stuck. Nothing is looked at while nothing
+    is asked of the engine.
     """
 
     def __init__(
-        self, board: StepBoard, on_change: Callable[[bool], None], read_pulse: Callable[[], int] = no_pulse
+        self, board: StepBoard, on_change: Callable[[bool], None], read_pulse: Callable[[], float] = no_pulse
     ) -> None:
         self.stalled = False
         self._board = board
         self._on_change = on_change
         self._read_pulse = read_pulse
         self._number, _ = board.read()
-        self._pulse = 0
+        self._pulse = 0.0  # when the step was seen first
         self._ticks = 0  # that saw this step without progress
         self._idle_ticks = 0
         self._due = 0.0
@@ -79,13 +83,11 @@ class StepWatch:
                 self._tell(False)
             return
         self._idle_ticks = 0
+        if not self._ticks:
+            self._pulse = self._read_pulse()
         self._ticks += on_time
-        pulse = self._read_pulse()
-        if pulse != self._pulse:
-            self._pulse, self._ticks = pulse, 0
-            if self.stalled:
-                self._tell(False)
-        elif not self.stalled and self._ticks * TICK_SECONDS >= limit:
+        elapsed = self._ticks * TICK_SECONDS
+        if not self.stalled and elapsed >= limit and self._read_pulse() - self._pulse < _ALIVE_PART * elapsed:
             self._tell(True)
 
     def _tell(self, stalled: bool) -> None:
