@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import hiredis
 import psutil
-from byte_proxy import ByteProxy
 from chaos.faults import Fault, Planned, target_of
 from chaos.fleet import Fleet, engine_of, processes_of
+from chaos.proxies import Proxies
 from stack import Service
 
 Mend = Callable[[], None]
@@ -38,8 +38,7 @@ def hurt(fleet: Fleet, planned: Planned) -> Mend:
     services = fleet.of(kind)
     service = services[planned.target % len(services)]
     if fault in _LINKS:
-        proxy = fleet.proxies.get(service.plan.name)
-        return _LINKS[fault](proxy) if proxy is not None else (lambda: None)
+        return _LINKS[fault](fleet.proxies, service.plan.name) if fleet.proxies is not None else (lambda: None)
     if fault in _RESTARTS:
         return _restart_beside(fleet, service)
     return _SERVICES[fault](service)
@@ -158,19 +157,19 @@ def _starve_redis(fleet: Fleet) -> Mend:
     return mend
 
 
-def _cut(proxy: ByteProxy) -> Mend:
-    proxy.cut()
+def _cut(proxies: Proxies, name: str) -> Mend:
+    proxies.cut(name)
     return lambda: None
 
 
-def _stall(proxy: ByteProxy) -> Mend:
-    proxy.stop()
-    return proxy.heal
+def _stall(proxies: Proxies, name: str) -> Mend:
+    proxies.stall(name)
+    return lambda: proxies.heal(name)
 
 
-def _slow(proxy: ByteProxy) -> Mend:
-    proxy.bytes_per_second = _SLOW_BYTES_PER_SECOND
-    return proxy.heal
+def _slow(proxies: Proxies, name: str) -> Mend:
+    proxies.slow(name, _SLOW_BYTES_PER_SECOND)
+    return lambda: proxies.heal(name)
 
 
 _REDIS: dict[Fault, Callable[[Fleet], Mend]] = {
@@ -179,7 +178,7 @@ _REDIS: dict[Fault, Callable[[Fleet], Mend]] = {
     Fault.REDIS_WIPED: _wipe_redis,
     Fault.REDIS_FULL: _starve_redis,
 }
-_LINKS: dict[Fault, Callable[[ByteProxy], Mend]] = {
+_LINKS: dict[Fault, Callable[[Proxies, str], Mend]] = {
     Fault.LINK_CUT: _cut,
     Fault.LINK_STALLED: _stall,
     Fault.LINK_SLOW: _slow,

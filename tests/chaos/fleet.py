@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import psutil
 from access_rig import key_file
-from byte_proxy import ByteProxy
+from chaos.proxies import Proxies
 from stack import MODEL, MODEL_NAME, RedisServer, Service
 
 from baton.rpc.address import split_address
@@ -60,7 +60,7 @@ class Fleet:
     kvstore: Service
     decodes: list[Service]
     prefills: list[Service]
-    proxies: dict[str, ByteProxy]  # by worker's name
+    proxies: Proxies | None  # by worker's name
     # Services end with the thread that started them: these threads live as long as the fleet.
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "fleet"))
 
@@ -119,8 +119,8 @@ class Fleet:
                 for process in processes_of(service):
                     process.resume()
             service.stop_by_force()
-        for proxy in self.proxies.values():
-            proxy.close()
+        if self.proxies is not None:
+            self.proxies.close()
         self.redis.stop()
         self.threads.shutdown()
 
@@ -172,12 +172,13 @@ def _planned(folder: Path, shape: Shape) -> Fleet:
         flags += ("--kvstore", kvstore.plan.address, "--drain-timeout", "3", *named, *shape.worker_flags)
         flags += ("--max-num-requests", str(shape.places))
         workers.append(_service(folder, "worker", name, addresses, flags))
-    proxies = {}
+    proxies = None
+    reached = {one.plan.name: one.plan.address for one in workers}
     if shape.proxied:
-        proxies = {one.plan.name: ByteProxy(split_address(one.plan.address, "worker")) for one in workers}
-    reached = [proxies[one.plan.name].address if proxies else one.plan.address for one in workers]
+        proxies = Proxies({name: split_address(address, "worker") for name, address in reached.items()})
+        reached = proxies.addresses
     routers = _routers(
-        folder, shape.routers, addresses, ("--kvstore", kvstore.plan.address, "--workers", ",".join(reached))
+        folder, shape.routers, addresses, ("--kvstore", kvstore.plan.address, "--workers", ",".join(reached.values()))
     )
     to_router = ("--router", ",".join(one.plan.address for one in routers), "--drain-timeout", "20", *named)
     shared = ("--api-keys", str(keys), "--redis-url", redis.url, "--limit-replicas", str(shape.gateways))
