@@ -39,8 +39,8 @@ class StepWatch:
     """Calls `on_change` when a step takes longer than the board allows, and when it ended after all.
 
     A step is late by the ticks that it was seen in, not by the clock: what holds this process up is not the device. A
-    device whose pulse goes on is slow, perhaps for want of processors, and not stuck. Nothing is looked at while nothing
-    is asked of the engine.
+    device whose pulse goes on is slow, perhaps for want of processors, and not stuck. Nothing is looked at while
+    nothing is asked of the engine.
     """
 
     def __init__(
