@@ -37,6 +37,7 @@ from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.router_client import RouterClient
+from baton.gateway.rpc_places import Places, edge_options
 from baton.gateway.sampling_defaults import Limits
 from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
@@ -238,7 +239,8 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
         grace_seconds=config.drain_timeout,
         field="grpc_listen",
         tls=tls,
-        interceptors=[KeyGuard(core.gate)],
+        interceptors=[KeyGuard(core.gate), Places(core.admission)],
+        options=edge_options(config),
     )
 
 

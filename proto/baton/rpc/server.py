@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -45,6 +45,7 @@ class RpcServer:
     Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address
     and `field`, the setting that it comes from. With Tls, clients show certificates, and the table of identities says
     who may call what; with EdgeTls they show none. What `interceptors` raise becomes a status too.
+    `options`: gRPC's own, over those of every server.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class RpcServer:
         field: str = "listen",
         tls: Tls | EdgeTls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Mapping[str, int] | None = None,
     ) -> None:
+        self._options = tuple({**dict(SERVER_OPTIONS), **(options or {})}.items())
         self._interceptors = interceptors
         self._address = address
         self._field = field
@@ -67,7 +70,7 @@ class RpcServer:
 
     async def __aenter__(self) -> Self:
         check = IdentityCheck(self._tls.identity.fleet, self._tls.refusals) if isinstance(self._tls, Tls) else None
-        self._server = grpc.aio.server(interceptors=(_Interceptor(check), *self._interceptors), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(_Interceptor(check), *self._interceptors), options=self._options)
         for service in self._services:
             service.register(service.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
