@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
+from responses_rig import HI
 from rest_harness import RawClient
 from scripted_gateway import running
 from scripted_services import until
@@ -23,6 +24,7 @@ from baton.gateway.config import GatewayConfig
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.services import settings
 from baton.v1 import inference_pb2 as pb
+from baton.v1 import response_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
 NAME = "storyteller-7m"
@@ -114,6 +116,7 @@ async def test_every_grpc_method_but_health_needs_a_key(gateway):
             lambda metadata: stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
             lambda metadata: stub.Tokenize(pb.TokenizeRequest(text="Hi"), metadata=metadata),
             lambda metadata: stub.Detokenize(pb.DetokenizeRequest(token_ids=[10]), metadata=metadata),
+            lambda metadata: collect(stub.CreateResponse(pb.CreateResponseRequest(input=[HI]), metadata=metadata)),
         ]
         good = gateway.keys["acme"]
         bad = [(), (("authorization", "Bearer x"),), (("authorization", good),)]
@@ -125,6 +128,12 @@ async def test_every_grpc_method_but_health_needs_a_key(gateway):
             assert await code_of(call(metrics)) is grpc.StatusCode.PERMISSION_DENIED
             await call((("authorization", f"Bearer {good}"),))
             await call((("x-api-key", good),))
+        for name in ("GetResponse", "WatchResponse", "CancelResponse", "DeleteResponse", "ListResponseInput"):
+            request = getattr(response_pb2, f"{name}Request")(response_id="none")
+            for metadata, code in (*((one, "UNAUTHENTICATED") for one in bad), ((("x-api-key", good),), "NOT_FOUND")):
+                answer = getattr(stub, name)(request, metadata=metadata)
+                answer = collect(answer) if name == "WatchResponse" else answer
+                assert (await code_of(answer)).name == code, name
     async with stub_of(gateway, reflection_pb2_grpc.ServerReflectionStub) as stub:
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         code = await code_of(collect(stub.ServerReflectionInfo(iter([listing]))))

@@ -23,7 +23,7 @@ from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_trace import GatewayTracing
-from baton.gateway.responses.rpc_calls import ResponseCalls
+from baton.gateway.responses.rpc_calls import ResponseCalls, RpcCall
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.rpc import begin_stream, find_stream
 from baton.gateway.resume.store import StreamStore
@@ -111,7 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except ServiceError as error:
             error.field = _dotted(error.field)
             sink.on_error(error)
-            _log_access(sink.request_id, sink.outcome, began)
+            _log_access("Generate", sink.request_id, sink.outcome, began)
             sink.end_journal()
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
@@ -126,7 +126,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         finally:
             generation.abort()
             sink.end_journal()
-            _log_access(sink.request_id, sink.outcome, began)
+            _log_access("Generate", sink.request_id, sink.outcome, began)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -158,8 +158,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def CreateResponse(  # noqa: N802
         self, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
-        async for event in self._kept.create(request, identity_of(self._gate, context), context):
-            yield response_pb2.CreateResponseResponse(event=event)
+        began = time.monotonic()
+        call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
+        traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
+        call.headers = {b"traceparent": traceparent.encode(errors="replace")}
+        try:
+            async for event in self._kept.create(call, request, context):
+                yield response_pb2.CreateResponseResponse(event=event)
+        finally:
+            _log_access("CreateResponse", call.request_id, call.outcome, began)
 
     async def GetResponse(  # noqa: N802
         self, request: response_pb2.GetResponseRequest, context: Context
@@ -369,8 +376,8 @@ def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
         del first.token_ids[:], first.logprobs[:]
 
 
-def _log_access(request_id: str, outcome: str, began: float) -> None:
+def _log_access(method: str, request_id: str, outcome: str, began: float) -> None:
     milliseconds = round((time.monotonic() - began) * 1000, 1)
     # What is no id may be anything: lines of a log, a prompt, a key.
     shown = request_id if _REQUEST_ID.fullmatch(request_id) else "invalid"
-    _access_log.info("Generate %s", outcome, extra={"request_id": shown, "milliseconds": milliseconds})
+    _access_log.info("%s %s", method, outcome, extra={"request_id": shown, "milliseconds": milliseconds})

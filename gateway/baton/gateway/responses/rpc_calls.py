@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +36,8 @@ class RpcCall:
 
     identity: Identity
     request_id: str
-    headers: Mapping[bytes, bytes]
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    outcome: str = "CANCELLED"  # the name of the status that it ends with
     received: float = field(default_factory=time.perf_counter)
     path: str = _PATH
     body: bytes = b""
@@ -111,19 +111,26 @@ class ResponseCalls:
         self._service = service
 
     async def create(
-        self, request: inference_pb2.CreateResponseRequest, identity: Identity, context: Context
+        self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
         """CreateResponse. Raises ServiceError that names the request's field."""
-        call = RpcCall(identity, request.request_id or f"resp-{uuid.uuid4().hex}", _headers(context))
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
         context.add_done_callback(lambda _: call.end())  # type: ignore[arg-type]
         try:
-            with self._service.refusals_counted():
-                wanted, asked = request_of(request), asked_of(request)
-            begun = await self._service.begin(call, wanted, asked)
+            async for event in self._events(call, request, context):
+                yield event
+            call.outcome = "OK"
         except ServiceError as error:
             name_field(error, request)
+            call.outcome = error.code.name
             raise
+
+    async def _events(
+        self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
+    ) -> AsyncIterator[response_pb2.ResponseEvent]:
+        with self._service.refusals_counted():
+            wanted, asked = request_of(request), asked_of(request)
+        begun = await self._service.begin(call, wanted, asked)
         running = begun.running
         queue = EventQueue(running)
         running.follow(queue)
@@ -135,11 +142,8 @@ class ResponseCalls:
             await context.send_initial_metadata(tuple(call.standing.items()))
         async for event in queue.events():
             yield event
-        failure = running.failure
-        if isinstance(failure, ServiceError):
-            name_field(failure, request)
-        if failure is not None:
-            raise failure
+        if running.failure is not None:
+            raise running.failure
 
     async def get(self, identity: Identity, response_id: str) -> response_pb2.ModelResponse:
         """GetResponse. Raises NotFound, Unavailable."""
@@ -199,8 +203,3 @@ def _named(response_id: str) -> str:
 def _last(running: RunningResponse) -> response_pb2.ResponseEvent:
     """REST's streams just end where a response is cancelled."""
     return response_pb2.ResponseEvent(sequence_number=running.num_events, response=response_of(running.response))
-
-
-def _headers(context: Context) -> dict[bytes, bytes]:
-    pairs = ((key, value) for key, value in context.invocation_metadata() or () if key == "traceparent")
-    return {key.encode(): value.encode() if isinstance(value, str) else value for key, value in pairs}
