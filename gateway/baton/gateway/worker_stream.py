@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.frame_turns import TURN_PIECES, merged_pieces, turns
 from baton.gateway.retry_budget import Loss, WorkerLost
+from baton.gateway.slot_receiver import IgnoredSlot, SlotReceiver
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InternalError, ServiceError, error_from_detail, problem_of
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
@@ -34,28 +35,6 @@ _LAST_CONNECTING_TICK = 24
 _PLAIN = Dial()
 
 Frame = worker_pb2.GenerateStreamResponse
-
-
-class SlotReceiver(Protocol):
-    """A request on the stream. Called synchronously; after on_finish or on_failure never again."""
-
-    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
-        """Log-probabilities of the prompt's tokens from this place on; only where asked for."""
-
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
-        """One step's new tokens."""
-
-    def on_stall(self) -> None:
-        """The worker's device is stuck; it is told again while that lasts. Tokens may still come."""
-
-    def on_prefill_lost(self, worker_id: str, message: str) -> None:
-        """A prefill worker died while it computed the prompt for this worker, which goes on by itself."""
-
-    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
-        """The worker is done with it; also the answer to an abort."""
-
-    def on_failure(self, error: ServiceError) -> None:
-        """The worker gave it up, or is lost."""
 
 
 class WorkerStream:
@@ -170,7 +149,7 @@ class WorkerStream:
             del self._submits[slot]
             self._free(slot)
         elif slot in self._receivers:
-            self._receivers[slot] = _Ignored()
+            self._receivers[slot] = IgnoredSlot()
             self.abort(slot)
 
     def fail(self, reason: str) -> None:
@@ -306,7 +285,7 @@ class WorkerStream:
         """Ends a request that cannot take its tokens; the others go on. The slot is free after the worker's answer."""
         receiver = self._receivers.get(slot)
         if receiver is not None:
-            self._receivers[slot] = _Ignored()
+            self._receivers[slot] = IgnoredSlot()
             self.abort(slot)
             self._defect(slot, receiver)
 
@@ -408,25 +387,3 @@ class WorkerStream:
         )
         error.loss = Loss.DIED if died else Loss.GONE
         return error
-
-
-class _Ignored:
-    """Holds a slot whose request is no longer wanted."""
-
-    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
-        pass
-
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
-        pass
-
-    def on_stall(self) -> None:
-        pass
-
-    def on_prefill_lost(self, worker_id: str, message: str) -> None:
-        pass
-
-    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
-        pass
-
-    def on_failure(self, error: ServiceError) -> None:
-        pass
