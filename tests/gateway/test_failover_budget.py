@@ -6,6 +6,7 @@ from baton.gateway.retry_budget import (
     LET_OFF_TOKENS,
     MAX_DEATHS,
     MAX_MOVES,
+    MAX_PAUSE_SECONDS,
     MAX_REFUSALS,
     Loss,
     PoisonousRequest,
@@ -67,6 +68,18 @@ def test_a_worker_that_was_never_reached_is_no_death():
         budget.spend(0, 1, gone(), number)
     with pytest.raises(WorkerLost):
         budget.spend(0, 1, gone(), "last")
+
+
+def test_moves_that_bring_nothing_wait_longer_and_longer():
+    budget = RetryBudget(2)
+    pauses = []
+    for _ in range(MAX_MOVES):
+        budget.spend(0, 0, gone(), object())
+        pauses.append(budget.pause_seconds(0))
+    assert pauses == [0.0, 0.0, 0.05, 0.1, 0.2, 0.4, 0.8, MAX_PAUSE_SECONDS]
+    assert budget.pause_seconds(1) == 0.0
+    budget.spend(0, 1, gone(), object())
+    assert budget.pause_seconds(0) == 0.0, "a token came in between"
 
 
 def test_refusals_are_passed_on_twice():

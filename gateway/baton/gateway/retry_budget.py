@@ -1,11 +1,13 @@
 """How often a request may start anew on another worker, and when it is taken for the cause. Pure; knows no worker.
 
 The rule. A worker that died, or failed a step, while it ran the request is held against the request, once, however
-many of its choices ran there; so is a prefill worker that died while it computed the prompt. The second one ends it: it is given to no third worker. What has run on for
-LET_OFF_TOKENS since the worker before died is let off: a request that was only near two deaths goes on, one that ends
-its worker at the same place again does not. Not even those die with more than MAX_DEATHS workers. A worker that could
-not be reached, that is silent, or that gives its requests up to drain is held against nobody; a choice is moved
-MAX_MOVES times in a row without a token in between, and away from a stuck device MAX_STALLS times. A refusal is passed on MAX_REFUSALS times.
+many of its choices ran there; so is a prefill worker that died while it computed the prompt. The second one ends it:
+it is given to no third worker. What has run on for LET_OFF_TOKENS since the worker before died is let off: a request
+that was only near two deaths goes on, one that ends its worker at the same place again does not. Not even those die
+with more than MAX_DEATHS workers. A worker that could not be reached, that is silent, or that gives its requests up to
+drain is held against nobody; a choice is moved MAX_MOVES times in a row without a token in between, from the
+FREE_MOVES-th on after a pause that grows, and away from a stuck device MAX_STALLS times. A refusal is passed on
+MAX_REFUSALS times.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ LET_OFF_TOKENS = 16
 MAX_BLAMED_DEATHS = 2
 MAX_DEATHS = 5
 MAX_MOVES = 8
+FREE_MOVES = 2
+FIRST_PAUSE_SECONDS = 0.05
+MAX_PAUSE_SECONDS = 1.0
 MAX_STALLS = 2
 MAX_REFUSALS = 2
 
@@ -84,6 +89,11 @@ class RetryBudget:
             raise error
         if loss is Loss.DIED:
             self._blame(choice, num_tokens, error, worker)
+
+    def pause_seconds(self, choice: int) -> float:
+        """How long the move that was just paid for waits: where several in a row brought nothing, time may."""
+        fruitless = self._moves[choice] - FREE_MOVES
+        return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (fruitless - 1)) if fruitless > 0 else 0.0
 
     def blame_prefill(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
         """A prefill worker died with the request's prompt. Raises PoisonousRequest where it is not the first."""

@@ -336,6 +336,9 @@ class RunningGeneration:
             cause.message,
             extra={"request_id": self._request.request_id},
         )
+        await asyncio.sleep(max(self._budget.pause_seconds(choice.index) for choice, _ in lost))
+        if self._stopped:
+            return
         try:
             await self._place([choice for choice, _ in lost])
         except ServiceError as error:
