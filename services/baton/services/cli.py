@@ -49,6 +49,15 @@ TOOLS: Mapping[str, str] = {
     "simulate": "Runs a simulated fleet under virtual time.",
 }
 
+# Where a tool's main() is, unless in baton.services by its own name.
+_MODULES: Mapping[str, str] = {
+    **dict.fromkeys(OPERATIONS, "baton.services.operate"),
+    "doctor": "baton.services.doctor.command",
+    "metrics": "baton.services.metrics_table",
+    "simulate": "baton.services.simulate.command",
+}
+_WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
+
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Runs one command. Returns the process's exit code."""
@@ -57,54 +66,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in SERVICES:
         return _run_service(command, rest, variables)
-    if command == "up":
-        from baton.services import up
-
-        return up.main(rest, variables)
-    if command in OPERATIONS:
-        from baton.services import operate
-
-        return operate.main(command, rest, variables)
-    if command == "certs":
-        from baton.services import certs
-
-        return certs.main(rest, variables)
-    if command == "keys":
-        from baton.services import keys
-
-        return keys.main(rest, variables)
-    if command == "doctor":
-        from baton.services.doctor import command as doctor
-
-        return doctor.main(rest, variables, _configs())
-    if command == "collect-env":
-        from baton.services import collect_env
-
-        return collect_env.main(rest, variables)
-    if command == "traces":
-        from baton.services import traces
-
-        return traces.main(rest, variables)
-    if command == "probe":
-        from baton.services import probe
-
-        return probe.main(rest, variables)
-    if command == "top":
-        from baton.services import top
-
-        return top.main(rest, variables)
-    if command == "metrics":
-        from baton.services import metrics_table
-
-        return metrics_table.main(rest)
-    if command == "bench":
-        from baton.services import bench
-
-        return bench.main(rest)
-    if command == "simulate":
-        from baton.services.simulate import command as simulate
-
-        return simulate.main(rest, variables)
+    if command in TOOLS:
+        return _run_tool(command, rest, variables)
     if command in ("--version", "-V", "version"):
         print(f"baton {_version()}")
         return 0
@@ -114,6 +77,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     names = ", ".join((*SERVICES, *TOOLS))
     print(f"baton: unknown command {command!r}; the commands are {names}", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    module = importlib.import_module(_MODULES.get(name, f"baton.services.{name.replace('-', '_')}"))
+    if name in OPERATIONS:
+        code: int = module.main(name, argv, environ)
+    elif name == "doctor":
+        code = module.main(argv, environ, _configs())
+    else:
+        code = module.main(argv) if name in _WITHOUT_VARIABLES else module.main(argv, environ)
+    return code
 
 
 def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
