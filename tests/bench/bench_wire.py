@@ -129,7 +129,7 @@ async def _measure(address: str, dial: Dial, front: psutil.Process, num_requests
     async with dial(address) as channel:
         (engine,) = front.children()
         client = psutil.Process()
-        call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
+        call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream(wait_for_ready=True)
         counts = _drain(call, num_requests)
         await _take(counts, 1.0)
         before, began = [_cpu(one) for one in (front, engine, client)], time.perf_counter()
@@ -177,8 +177,9 @@ async def _take(counts: AsyncIterator[tuple[int, int]], seconds: float) -> tuple
 
 
 def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    """Seconds, of all threads that live; by the scheduler, where psutil knows hundredths only."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _print(name: str, rounds: list[Round], num_requests: int) -> None:
@@ -202,21 +203,15 @@ def _print(name: str, rounds: list[Round], num_requests: int) -> None:
 
 def _print_added(plain: list[Round], tls: list[Round]) -> None:
     """Of CPU a frame: of all rounds together, and round by round, over the one of the other side beside it."""
-    print("what mTLS adds to the CPU of a frame: together; median of rounds (least .. most)")
+    print("what mTLS adds to the CPU of a frame: all rounds together; median of rounds (quarter .. three quarters)")
     for name, fields in (
         ("front", ("front_cpu",)),
         ("client", ("client_cpu",)),
         ("front, engine and client", _ALL_CPU),
     ):
-        added = [
-            100 * (_per_frame([one], fields) / _per_frame([other], fields) - 1)
-            for one, other in zip(tls, plain, strict=True)
-        ]
-        together = 100 * (_per_frame(tls, fields) / _per_frame(plain, fields) - 1)
-        print(
-            f"{name:<40} {together:>+11.1f} %   {statistics.median(added):+.1f} % "
-            f"({min(added):+.1f} .. {max(added):+.1f})"
-        )
+        added = [_added([one], [other], fields) for one, other in zip(tls, plain, strict=True)]
+        low, middle, high = statistics.quantiles(added, n=4, method="inclusive") if len(added) > 1 else added * 3
+        print(f"{name:<40} {_added(tls, plain, fields):>+11.1f} %   {middle:+.1f} % ({low:+.1f} .. {high:+.1f})")
 
 
 def _added(tls: list[Round], plain: list[Round], fields: Sequence[str]) -> float:

@@ -69,6 +69,10 @@ def auc(samples: Sequence[Sample], tenant: str, number: Callable[[Sample], float
     return Auc(value, max(0.0, value - half), min(1.0, value + half))
 
 
+class Unanswered(Exception):
+    """The fleet was too busy for a request."""
+
+
 class Attack:
     """Two tenants' keys, and one way to ask."""
 
@@ -79,17 +83,26 @@ class Attack:
         self._draws = random.Random(seed)
 
     def run(self, trials: int, num_words: int) -> list[Sample]:
-        """Four samples a trial."""
-        samples = []
-        for _ in range(trials):
-            text = self._text(num_words)
-            # All texts are made before any is sent: what comes just before a request is the same for all.
-            probes = [(tenant, True, text) for tenant in (VICTIM, ATTACKER)]
-            probes += [(tenant, False, self._text(num_words)) for tenant in (VICTIM, ATTACKER)]
-            self._draws.shuffle(probes)
-            self._send(VICTIM, text)
-            samples += [self._look(*probe) for probe in probes]
+        """Four samples a trial. A trial that the fleet was too busy for is made anew, with other texts."""
+        samples: list[Sample] = []
+        failures = 0
+        while len(samples) < 4 * trials:
+            try:
+                samples += self._trial(num_words)
+            except Unanswered:
+                failures += 1
+                if failures > trials:
+                    raise
         return samples
+
+    def _trial(self, num_words: int) -> list[Sample]:
+        text = self._text(num_words)
+        # All texts are made before any is sent: what comes just before a request is the same for all.
+        probes = [(tenant, True, text) for tenant in (VICTIM, ATTACKER)]
+        probes += [(tenant, False, self._text(num_words)) for tenant in (VICTIM, ATTACKER)]
+        self._draws.shuffle(probes)
+        self._send(VICTIM, text)
+        return [self._look(*probe) for probe in probes]
 
     def _text(self, num_words: int) -> str:
         return " ".join(self._draws.choices(WORDS, k=num_words))
@@ -118,6 +131,8 @@ class Attack:
             seconds = time.perf_counter() - began
         finally:
             connection.close()
+        if response.status in (429, 503):
+            raise Unanswered(answer)
         assert response.status == 200, answer
         return seconds, json.loads(answer).get("usage") or {}
 
