@@ -2,6 +2,8 @@
 
     all.lock    every extra, with torch as the package index has it: on Linux its CUDA build and NVIDIA's libraries
     cpu.lock    every extra that needs no GPU, without torch, which is installed from an index of CPU builds
+    control.lock, worker.lock, worker-cpu.lock   what images hold, at the versions of all.lock; the last without torch
+    build.lock  what makes Baton's own wheel for them
 
 `lock.py make` resolves anew with uv; `lock.py check` needs no network.
 """
@@ -37,8 +39,9 @@ class LockFile:
     """One file, and the extras that it is for."""
 
     name: str
-    extras: tuple[str, ...]
+    extras: tuple[str, ...]  # empty: those of [build-system]
     has_torch: bool
+    follows: str = ""  # the file whose versions it takes
 
     @property
     def path(self) -> Path:
@@ -68,8 +71,20 @@ def lock_files(project: Mapping[str, object]) -> tuple[LockFile, ...]:
     return LockFile("all.lock", shipped, True), LockFile("cpu.lock", on_cpu, False)
 
 
+def image_files() -> tuple[LockFile, ...]:
+    """What deploy/Dockerfile installs."""
+    return (
+        LockFile("control.lock", ("gateway", "router"), False, "all.lock"),
+        LockFile("worker.lock", ("cuda", "rdma", "worker"), True, "all.lock"),
+        LockFile("worker-cpu.lock", ("worker",), False, "all.lock"),
+        LockFile("build.lock", (), True),
+    )
+
+
 def requirements_of(project: Mapping[str, object], extras: Sequence[str]) -> list[str]:
-    """What is asked for directly, sorted; extras that name other extras are followed."""
+    """What is asked for directly, sorted; extras that name other extras are followed. None: what builds the project."""
+    if not extras:
+        return sorted(_texts(project["build-requires"]))
     own = f"{canonicalize_name(str(project['name']))}["
     found = set(_texts(project["dependencies"]))
     waiting, seen = list(extras), set(extras)
@@ -135,13 +150,22 @@ def _missing(asked: Sequence[str], pins: Sequence[Pin], has_torch: bool) -> Iter
 
 def make(project: Mapping[str, object], file: LockFile) -> str:
     """Resolves a lock file's content. Raises CalledProcessError where uv finds no solution."""
-    words = ["uv", "pip", "compile", str(PYPROJECT), "--universal", "--python-version", _oldest_python(project)]
+    source = str(PYPROJECT) if file.extras else "-"
+    words = ["uv", "pip", "compile", source, "--universal", "--python-version", _oldest_python(project)]
     words += ["--generate-hashes", "--no-header", "--no-emit-index-url", "--no-emit-find-links", "--quiet"]
     words += [word for extra in file.extras for word in ("--extra", extra)]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True, timeout=600)
+    words += ["--constraint", str(FOLDER / file.follows)] if file.follows else []
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        input="\n".join(requirements_of(project, file.extras)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
     pins = [pin for pin in pins_of(done.stdout) if file.has_torch or not _NOT_ON_CPU.fullmatch(pin.requirement.name)]
     head = [
-        f"# Made by `make lock` of the extras {', '.join(file.extras)}.",
+        f"# Made by `make lock` of {_what(file)}.",
         f"# made for sha256:{fingerprint(project, file.extras)}",
     ]
     return "\n".join([*head, *(pin.text for pin in pins)]) + "\n"
@@ -151,11 +175,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """1: a lock file is wrong, or there is no solution."""
     parser = argparse.ArgumentParser(prog="lock.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("make", "check"))
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    is_making = parser.parse_args(words).what == "make"
-    num_problems = 0
-    for file in lock_files(project):
-        if is_making:
+    parser.add_argument("files", nargs="*", help="of these names alone")
+    options = parser.parse_args(words)
+    project, num_problems = read_project(), 0
+    files = [*lock_files(project), *image_files()]
+    for file in [one for one in files if not options.files or one.name in options.files]:
+        if options.what == "make":
             try:
                 file.path.write_text(make(project, file))
             except subprocess.CalledProcessError as error:
@@ -165,8 +190,18 @@ def main(words: Sequence[str] | None = None) -> int:
         for problem in problems_of(project, file, text):
             print(f"requirements/{file.name}: {problem}", file=sys.stderr)
             num_problems += 1
-        print(f"requirements/{file.name}: {len(pins_of(text))} packages for {', '.join(file.extras)}")
+        print(f"requirements/{file.name}: {len(pins_of(text))} packages for {_what(file)}")
     return 1 if num_problems else 0
+
+
+def read_project() -> dict[str, object]:
+    """pyproject.toml's [project], and what [build-system] asks for as `build-requires`."""
+    document = tomllib.loads(PYPROJECT.read_text())
+    return {**document["project"], "build-requires": document["build-system"]["requires"]}
+
+
+def _what(file: LockFile) -> str:
+    return f"the extras {', '.join(file.extras)}" if file.extras else "what builds the project"
 
 
 def _blocks(text: str) -> Iterator[str]:

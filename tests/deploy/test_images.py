@@ -8,11 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from deploy_tools import ROOT
+from stack import wait_until
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 _PREFIX = "/opt/baton"
@@ -84,6 +87,47 @@ def test_control_runs_its_services_from_their_own_packages(control):
     assert done.stdout.strip() == "False", done.stderr
 
 
+@pytest.fixture(scope="module")
+def worker(stages, control, tmp_path_factory) -> Path:
+    """The folder that becomes /opt/baton of the CPU worker's image, without torch and triton, which are 400 MB."""
+    work = tmp_path_factory.mktemp("worker")
+    shutil.copytree(control.parent / "src", work / "src", ignore=shutil.ignore_patterns(".build"))
+    _walk(Stage("", "", [("RUN", f"python -m venv --without-pip {_PREFIX}")]), work)
+    lock = work / "src" / "requirements" / "worker-cpu.lock"
+    lock.write_text(re.sub(r"^triton==.*\n(?:[ \t].*\n)*", "", lock.read_text(), flags=re.MULTILINE))
+    assert "triton==" not in lock.read_text()
+    _walk(stages["worker-packages"], work, {"LOCK": "worker-cpu.lock"})
+    return work / "prefix"
+
+
+@pytest.mark.timeout(300)  # it installs packages
+def test_a_worker_runs_from_its_own_packages(worker):
+    """A simulated one: it computes nothing, and so needs no torch."""
+    done = _run([str(worker / "bin" / "baton"), "worker", "--help"], worker)
+    assert done.returncode == 0, done.stderr
+    command = [str(worker / "bin" / "baton"), "worker", "--executor", "sim", "--listen", "127.0.0.1:0"]
+    log = worker / "worker.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--model", str(ROOT / "models" / "storyteller-7m")], stdout=out, stderr=out, env=_environ()
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or "listening" in log.read_text(), "it listens", 120)
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_images_are_made_of_lock_files_alone(stages):
+    for stage in stages.values():
+        for step in stage.all_of("RUN"):
+            if "pip" in step and " install " in step:
+                held = "--require-hashes --no-deps -r" in step
+                assert held or "--no-deps dist/*.whl" in step or 'test -z "${TORCH_INDEX}" ||' in step, step
+                assert "--no-deps" in step
+
+
 def test_both_images_are_of_a_user_without_rights(stages):
     for name in ("control", "worker"):
         assert stages[name].steps[-1] == ("USER", "65532:65532")
@@ -94,7 +138,10 @@ def test_both_images_are_of_a_user_without_rights(stages):
 def test_no_build_tools_are_left(stages):
     assert "pip setuptools wheel" in stages["runtime"].all_of("RUN")[0]
     assert not stages["control"].all_of("RUN")
-    assert all("--without-pip" in step for step in stages["source"].all_of("RUN"))
+    made = [step for step in stages["source"].all_of("RUN") if _PREFIX in step]
+    assert made == [f"python -m venv --without-pip {_PREFIX}"]
+    copied = [step for name in ("control", "worker") for step in stages[name].all_of("COPY") if "--from=" in step]
+    assert [step.split()[1:] for step in copied] == [[_PREFIX, _PREFIX]] * 2
 
 
 def test_what_is_copied_exists_and_is_not_ignored(stages):
@@ -113,25 +160,31 @@ def test_what_is_copied_exists_and_is_not_ignored(stages):
     assert all((ROOT / path).exists() for path in copied)
 
 
-def test_extras_and_torch_are_those_of_the_project(stages):
-    text = (ROOT / "pyproject.toml").read_text()
-    extras = re.search(r"ARG EXTRAS=(\S+)", DOCKERFILE.read_text())[1].split(",")
-    assert all(re.search(rf"^{extra} = \[", text, re.MULTILINE) for extra in (*extras, "gateway", "router", "kvstore"))
+def test_lock_files_and_torch_are_those_of_the_project(stages):
+    for step in (*stages["source"].all_of("RUN"), *stages["control-packages"].all_of("RUN")):
+        for path in re.findall(r"requirements/[\w.-]+", step):
+            assert (ROOT / path).exists()
+    assert f"ARG LOCK={'worker.lock'}" in DOCKERFILE.read_text()
     torch = re.search(r"ARG TORCH=(\S+)", DOCKERFILE.read_text())[1]
     assert f"TORCH ?= {torch}" in (ROOT / "Makefile").read_text()
+    assert f"\n{torch}" in (ROOT / "requirements" / "worker.lock").read_text()
 
 
-def _walk(stage: Stage, work: Path) -> None:
+def _walk(stage: Stage, work: Path, arguments: Mapping[str, str] = MappingProxyType({})) -> None:
     """Does a stage's COPY and RUN in `work`: /src is a folder there, and so is /opt/baton."""
     source, prefix = work / "src", work / "prefix"
     source.mkdir(exist_ok=True)
+    values: dict[str, str] = {}
     for instruction, rest in stage.steps:
         if instruction == "COPY":
             *names, target = shlex.split(rest)
             for name in names:
                 _copy(ROOT / name, source / (name if target == "./" else target))
+        elif instruction == "ARG":
+            name, _, default = rest.partition("=")
+            values[name] = arguments.get(name, default)
         elif instruction == "RUN":
-            done = _run(["sh", "-c", rest.replace(_PREFIX, str(prefix))], source)
+            done = _run(["sh", "-c", rest.replace(_PREFIX, str(prefix))], source, values)
             assert done.returncode == 0, f"{rest}\n{done.stderr[-2000:]}"
         else:
             assert (instruction, rest) == ("WORKDIR", "/src")
@@ -144,12 +197,12 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
-def _run(command, folder) -> subprocess.CompletedProcess[str]:
+def _environ() -> dict[str, str]:
     bin_folder = str(Path(sys.executable).parent)
-    environ = {
-        **os.environ,
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": "",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
+    own = {"PYTHONPATH": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", **own}
+
+
+def _run(command, folder, values: Mapping[str, str] = MappingProxyType({})) -> subprocess.CompletedProcess[str]:
+    environ = {**_environ(), **values}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280)

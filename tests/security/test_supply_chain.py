@@ -6,7 +6,6 @@ import ast
 import functools
 import json
 import shutil
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,8 +223,8 @@ def test_downloads_take_no_code_and_no_pickles():
 def test_the_lock_files_are_those_of_pyproject_and_name_no_host():
     import lock
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for file in lock.lock_files(project):
+    project = lock.read_project()
+    for file in (*lock.lock_files(project), *lock.image_files()):
         text = file.path.read_text()
         assert list(lock.problems_of(project, file, text)) == []
         assert "://" not in text
