@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.gateway.choice import Choice
+from baton.gateway.choice_run import ChoiceRun
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.generation import GenerationRequest, Sink, Usage
 from baton.gateway.placement_use import PlacementUse
 from baton.gateway.request_trace import GatewayTracing, place
 from baton.gateway.resume.journal import Journal
-from baton.gateway.retry_budget import Loss, PoisonousRequest, RetryBudget, loss_of
+from baton.gateway.retry_budget import PoisonousRequest, RetryBudget
 from baton.gateway.router_client import Placed, RouterClient
 from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
 from baton.gateway.structured_output import name_field
@@ -38,8 +39,6 @@ _LOOK_SECONDS = 1.0
 # How long the end of an answer waits for the worker's counts after a stop string.
 _COUNTS_SECONDS = 1.0
 
-_FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
-
 
 @dataclass(frozen=True, slots=True)
 class Pathways:
@@ -58,75 +57,6 @@ class Prompt:
     token_ids: Sequence[int]
     namespace: bytes
     block_hashes: bytes
-
-
-class _Run:
-    """One choice on one worker: a slot's receiver."""
-
-    __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use", "waits")
-
-    def __init__(self, generation: RunningGeneration, choice: Choice, use: PlacementUse, stream: WorkerStream) -> None:
-        self._generation = generation
-        self._num_before = len(choice.output_token_ids)
-        self.choice = choice
-        self.use = use
-        self.stream = stream
-        self.slot = -1
-        self.waits = False  # for tokens from a device that is stuck
-
-    def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
-        if self.choice.prompt_logprobs is not None:
-            self.choice.prompt_logprobs.take(first_position, entries)
-
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
-        choice = self.choice
-        self.waits = False
-        if self.use.waits:
-            self.use.first_token()
-        # Tokens that were on their way when a stop string matched or the client left.
-        if choice.finished:
-            return
-        self._generation.take(choice, token_ids, logprobs)
-        if choice.finished:
-            self._generation.stop_early(self)
-
-    def on_stall(self) -> None:
-        self._generation.find_better(self)
-
-    def on_prefill_lost(self, worker_id: str, message: str) -> None:
-        self._generation.lose_prefill(self, worker_id, message)
-
-    def leave(self) -> None:
-        """The worker goes on without it."""
-        self.stream.leave(self.slot)
-        self._close(None, worker_failed=True)
-
-    def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
-        cached = finish.num_cached_tokens + finish.num_prefill_cached_tokens
-        if not self.choice.finished and finish.reason not in _FINISH_REASONS:
-            error = Unavailable(
-                f"worker {self.stream.worker_id} gave the request up",
-                phase=types_pb2.PHASE_DECODE,
-                worker_id=self.stream.worker_id,
-            )
-            self.on_failure(error)
-            return
-        self.use.finished(finish, len(self.choice.output_token_ids) - self._num_before)
-        self._close(cached, worker_failed=False)
-        if not self.choice.finished:
-            stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
-            self._generation.outlet.emit(self.choice.end(_FINISH_REASONS[finish.reason], stop_token_id))
-        self._generation.settle(self, cached)
-
-    def on_failure(self, error: ServiceError) -> None:
-        self._close(None, worker_failed=loss_of(error) is not Loss.REFUSED)
-        if self.choice.finished:
-            self._generation.settle(self, None)
-        else:
-            self._generation.lose(self, error)
-
-    def _close(self, cached: int | None, worker_failed: bool) -> None:
-        self.use.done(len(self.choice.output_token_ids) - self._num_before, cached, worker_failed)
 
 
 class RunningGeneration:
@@ -150,7 +80,7 @@ class RunningGeneration:
         self._ways = ways
         self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
         self.outlet = DeltaOutlet(sink)
-        self._runs: dict[int, _Run] = {}  # by choice, while a worker has it
+        self._runs: dict[int, ChoiceRun] = {}  # by choice, while a worker has it
         self._cached: dict[int, int] = {}  # by choice
         self._unsettled = len(choices)
         self._lost: list[tuple[Choice, ServiceError]] = []
@@ -226,13 +156,13 @@ class RunningGeneration:
     def resume(self) -> None:
         self.outlet.resume()
 
-    def stop_early(self, run: _Run) -> None:
+    def stop_early(self, run: ChoiceRun) -> None:
         """A stop string ended the choice: the worker stops, and its answer brings the counts."""
         run.stream.abort(run.slot)
         if run.choice.index in self._runs:
             self._later(_COUNTS_SECONDS, lambda: self.settle(run, None))
 
-    def settle(self, run: _Run, num_cached_tokens: int | None) -> None:
+    def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
         """The choice is finished and its counts are in, or will not come."""
         if self._runs.pop(run.choice.index, None) is None:
             return
@@ -242,7 +172,7 @@ class RunningGeneration:
         if self._unsettled == 0:
             self._end(self._usage())
 
-    def lose(self, run: _Run, error: ServiceError) -> None:
+    def lose(self, run: ChoiceRun, error: ServiceError) -> None:
         """The choice's worker failed it: it goes on elsewhere, or the request fails."""
         choice = run.choice
         if self._stopped:
@@ -268,7 +198,7 @@ class RunningGeneration:
         if self._failover is None:
             self._failover = asyncio.get_running_loop().create_task(self._move_lost())
 
-    def lose_prefill(self, run: _Run, worker_id: str, message: str) -> None:
+    def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
         """A prefill worker died with the choice's prompt; the choice goes on where it is, unless it is the cause."""
         choice = run.choice
         if self._stopped or choice.finished:
@@ -279,7 +209,7 @@ class RunningGeneration:
         except PoisonousRequest as final:
             self._refuse(final)
 
-    def find_better(self, run: _Run) -> None:
+    def find_better(self, run: ChoiceRun) -> None:
         """The device of the choice's worker is stuck: the request moves where there is another, and stays otherwise."""
         now = time.monotonic()
         if not self._stopped and self._search is None and now >= self._search_again_at:
@@ -310,7 +240,7 @@ class RunningGeneration:
         finally:
             self._search = None
 
-    def _may_leave(self, run: _Run) -> bool:
+    def _may_leave(self, run: ChoiceRun) -> bool:
         if run.choice.finished:
             return False
         run.waits = True
@@ -380,7 +310,7 @@ class RunningGeneration:
         use = PlacementUse(self._ways.router, placed, len(choices), span)
         stream = self._ways.streams.get(placed.response.decode)
         for choice in choices:
-            run = _Run(self, choice, use, stream)
+            run = ChoiceRun(self, choice, use, stream)
             self._runs[choice.index] = run
             run.slot = stream.submit(use.signed(self._submit_request(choice, placed.response)), run)
 
