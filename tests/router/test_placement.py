@@ -243,7 +243,7 @@ def test_the_quick_pass_agrees_with_the_costs_in_full(fleet, wanted, traffic, ro
         alone = costs.decode_alone(one, wanted, floor)
         assert total == pytest.approx(sum(costs.local(one, wanted, alone, traffic)))
         there = sum(alone) + costs.least_transfer(one, wanted)
-        assert alone_there == pytest.approx(there - alone.queue)
+        assert alone_there == pytest.approx(there - alone.queue, abs=1e-12 * there)  # what a long queue leaves of it
         assert queued_there == pytest.approx(there)
         (queued,), (work,) = costs.remote_bounds([one], wanted, traffic)
         for other in fleet:
