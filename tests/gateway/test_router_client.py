@@ -1,6 +1,7 @@
 """Placements with retry over routers, reports, and the models that routers tell of."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -131,3 +132,18 @@ async def test_models_are_followed_over_a_routers_loss(routers):
         await routers[0].start()
         await routers[1].stop()
         await until(lambda: len(seen) > num_seen)
+
+
+async def test_a_placement_that_comes_after_its_request_left_is_reported(routers):
+    for router in routers:
+        router.hangs = True
+    async with client([routers[0].address]) as one:
+        waiting = asyncio.create_task(one.place(router_pb2.PlaceRequest(model="m")))
+        await until(lambda: routers[0].places)
+        waiting.cancel()
+        placed = router_pb2.PlaceResponse(placement_id=7)
+        one._routers[0].link._take(router_pb2.PlaceAnswer(call_id=1, placed=placed))
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        await until(lambda: routers[0].outcomes)
+        assert {outcome.placement_id for outcome in routers[0].outcomes} == {7}

@@ -89,6 +89,26 @@ async def test_who_waits_no_more_is_cancelled_there(router, link):
     await link.place(REQUEST, 5)
 
 
+@pytest.mark.parametrize("answered_first", [False, True])
+async def test_a_placement_that_nobody_waits_for_is_given_back(router, answered_first):
+    given_back = []
+    link = RouterLink(router.address, on_unwanted=given_back.append)
+    router.hangs = True
+    waiting = asyncio.create_task(link.place(REQUEST, 20))
+    await until(lambda: router.places)
+    placed = router_pb2.PlaceResponse(placement_id=7)
+    answer = router_pb2.PlaceAnswer(call_id=1, placed=placed)
+    if answered_first:
+        link._take(answer)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    if not answered_first:
+        link._take(answer)
+    assert given_back == [placed]
+    await link.close()
+
+
 async def test_what_was_not_sent_yet_never_is(router, link):
     waiting = asyncio.create_task(link.place(REQUEST, 5))
     await asyncio.sleep(0)  # the stream is not open yet

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -100,7 +101,8 @@ class RouterClient:
 
     async def __aenter__(self) -> Self:
         for address in self._addresses:
-            self._routers.append(_Router(RouterLink(address, self._dial)))
+            link = RouterLink(address, self._dial, on_unwanted=partial(self._give_back, address))
+            self._routers.append(_Router(link))
         # Gateways that start together do not all take the same replica.
         self._preferred = random.randrange(len(self._routers))
         self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
@@ -206,6 +208,13 @@ class RouterClient:
             self._counters.dropped_reports += 1
         outcomes.append(outcome)
         self._reports_waiting.set()
+
+    def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
+        """The request left before its placement came: the router counts it no more."""
+        router = next(one for one in self._routers if one.link.address == address)
+        outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id)
+        now = time.monotonic()
+        self.report(Placed(response, router, now, now), outcome)
 
     def _patience(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
         return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds

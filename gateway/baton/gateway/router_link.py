@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -50,8 +51,15 @@ class RouterLink:
     A message goes out at once, or `gather_seconds` after the one before.
     """
 
-    def __init__(self, address: str, dial: Dial = _PLAIN, gather_seconds: float = _GATHER_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        dial: Dial = _PLAIN,
+        gather_seconds: float = _GATHER_SECONDS,
+        on_unwanted: Callable[[router_pb2.PlaceResponse], None] = lambda response: None,
+    ) -> None:
         self.address = address
+        self._on_unwanted = on_unwanted  # a placement that nobody waits for any more
         self._gather_seconds = gather_seconds
         self._dial = dial
         self._dial_version = dial.version
@@ -93,14 +101,19 @@ class RouterLink:
         if self._stream is None:
             self._stream = asyncio.create_task(self._run(), name=f"placements of {self.address}")
         self._wake.set()
+        taken = False
         try:
             async with asyncio.timeout(timeout):
-                return await answer
+                response = await answer
+            taken = True
+            return response
         except TimeoutError:
             problem = f"no answer within {timeout:.1f} s"
             error = DeadlineExceeded(f"router {self.address}: {problem}")
             raise NotPlaced(error, False, f"{error.code.name} {problem}") from None
         finally:
+            if not taken and answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._on_unwanted(answer.result())  # it came together with the end of the wait
             self._forget(call_id)
 
     async def _place_alone(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
@@ -189,6 +202,8 @@ class RouterLink:
     def _take(self, answer: router_pb2.PlaceAnswer) -> None:
         future = self._waiting.pop(answer.call_id, None)
         if future is None or future.done():
+            if answer.HasField("placed"):
+                self._on_unwanted(answer.placed)
             return
         if answer.HasField("placed"):
             future.set_result(answer.placed)
