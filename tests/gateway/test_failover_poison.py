@@ -21,7 +21,7 @@ from baton.v1 import types_pb2
 
 NAMES = ("p", "d0", "d1")
 TOKEN_SECONDS = 0.005  # of a prompt; it is computed in steps of 32
-NUM_PROMPT_TOKENS = 400  # two seconds
+LONG = 1600  # eight seconds
 NUM_TOKENS = 60
 
 
@@ -78,13 +78,13 @@ async def site(tmp_path):
         )
 
 
-async def ask(site):
-    """A request whose prompt the prefill worker has begun to compute."""
+async def ask(site, num_prompt_tokens=400):
+    """A request whose prompt the prefill worker has begun to compute, as its decode worker knows."""
     sink = Ended()
-    prompt = list(range(10, 10 + NUM_PROMPT_TOKENS))
+    prompt = list(range(10, 10 + num_prompt_tokens))
     stop = types_pb2.StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True)
     await site.generator.start(GenerationRequest("r1", site.router.models[0].name, prompt, stop=stop), sink)
-    await until_stats(site.workers["p"], lambda stats: stats.num_held_blocks)
+    await until_stats(site.workers["d0"], lambda stats: stats.num_leased_blocks)
     return sink
 
 
@@ -101,7 +101,7 @@ def computes(stats):
 
 
 async def test_a_prefill_worker_and_then_a_decode_worker_are_the_last_that_a_request_ends(site):
-    sink = await ask(site)
+    sink = await ask(site, LONG)
     site.workers["p"].kill()
     await until_stats(site.workers["d0"], computes)
     site.workers["d0"].kill()
