@@ -22,13 +22,7 @@ from baton.gateway.sampling_defaults import ResolvedRequest, seed_of_choice
 from baton.gateway.structured_output import name_field
 from baton.gateway.worker_stream import WorkerStream
 from baton.gateway.worker_streams import WorkerStreams
-from baton.rpc.errors import (
-    DeadlineExceeded,
-    InternalError,
-    NoCapacity,
-    ServiceError,
-    Unavailable,
-)
+from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
