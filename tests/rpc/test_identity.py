@@ -13,9 +13,9 @@ from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity import SERVICES, Identity, identity_of
 from baton.rpc.identity_check import refusal
 from baton.rpc.identity_table import ACCEPTED, ANYBODY, accepted_by
-from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, router_pb2, types_pb2, worker_pb2
+from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, response_pb2, router_pb2, types_pb2, worker_pb2
 
-CONTRACT = (control_pb2, index_pb2, inference_pb2, kv_pb2, router_pb2, types_pb2, worker_pb2)
+CONTRACT = (control_pb2, index_pb2, inference_pb2, kv_pb2, response_pb2, router_pb2, types_pb2, worker_pb2)
 
 
 def methods_of(*modules):

@@ -36,6 +36,7 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.RouterService/Explain": frozenset({OPERATOR, ROUTER}),
     # Gateways carry out what holders of admin keys ask for.
     "baton.v1.RouterService/ListWorkers": frozenset({GATEWAY, OPERATOR}),
+    "baton.v1.RouterService/GetFleet": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.RouterService/Cordon": frozenset({OPERATOR}),
     "baton.v1.RouterService/Uncordon": frozenset({OPERATOR}),
     "baton.v1.RouterPeerService/Share": frozenset({ROUTER}),
