@@ -300,8 +300,7 @@ class RunningGeneration:
         )
 
     def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
-        span = None if self._trace is None else self._trace.generate(placed)
-        use = PlacementUse(self._ways.router, placed, len(choices), span)
+        use = PlacementUse(self._ways.router, placed, len(choices), self._trace and self._trace.generate(placed))
         stream = self._ways.streams.get(placed.response.decode)
         for choice in choices:
             run = ChoiceRun(self, choice, use, stream)
