@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from typing import final
 
 from baton.gateway.router_client import Placed, RouterClient
 from baton.rpc.errors import ServiceError
@@ -23,6 +24,7 @@ from baton.v1 import router_pb2, worker_pb2
 _LEAST_PART = 200  # of a request: a shorter rest is no span
 
 
+@final
 class RequestTrace:
     """One traced request. All choices and prompts of it share this."""
 
