@@ -51,9 +51,16 @@ async def site(tmp_path):
     async with AsyncExitStack() as cleanup:
         for name, port in zip(NAMES, ports.free_ports(len(NAMES)), strict=True):
             flags = {
-                "role": "prefill" if name == "p" else "decode", "executor": "sim", "model": SAMPLE, "drain_timeout": 0,
-                "sim_prefill_token_seconds": TOKEN_SECONDS, "sim_step_seconds": 0.02, "max_num_requests": 8, "max_num_batched_tokens": 32, "transports": "tcp",
-            }  # fmt: skip
+                "role": "prefill" if name == "p" else "decode",
+                "executor": "sim",
+                "model": SAMPLE,
+                "drain_timeout": 0,
+                "sim_prefill_token_seconds": TOKEN_SECONDS,
+                "sim_step_seconds": 0.02,
+                "max_num_requests": 8,
+                "max_num_batched_tokens": 32,
+                "transports": "tcp",
+            }
             workers[name] = WorkerProcess(name, f"127.0.0.1:{port}", tmp_path / f"{name}.log", flags)
             workers[name].spawn()
             cleanup.callback(workers[name].stop)
