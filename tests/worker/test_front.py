@@ -197,3 +197,27 @@ async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, ho
     channel, _ = await host.expect(Kind.GENERATE_OPEN)
     assert await host.expect(Kind.GENERATE) == (channel, both.SerializeToString())
     call.cancel()
+
+
+async def test_a_stuck_device_is_told_on_every_stream_in_every_pong_and_in_the_state(stub, host: FakeHost) -> None:
+    host.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
+    generate, prefill = stub.GenerateStream(), stub.PrefillStream()
+    for _ in range(2):
+        await host.sent.get()
+    watch = stub.WatchState(worker_pb2.WatchStateRequest(max_interval_ms=60_000))
+    assert not (await watch.read()).state.stalled
+    host.stalled = True
+    host.tell_stall(True)
+    async with asyncio.timeout(5):
+        assert (await generate.read()).stalled
+        assert (await prefill.read()).WhichOneof("message") == "stalled"
+        assert (await watch.read()).state.stalled
+        await generate.write(worker_pb2.GenerateStreamRequest(ping=3))
+        pong = await generate.read()
+        assert (pong.pong, pong.stalled) == (3, True)
+        assert (await stub.GenerateStream().read()).stalled
+        host.stalled = False
+        host.tell_stall(False)
+        assert not (await watch.read()).state.stalled
+    for call in (generate, prefill, watch):
+        call.cancel()
