@@ -42,7 +42,8 @@ from chaos.report import Row
 from chaos.rolling import roll
 from chaos.soak import SoakOptions
 
-_SIM = Shape(worker_flags=("--sim-step-seconds", "0.02"))
+# With four workers, 70 % are 94 % of what a death leaves, and streams wait for places; with six, 84 %.
+_SIM = Shape(decode=6, worker_flags=("--sim-step-seconds", "0.03"))
 _CPU = Shape(executor="cpu", decode=3, places=4)
 _STORM = replace(_SIM, proxied=True, gateway_flags=("--resumable-streams",))
 _LOAD = 0.7
