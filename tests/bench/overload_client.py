@@ -110,7 +110,7 @@ async def _ask(port: int, tenant: Tenant, body: bytes, seen: Seen) -> None:
 async def offer(
     port: int, tenants: Sequence[Tenant], rate: float, seconds: float, num_tokens: tuple[int, int], rng: random.Random
 ) -> list[Seen]:
-    """Poisson arrivals of so many requests a second; tenants and lengths are drawn evenly. Returns after the last answer."""
+    """Poisson arrivals, so many a second; tenants and lengths are drawn evenly. Returns after the last answer."""
     seen: list[Seen] = []
     due = time.monotonic()
     end = due + seconds
