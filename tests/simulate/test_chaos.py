@@ -22,10 +22,10 @@ def test_the_index_is_right_a_second_after_any_fault(seed):
 
 def test_seeds_together_believe_in_next_to_no_phantoms_while_nothing_is_broken():
     totals = ChaosTotals()
-    for seed in range(20, 32):
+    for seed in range(20, 28):
         totals.add(run_chaos(seed))
     assert totals.num_bad == 0
-    assert totals.counts[STEADY].num_believed > 10_000
+    assert totals.counts[STEADY].num_believed > 3000
     assert totals.counts[STEADY].phantom_rate < 0.002
 
 

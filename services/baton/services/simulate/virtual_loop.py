@@ -82,7 +82,8 @@ class LoopTimeline(Timeline):
         """Ends what still runs."""
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():
+                task.cancel()
         if tasks:
             self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.close()

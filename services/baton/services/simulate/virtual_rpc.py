@@ -7,7 +7,6 @@ drops, repeats or reorders messages, which real streams do not; the protocols ab
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -126,7 +125,9 @@ class Link:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
+    """Once: what a second one interrupts would never end."""
+    if not task.cancelling():
+        task.cancel()
 
 
 class _Context:
@@ -159,7 +160,7 @@ class _Call:
             self.link.calls.remove(self)
         self.to_client.cut(error)
         if self.server_task is not None:
-            self.server_task.cancel()
+            _cancel(self.server_task)
 
     def cancel(self) -> bool:
         """The client ends it."""
@@ -183,8 +184,7 @@ class _Call:
         except ServiceError as error:
             self.to_client.end(rpc_error(error.code, error.message))
         finally:
-            with contextlib.suppress(RuntimeError):  # it is being closed where it runs
-                await cast(Any, responses).aclose()
+            await cast(Any, responses).aclose()
 
 
 class _End(Exception):
