@@ -95,7 +95,7 @@ def test_an_unknown_path_is_a_404_and_a_wrong_method_a_405(tandem_stack):
     status, body = tandem_stack.get("/v1/nothing")
     assert status == 404
     assert body["error"]["message"]
-    status, body = tandem_stack.get("/v1/chat/completions")
+    status, body = tandem_stack.get("/v1/completions")
     assert status == 405
     assert body["error"]["message"]
 

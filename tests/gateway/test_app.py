@@ -28,7 +28,7 @@ async def test_a_wrong_method_is_a_405_that_tells_the_right_ones():
 
 async def test_options_tells_the_methods():
     async with rest_side() as rest:
-        answer = await rest.request("OPTIONS", "/v1/chat/completions")
+        answer = await rest.request("OPTIONS", "/v1/completions")
         assert answer.status == 204
         assert answer.headers["allow"] == "OPTIONS, POST"
         assert (await rest.request("OPTIONS", "/nothing")).status == 404

@@ -103,12 +103,12 @@ def test_what_passes_is_read_by_envoy():
 
 
 def test_what_does_not_pass_is_read_by_envoy():
-    answer = parsed(denied(REST, Unauthenticated("No.", "missing")))
+    answer = parsed(denied(REST, Unauthenticated("No.", "missing"), {}))
     refusal = answer["denied_response"]
     assert answer["status"] == {"code": 16}
     assert refusal["status"] == {"code": "Unauthorized"}
     assert json.loads(refusal["body"])["error"]["message"] == "No."
     assert option("www-authenticate", "Bearer") in refusal["headers"]
-    grpc_answer = parsed(denied(GRPC, Unauthenticated("No.", "missing")))["denied_response"]
+    grpc_answer = parsed(denied(GRPC, Unauthenticated("No.", "missing"), {}))["denied_response"]
     assert grpc_answer["body"] == "No."
     assert option("grpc-status", "16") in grpc_answer["headers"]
