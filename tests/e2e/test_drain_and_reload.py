@@ -159,7 +159,7 @@ def test_web_pages_may_not_operate_a_gateway_without_keys(fleet):
 
 def test_a_gateway_that_stops_is_not_ready_first_healthy_still_and_ends_its_streams(fleet):
     gateway = fleet["gateway"]
-    chunks = fleet.stream("/v1/completions", body(3) | {"max_tokens": 8 * NUM_TOKENS})  # 5 s, in which the rest happens
+    chunks = fleet.stream("/v1/completions", body(3) | {"max_tokens": 3 * NUM_TOKENS})  # 2 s, in which the rest happens
     words = [next(chunks)]
     gateway.process.send_signal(signal.SIGTERM)
     wait_until(lambda: fleet.get("/ready")[0] == 503, "not ready")
