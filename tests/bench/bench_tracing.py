@@ -31,7 +31,7 @@ from stack import MODEL_NAME, Service, Stack, processes_of_session, start_stack
 Costs = dict[str, float]  # by service
 
 _MOST_PERCENT = 3.0
-_EXPORT_SECONDS = 1.5  # in which the last spans leave, traced or not
+_EXPORT_SECONDS = 3.0  # spans leave every 2
 _CLIENTS = 32
 _WORDS = ("the", "a", "dog", "river", "story", "long", "little", "tell", "me", "about", "with", "who", "went", "ball")
 
