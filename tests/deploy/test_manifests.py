@@ -112,7 +112,8 @@ def test_settings_of_the_fleet_arrive(overlay):
         assert container_of(worker)["image"] == fleet["workerImage"]
         if "gpuType" in fleet:
             assert pod_of(worker)["nodeSelector"] == {"nvidia.com/gpu.product": fleet["gpuType"]}
-            assert container_of(worker)["resources"]["limits"]["nvidia.com/gpu"] == "1"
+            assert container_of(worker)["resources"]["limits"]["nvidia.com/gpu"] == fleet["tensorParallelSize"]
+            assert f"--tensor-parallel-size={fleet['tensorParallelSize']}" in arguments(worker)
             assert container_of(worker)["resources"]["limits"]["memory"] == fleet["workerMemory"]
             assert f"--host-cache-gb={fleet['hostCacheGb']}" in arguments(worker)
     assert f"--model={fleet['model']}" in arguments(gateway)

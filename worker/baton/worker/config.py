@@ -82,6 +82,14 @@ class WorkerConfig:
     )
     threads: int = field(default=0, metadata={"help": "Compute threads. 0: one a core.", "minimum": 0, "maximum": 1024})
 
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "GPUs that a worker's model is spread over. This version computes on one.",
+            "minimum": 1,
+            "maximum": 1,
+        },
+    )
     block_size: int = field(default=16, metadata={"help": "Tokens a KV block.", "minimum": 1, "maximum": 1024})
     num_blocks: int = field(
         default=0, metadata={"help": "KV blocks. 0: from --kv-cache-memory.", "minimum": 0, "maximum": 2**31 - 1}

@@ -105,7 +105,7 @@ def _absent(facts: ModelFacts) -> Finding:
     if facts.is_hub_id:
         what = f"{facts.folder!r} is no folder here; it would be fetched from the hub"
         return unknown(_TOPIC, what, f"hf download {facts.folder} --local-dir FOLDER, then --model FOLDER")
-    fix = "--model FOLDER; in Kubernetes: the claim `modelsClaim` mounted at /models, and the folder's name below it"
+    fix = "--model FOLDER; in Kubernetes: the claim baton-models, mounted at /models, and the folder's name below it"
     return failed(_TOPIC, f"there is no folder {facts.folder!r}", fix)
 
 
