@@ -119,6 +119,22 @@ async def test_outcomes_go_to_the_router_that_placed(routers):
     assert sum(len(one.outcomes) for one in routers) == 301
 
 
+async def test_outcomes_that_a_lost_router_did_not_take_go_to_another(routers):
+    counters = GenerationCounters()
+    async with RouterClient([one.address for one in routers], lambda models: None, counters, TIMES) as client:
+        placed = await client.place(router_pb2.PlaceRequest())
+        used = next(one for one in routers if one.places)
+        other = next(one for one in routers if one is not used)
+        await used.stop()
+        for number in range(300):
+            client.report(placed, router_pb2.PlacementOutcome(placement_id=number))
+        await until(lambda: len(other.outcomes) == 300)
+        await other.stop()
+        client.report(placed, router_pb2.PlacementOutcome(placement_id=300))
+        await until(lambda: counters.dropped_reports == 1)  # told to each once, and then no more
+    assert not used.outcomes
+
+
 async def test_models_are_followed_over_a_routers_loss(routers):
     seen = []
     async with client([router.address for router in routers], lambda models: seen.append([m.name for m in models])):

@@ -14,6 +14,7 @@ from baton.rpc.errors import Unavailable
 _log = logging.getLogger(__name__)
 
 _SWEEPS_PER_TIMEOUT = 10
+_TURNS_OF_AN_ACCEPT = 3  # of the event loop
 _DRAIN_POLL_SECONDS = 0.02
 _BACKLOG = 2048
 
@@ -72,6 +73,8 @@ class HttpServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
+        for _ in range(_TURNS_OF_AN_ACCEPT):
+            await asyncio.sleep(0)  # what was accepted just now becomes a connection
         for connection in self._connections:
             connection.abort()
         await self._connections.wait_until_none()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import grpc
 
@@ -72,10 +72,15 @@ class RouterWord:
     problem: str = ""  # why it did not
 
 
+class _Report(NamedTuple):
+    outcome: router_pb2.PlacementOutcome
+    is_passed_on: bool = False  # the router that placed did not take it
+
+
 @dataclass(slots=True, eq=False)
 class _Router:
     link: RouterLink
-    outcomes: deque[router_pb2.PlacementOutcome] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
+    outcomes: deque[_Report] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
 
 
 class RouterClient:
@@ -206,7 +211,7 @@ class RouterClient:
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1
-        outcomes.append(outcome)
+        outcomes.append(_Report(outcome))
         self._reports_waiting.set()
 
     def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
@@ -280,11 +285,22 @@ class RouterClient:
             batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
             try:
                 await router.link.stub.Report(
-                    router_pb2.ReportRequest(outcomes=batch), timeout=self._times.report_timeout
+                    router_pb2.ReportRequest(outcomes=[report.outcome for report in batch]),
+                    timeout=self._times.report_timeout,
                 )
             except grpc.aio.AioRpcError as error:
-                # A router that is gone has forgotten its placements too.
-                dropped = len(batch) + len(router.outcomes)
+                left = [*batch, *router.outcomes]
                 router.outcomes.clear()
-                self._counters.dropped_reports += dropped
-                _log.info("router %s did not take %d outcomes: %s", router.link.address, dropped, error.code().name)
+                _log.info("router %s did not take %d outcomes: %s", router.link.address, len(left), error.code().name)
+                self._pass_on(router, left)
+
+    def _pass_on(self, lost: _Router, reports: Sequence[_Report]) -> None:
+        """Routers know each other's placements, and one that starts again learns of its own: another is told, once."""
+        heir = next((one for one in self._in_order() if one is not lost), None)
+        kept = [
+            report._replace(is_passed_on=True) for report in reports if heir is not None and not report.is_passed_on
+        ]
+        self._counters.dropped_reports += len(reports) - len(kept)
+        if heir is not None and kept:
+            heir.outcomes.extend(kept)
+            self._reports_waiting.set()

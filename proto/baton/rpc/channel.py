@@ -21,13 +21,12 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # How long one attempt to connect may take, by gRPC's name for it: a peer that is busy answers late.
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 
-# How long one attempt to connect may take, by gRPC's name for it.
-_PLAIN_ATTEMPT = ("grpc.min_reconnect_backoff_ms", 100)
-_TLS_ATTEMPT = ("grpc.min_reconnect_backoff_ms", 1000)  # a handshake computes, on machines that may be busy
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -68,7 +67,7 @@ def open_channel(address: str, window_bytes: int = 0, tls: Tls | None = None, se
     """
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)) if window_bytes else ()
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *window, _PLAIN_ATTEMPT))
+        return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *window))
     name = ("grpc.ssl_target_name_override", tls.host_name_of(service))
-    options = (*_OPTIONS, *window, _TLS_ATTEMPT, name)
+    options = (*_OPTIONS, *window, name)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
