@@ -10,7 +10,7 @@ from chaos.fleet import Fleet, processes_of
 from stack import metric
 
 _IDLE_SECONDS = 10.0
-# Placements of a gateway that was killed are forgotten by routers after two minutes.
+# Placements that nobody reports on are forgotten by routers after two minutes.
 _FORGET_SECONDS = 130.0
 _POLL_SECONDS = 0.25
 
@@ -23,10 +23,11 @@ class Audit:
     num_leaked_blocks: int
 
 
-def audit(fleet: Fleet, gateways_died: bool) -> Audit:
-    """Waits for what ends by itself, then looks. `gateways_died`: their placements are not reported by anybody."""
+def audit(fleet: Fleet, reports_lost: bool) -> Audit:
+    """Waits for what ends by itself, then looks. `reports_lost`: gateways or routers died with reports that
+    they alone had, and routers forget those placements by themselves."""
     until = time.monotonic() + _IDLE_SECONDS
-    patient_until = time.monotonic() + (_FORGET_SECONDS if gateways_died else _IDLE_SECONDS)
+    patient_until = time.monotonic() + (_FORGET_SECONDS if reports_lost else _IDLE_SECONDS)
     while True:
         soon, late = [*_pools(fleet), *_index(fleet), *_gateways(fleet)], _routers(fleet)
         now = time.monotonic()

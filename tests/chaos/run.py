@@ -124,7 +124,7 @@ def rolling(options: argparse.Namespace) -> tuple[list[Row], str]:
         client = Client(fleet.rest, fleet.api_key)
         with _kept_logs(options, fleet.folder):
             disturbed = asyncio.run(roll(fleet, client, _LOAD, _TOKENS))
-            found = audit(fleet, gateways_died=False)
+            found = audit(fleet, reports_lost=False)
     rows = [
         report.restart_row("rolling restart of everything under load: failed requests", disturbed),
         report.audit_row("blocks leaked after it, other problems", found),

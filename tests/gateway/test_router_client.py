@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 
 import pytest
 from scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
@@ -120,8 +121,8 @@ async def test_outcomes_go_to_the_router_that_placed(routers):
 
 
 async def test_outcomes_that_a_lost_router_did_not_take_go_to_another(routers):
-    counters = GenerationCounters()
-    async with RouterClient([one.address for one in routers], lambda models: None, counters, TIMES) as client:
+    counters, times = GenerationCounters(), replace(TIMES, report_patience=1.5)
+    async with RouterClient([one.address for one in routers], lambda models: None, counters, times) as client:
         placed = await client.place(router_pb2.PlaceRequest())
         used = next(one for one in routers if one.places)
         other = next(one for one in routers if one is not used)
@@ -131,8 +132,19 @@ async def test_outcomes_that_a_lost_router_did_not_take_go_to_another(routers):
         await until(lambda: len(other.outcomes) == 300)
         await other.stop()
         client.report(placed, router_pb2.PlacementOutcome(placement_id=300))
-        await until(lambda: counters.dropped_reports == 1)  # told to each once, and then no more
+        await until(lambda: counters.dropped_reports == 1)  # nobody took it in time
     assert not used.outcomes
+
+
+async def test_outcomes_wait_for_the_only_router_to_come_back(routers):
+    only = routers[0]
+    async with client([only.address]) as router:
+        placed = await router.place(router_pb2.PlaceRequest())
+        await only.stop()
+        router.report(placed, router_pb2.PlacementOutcome(placement_id=1))
+        await asyncio.sleep(0.1)  # it is tried in vain
+        await only.start()
+        await until(lambda: [outcome.placement_id for outcome in only.outcomes] == [1])
 
 
 async def test_models_are_followed_over_a_routers_loss(routers):

@@ -35,6 +35,7 @@ _TRANSIENT = frozenset(
 )
 _RETRY_AFTER_MS = 1000
 _MAX_REPORTS = 4096  # that wait for one router
+_REPORT_PAUSE_SECONDS = 0.25  # after a report that was not taken
 _REPORT_BATCH = 256
 _PLAIN = Dial()
 
@@ -51,6 +52,7 @@ class RouterTimes:
     max_delay: float = 1.0
     report_interval: float = 0.05
     report_timeout: float = 2.0
+    report_patience: float = 10.0  # for which a report is tried, at one router after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class RouterWord:
 
 class _Report(NamedTuple):
     outcome: router_pb2.PlacementOutcome
-    is_passed_on: bool = False  # the router that placed did not take it
+    until: float  # monotonic seconds; nobody is told later
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +121,8 @@ class RouterClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._flush(router) for router in self._routers))
+        for _ in self._routers:  # what one does not take may go to another
+            await self._flush_all()
         for router in self._routers:
             await router.link.close()
 
@@ -211,7 +214,7 @@ class RouterClient:
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1
-        outcomes.append(_Report(outcome))
+        outcomes.append(_Report(outcome, time.monotonic() + self._times.report_patience))
         self._reports_waiting.set()
 
     def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
@@ -278,9 +281,14 @@ class RouterClient:
             await self._reports_waiting.wait()
             await asyncio.sleep(self._times.report_interval)
             self._reports_waiting.clear()
-            await asyncio.gather(*(self._flush(router) for router in self._routers))
+            if not await self._flush_all():
+                await asyncio.sleep(_REPORT_PAUSE_SECONDS)
 
-    async def _flush(self, router: _Router) -> None:
+    async def _flush_all(self) -> bool:
+        return all(await asyncio.gather(*(self._flush(router) for router in self._routers)))
+
+    async def _flush(self, router: _Router) -> bool:
+        """Whether the router took everything."""
         while router.outcomes:
             batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
             try:
@@ -293,14 +301,15 @@ class RouterClient:
                 router.outcomes.clear()
                 _log.info("router %s did not take %d outcomes: %s", router.link.address, len(left), error.code().name)
                 self._pass_on(router, left)
+                return False
+        return True
 
     def _pass_on(self, lost: _Router, reports: Sequence[_Report]) -> None:
-        """Routers know each other's placements, and one that starts again learns of its own: another is told, once."""
-        heir = next((one for one in self._in_order() if one is not lost), None)
-        kept = [
-            report._replace(is_passed_on=True) for report in reports if heir is not None and not report.is_passed_on
-        ]
+        """Routers know each other's placements, and one that starts again learns of its own: another is told, or it."""
+        heir = next((one for one in self._in_order() if one is not lost), lost)
+        now = time.monotonic()
+        kept = [report for report in reports if report.until > now]
         self._counters.dropped_reports += len(reports) - len(kept)
-        if heir is not None and kept:
+        if kept:
             heir.outcomes.extend(kept)
             self._reports_waiting.set()
