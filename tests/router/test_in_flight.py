@@ -52,6 +52,18 @@ def test_a_report_ends_it_once():
     assert flight.expected_prefixes(blocks(1, 2)) == {}
 
 
+def test_what_ended_before_it_was_known_does_not_begin():
+    flight = InFlight()
+    assert flight.end(1) is None
+    begin(flight, 1, 0.0, Share("d", 1, 160, 10))
+    assert load(flight, "d") == (0, 0, 0, 0)
+    begin(flight, 2, 0.0, Share("d", 1, 160, 10))
+    assert load(flight, "d") == (1, 160, 10)
+    for number in range(3, 10_000):
+        flight.end(number)
+    assert len(flight._strangers) < 5000
+
+
 def test_a_dead_worker_has_nothing_coming():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10), prompt=[1])

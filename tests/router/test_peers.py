@@ -70,6 +70,17 @@ def test_a_placement_counts_there_until_it_ends():
     assert other.in_flight.tenants == {}
 
 
+def test_an_end_that_is_told_before_the_placement_counts():
+    one, again = Half(1), Half(2)
+    one.place(7)
+    again.in_flight.end(7)
+    again.news.on_ended(7)
+    again.tell(one)
+    assert requests(one) == 0
+    one.tell(again)  # of the placement, which has ended everywhere
+    assert requests(again) == 0
+
+
 def test_its_age_is_told_so_that_it_settles_when_it_does_here():
     one, other = Half(1), Half(2)
     one.place(7)

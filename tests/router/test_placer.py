@@ -119,6 +119,24 @@ def test_reports_end_placements_and_teach_the_output_length():
     assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
 
 
+def test_a_report_on_what_is_not_known_here_is_told_to_other_routers():
+    """A router that started again is reported to before it has heard its peers, who count the placement still."""
+
+    class Peers:
+        ended = []
+
+        def on_placed(self, placed):
+            pass
+
+        def on_ended(self, placement_id):
+            self.ended.append(placement_id)
+
+    world = World(state("a"))
+    world.placer.listener = Peers()
+    assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
+    assert Peers.ended == [1]
+
+
 def test_a_busy_decode_worker_gets_a_prefill_worker():
     world = World(state("d", DECODE, num_running=20), state("p", PREFILL))
     placed = world.place(num_prompt_tokens=8000)

@@ -21,6 +21,7 @@ _SETTLE_SECONDS = 0.25
 # A placement nobody reports on is forgotten, and so is the prefix that it was to leave.
 _FORGET_SECONDS = 120.0
 _PREFIXES_PER_WORKER = 4
+_MAX_STRANGERS = 4096
 OWN = 0  # the origin of this router's placements
 
 
@@ -89,6 +90,8 @@ class InFlight:
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLoad] = {}
         self._priorities: Counter[int] = Counter()
+        # Ends that came before their placements: a router that starts is reported to before it has heard its peers.
+        self._strangers: OrderedDict[int, None] = OrderedDict()
         self._placements: OrderedDict[int, _Placement] = OrderedDict()  # oldest first
         self._workers: dict[str, _WorkerPending] = {}
         # First block -> worker -> last block -> the last prompts placed there.
@@ -103,8 +106,8 @@ class InFlight:
         return ((one.placed, one.at) for one in self._placements.values())
 
     def begin(self, placed: Placed, at: float) -> None:
-        """Counts a placement that was made then. One that is known already is ignored."""
-        if placed.placement_id in self._placements:
+        """Counts a placement that was made then. One that is known already, or has ended, is ignored."""
+        if placed.placement_id in self._placements or placed.placement_id in self._strangers:
             return
         placement = _Placement(placed, at, {share.worker_id: share for share in placed.shares})
         self._placements[placed.placement_id] = placement
@@ -129,6 +132,9 @@ class InFlight:
         """The request ended, or never began. None: not known, or forgotten."""
         placement = self._placements.pop(placement_id, None)
         if placement is None:
+            self._strangers[placement_id] = None
+            if len(self._strangers) > _MAX_STRANGERS:
+                self._strangers.popitem(last=False)
             return None
         placed = placement.placed
         for share in placed.shares:

@@ -103,12 +103,12 @@ class Placer:
         return response
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> Outcome | None:
-        """Ends a placement. None: it is not known here, was reported before, or was another router's."""
+        """Ends a placement, here and where else it is known. None: this router did not make it, or forgot it."""
         placed = self.in_flight.end(outcome.placement_id)
-        if placed is None:
-            return None
         if self.listener is not None:
             self.listener.on_ended(outcome.placement_id)
+        if placed is None:
+            return None
         decision = self.decisions.get(outcome.placement_id)
         if decision is None:
             return None
