@@ -123,7 +123,8 @@ def test_a_report_on_what_is_not_known_here_is_told_to_other_routers():
     """A router that started again is reported to before it has heard its peers, who count the placement still."""
 
     class Peers:
-        ended = []
+        def __init__(self):
+            self.ended = []
 
         def on_placed(self, placed):
             pass
@@ -132,9 +133,9 @@ def test_a_report_on_what_is_not_known_here_is_told_to_other_routers():
             self.ended.append(placement_id)
 
     world = World(state("a"))
-    world.placer.listener = Peers()
+    peers = world.placer.listener = Peers()
     assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
-    assert Peers.ended == [1]
+    assert peers.ended == [1]
 
 
 def test_a_busy_decode_worker_gets_a_prefill_worker():
