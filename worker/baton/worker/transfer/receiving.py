@@ -335,8 +335,9 @@ class Receiving:
             now = time.monotonic()
             seconds = now - max(writing.began, self._written_at)
             self._written_at = now
-            self._transfers.leave(writing.transfer, header.num_bytes, writing.part)
+            # Counted first: who hears that all is there asks by what it came.
             self._totals.received(header.num_bytes, max(seconds, header.copy_micros / 1e6))
+            self._transfers.leave(writing.transfer, header.num_bytes, writing.part)
         self._moved_at = time.monotonic()
         self._sock.sendall(encode_credit(writing.slot))
 
