@@ -8,11 +8,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import ports
 import pytest
 import stack
 from stack import RedisServer, Stack
-
-from baton.services import ports
 
 StackFactory = Callable[..., Stack]
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import ports
 import stack
 from fleet_node import ScriptedWorker, state
 from stack import Service
 
 from baton.rpc.channel import open_channel
-from baton.services import ports, tandem
+from baton.services import tandem
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2
 
 MODEL = "storyteller-7m"

@@ -14,11 +14,12 @@ from typing import Any
 import envoy
 import grpc
 import httpx
+import ports
 from access_rig import key_file
 from stack import MODEL, MODEL_NAME, Service, Stack, start_stack, wait_until
 from tls_rig import make_certs
 
-from baton.services import ports, tandem
+from baton.services import tandem
 
 # By the names that tests use; the tenants below.
 KEYS: dict[str, dict[str, Any]] = {

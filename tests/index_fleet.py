@@ -10,12 +10,12 @@ import sys
 import time
 
 import grpc
+import ports
 import psutil
 from kvstore_node import blocks, removed, stored
 from stack import wait_until
 
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2

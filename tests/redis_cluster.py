@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ports
 import redis
 from stack import wait_until
 
-from baton.services import ports
+from baton.services.ports import why_unusable
 
 NUM_SLOTS = 16_384
 BUS = 10_000  # a node's second port, above its first
@@ -19,7 +20,7 @@ class RedisCluster:
     """Three masters on ports of their own, and no replica."""
 
     def __init__(self, folder):
-        free = [port for port in ports.free_ports(20) if ports.why_unusable(f"127.0.0.1:{port + BUS}") is None]
+        free = [port for port in ports.free_ports(20) if why_unusable(f"127.0.0.1:{port + BUS}") is None]
         self.ports = free[:3]
         self._folder = folder
         self._processes = {}

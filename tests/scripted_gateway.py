@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ports import free_ports
 from rest_harness import SAMPLE, Answer, RawClient
 from scripted_services import MODEL, Script, ScriptedRouter, ScriptedWorker
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.server import serve
-from baton.services.ports import free_ports
 from baton.v1 import types_pb2
 
 

@@ -21,10 +21,11 @@ from tempfile import mkdtemp
 from typing import Any
 
 import grpc
+import ports
 import psutil
 
 from baton.rpc.channel import Dial
-from baton.services import ports, tandem
+from baton.services import tandem
 from baton.services.readiness import is_ready
 from baton.v1 import control_pb2, control_pb2_grpc
 

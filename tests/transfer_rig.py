@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import ports
 from byte_proxy import ByteProxy
 from prefill_relay import PrefillRelay
 from worker_harness import Slot, sampling, submit
 from worker_processes import WorkerProcess
 
-from baton.services import ports
 from baton.v1 import types_pb2, worker_pb2
 
 BACK_SECONDS = 2.0  # the bound of every fault: all blocks of the workers that live are free again

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import ports
 
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.v1 import control_pb2, control_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import server
 from baton.worker.config import WorkerConfig

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import ports
 import psutil
 from access_rig import key_file
 from chaos.proxies import Proxies
 from stack import MODEL, MODEL_NAME, RedisServer, Service
 
 from baton.rpc.address import split_address
-from baton.services import ports
 from baton.services.tandem import Probe, ServicePlan
 from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import urllib.request
 
+import ports
 import yaml
 from deploy_tools import ROOT, prometheus_tool
 from stack import wait_until
 
-from baton.services import ports, tandem
+from baton.services import tandem
 
 LOCAL = ROOT / "deploy" / "local"
 

@@ -9,12 +9,12 @@ import urllib.parse
 import urllib.request
 from contextlib import ExitStack, suppress
 
+import ports
 import pytest
 import yaml
 from deploy_tools import ROOT, prometheus_tool
 from stack import MODEL_NAME, RedisServer, Stack, start_stack, wait_until
 
-from baton.services import ports
 from baton.services.metrics_table import all_metrics
 
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))

@@ -11,14 +11,13 @@ import urllib.request
 from contextlib import ExitStack, suppress
 
 import httpx
+import ports
 import pytest
 import yaml
 from access_rig import key_file
 from deploy_tools import ROOT, prometheus_tool
 from stack import MODEL_NAME, start_stack, wait_until
 from tls_rig import make_certs
-
-from baton.services import ports
 
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus-tls.yaml"
 MONITORS = ROOT / "deploy" / "kubernetes" / "components" / "pod-monitors-tls" / "pod-monitors.yaml"

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import envoy
 import httpx
+import ports
 import pytest
 from envoy_rig import KEYS, TENANTS, Fleet, add_gateway, chat, http_client, make_access, start_fleet
 from stack import RedisServer, Service, wait_until
-
-from baton.services import ports
 
 LIMIT = 20
 NUM_CLIENTS = 6

@@ -13,12 +13,12 @@ from contextlib import ExitStack, closing
 
 import envoy
 import grpc
+import ports
 import pytest
 from envoy_rig import grpc_channel, http_client, make_access, start_gateway, trusting
 from http_recorder import recording
 from stack import wait_until
 
-from baton.services import ports
 from baton.v1 import inference_pb2, inference_pb2_grpc
 
 CHAT = "/v1/chat/completions"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import ports
 import pytest
 from access_rig import replica, tenant
 from stack import RedisServer
@@ -13,7 +14,6 @@ from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.ledger import Ledger
 from baton.gateway.access.limiter import Limiter, LocalLimiter
-from baton.services import ports
 
 LOOK = Ask(1, 1, only_look=True)
 CASES = (

@@ -13,13 +13,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import browser
+import ports
 import pytest
 import stack
 from browser import DESKTOP, LEAST_CONTRAST, PHONE, Tab
 from playwright.sync_api import Browser, expect
 from stack import Service, Stack
-
-from baton.services import ports
 
 STORY = "Tell me a story about a dog and a river and a red kite that flew away over the hills. " * 8
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
+import ports
 import psutil
 import pytest
 from rest_harness import RawClient, request_bytes
@@ -21,7 +22,6 @@ from worker_harness import running_worker
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.server import serve
-from baton.services import ports
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")

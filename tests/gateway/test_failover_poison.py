@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
+import ports
 import pytest
 from rest_harness import SAMPLE
 from scripted_services import ScriptedRouter, until
@@ -16,7 +17,6 @@ from baton.gateway.retry_budget import LET_OFF_TOKENS, PoisonousRequest
 from baton.gateway.router_client import RouterClient
 from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
-from baton.services import ports
 from baton.v1 import types_pb2
 
 NAMES = ("p", "d0", "d1")

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
+import ports
 import pytest
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, ScriptedWorker
@@ -17,7 +18,6 @@ from baton.gateway.resume.position import ChoicePosition, Cursor, parse_position
 from baton.gateway.server import serve
 from baton.gateway.sse import with_id
 from baton.rpc.errors import InvalidRequest
-from baton.services import ports
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SAMPLE = str(Path(__file__).parents[2] / "models" / "storyteller-7m")

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import ports
 import pytest
 from scripted_services import ScriptedRouter, until
 from worker_harness import running_worker
@@ -15,7 +16,6 @@ from baton.gateway.router_client import RouterClient, RouterTimes
 from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.gateway.worker_streams import WorkerStreams
 from baton.rpc.errors import InvalidRequest
-from baton.services import ports
 from baton.v1 import types_pb2
 
 SAMPLE = str(Path(__file__).parents[2] / "models" / "storyteller-7m")

@@ -7,13 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import browser
+import ports
 import pytest
 import stack
 from browser import DESKTOP, LEAST_CONTRAST, PHONE, Tab
 from playwright.sync_api import Browser, Request, expect
 from stack import Service, Stack
-
-from baton.services import ports
 
 STORY = "Tell me a story about a dog and a river."
 LONG_LIST = {"type": "array", "minItems": 600, "items": {"const": True}}  # a thousand tokens and more

@@ -5,6 +5,7 @@ import contextlib
 import sys
 
 import grpc
+import ports
 import psutil
 import pytest
 from fleet_node import ScriptedWorker as FleetWorker
@@ -15,7 +16,6 @@ from baton.gateway.counters import GenerationCounters
 from baton.gateway.router_client import RouterClient, RouterTimes
 from baton.gateway.router_link import NotPlaced, RouterLink
 from baton.rpc.errors import NoCapacity
-from baton.services import ports
 from baton.v1 import router_pb2
 
 REQUEST = router_pb2.PlaceRequest(model="m", num_prompt_tokens=100, max_tokens=10)

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
+import ports
 import pytest
 from kvstore_node import FakeWorker, Kvstore, Replica, eventually
 
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.server import serve
 from baton.rpc.channel import open_channel
-from baton.services import ports
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import ports
 import psutil
 import pytest
 import redis
@@ -19,7 +20,6 @@ from baton.kvstore.redis_store import RedisStore
 from baton.kvstore.speakers import Speaker, Speakers
 from baton.kvstore.worker_blocks import WorkerBlocks, restore
 from baton.kvstore.write_behind import WriteBehind
-from baton.services import ports
 from baton.v1 import kv_pb2
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import ports
 import pytest
 from index_fleet import Node
 from kvstore_node import eventually
@@ -14,7 +15,6 @@ from worker_harness import NAMESPACE, running_worker, submit
 from baton.router.index_client import IndexClient
 from baton.router.prefix_index import PrefixIndex
 from baton.rpc.block_hash import hash_blocks
-from baton.services import ports
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600

@@ -2,10 +2,9 @@
 
 import asyncio
 
+import ports
 from kvstore_node import stored
 from stack import metric
-
-from baton.services import ports
 
 
 async def get(port):

@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import ports
 import psutil
 import pytest
 from stack import wait_until
 
 from baton.kvstore import embedded_redis
-from baton.services import ports
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import ports
 import psutil
 import pytest
 from kvstore_node import FakeWorker, Replica, eventually
@@ -13,7 +14,6 @@ from stack import wait_until
 
 from baton.router.index_client import IndexClient
 from baton.router.prefix_index import PrefixIndex
-from baton.services import ports
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ports
 import pytest
 from fleet_node import ScriptedWorker
 from kvstore_node import FakeWorker, eventually
@@ -17,7 +18,6 @@ from baton.kvstore.server import serve as serve_kvstore
 from baton.router.config import RouterConfig
 from baton.router.server import serve as serve_router
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.v1 import router_pb2, router_pb2_grpc
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
+import ports
 from fleet_node import state
 from kvstore_node import blocks
 from stack import metric
 
-from baton.services import ports
 from baton.v1 import router_pb2
 
 

@@ -3,16 +3,17 @@
 import asyncio
 
 import grpc
+import ports
 import pytest
 from fleet_node import state
 from kvstore_node import blocks, eventually
 
+from baton.router import in_flight
 from baton.router.fleet import Cordon, Fleet
 from baton.router.in_flight import InFlight, Placed, Share
 from baton.router.peer_news import PeerNews
 from baton.router.peers import Peers
 from baton.router.prompt_sketch import sketch_of
-from baton.services import ports
 from baton.v1 import router_pb2
 
 
@@ -185,9 +186,16 @@ def test_the_newest_cordon_wins_whatever_the_order():
 # Over real gRPC.
 
 
-async def two_routers(world, *workers):
-    addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]
-    return [await world.router(*workers, listen=address, peers=tuple(addresses)) for address in addresses]
+@pytest.fixture
+def two_routers(world, monkeypatch):
+    """Starts two routers that no worker's state shows any placement: those count until they are reported on."""
+    monkeypatch.setattr(in_flight, "_SETTLE_SECONDS", 60.0)
+
+    async def start(*workers):
+        addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]
+        return [await world.router(*workers, listen=address, peers=tuple(addresses)) for address in addresses]
+
+    return start
 
 
 async def until_in_flight(router, count):
@@ -197,10 +205,9 @@ async def until_in_flight(router, count):
     await eventually(agrees, f"{count} in flight")
 
 
-async def test_replicas_share_placements_and_ends(world):
+async def test_replicas_share_placements_and_ends(world, two_routers):
     worker = await world.worker(state("w1"))
-    worker.silent = False
-    one, other = await two_routers(world, worker)
+    one, other = await two_routers(worker)
     placed = await one.place(request_id="shared")
     await until_in_flight(other, 1)
     outcome = router_pb2.PlacementOutcome(placement_id=placed.placement_id)
@@ -208,9 +215,9 @@ async def test_replicas_share_placements_and_ends(world):
     await until_in_flight(one, 0)
 
 
-async def test_a_burst_over_two_replicas_spreads_as_one_router_would(world):
+async def test_a_burst_over_two_replicas_spreads_as_one_router_would(world, two_routers):
     workers = [await world.worker(state(f"w{number}")) for number in range(4)]
-    routers = await two_routers(world, *workers)
+    routers = await two_routers(*workers)
     counts = {}
     for number in range(16):
         placed = await routers[number % 2].place(8000, request_id=f"r{number}")
@@ -222,8 +229,8 @@ async def test_a_burst_over_two_replicas_spreads_as_one_router_would(world):
     assert max(counts.values()) <= 6, counts
 
 
-async def test_explains_what_another_replica_placed(world):
-    one, other = await two_routers(world, await world.worker(state("w1")))
+async def test_explains_what_another_replica_placed(world, two_routers):
+    one, other = await two_routers(await world.worker(state("w1")))
     placed = await one.place(request_id="why")
     await until_in_flight(other, 1)
     explained = await other.stub.Explain(router_pb2.ExplainRequest(request_id="why"))
@@ -237,9 +244,9 @@ async def test_explains_what_another_replica_placed(world):
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_cordon_holds_on_every_replica_and_after_a_restart(world):
+async def test_a_cordon_holds_on_every_replica_and_after_a_restart(world, two_routers):
     workers = [await world.worker(state(name)) for name in ("w1", "w2")]
-    one, other = await two_routers(world, *workers)
+    one, other = await two_routers(*workers)
     await one.stub.Cordon(router_pb2.CordonRequest(worker_id="w1"))
 
     async def told(router):
@@ -252,18 +259,16 @@ async def test_a_cordon_holds_on_every_replica_and_after_a_restart(world):
     await eventually(lambda: told(again), "cordoned after a restart")
 
 
-async def test_a_restarted_replica_knows_what_is_in_flight(world):
+async def test_a_restarted_replica_knows_what_is_in_flight(world, two_routers):
     worker = await world.worker(state("w1"))
-    one, other = await two_routers(world, worker)
+    one, other = await two_routers(worker)
     await until_peers_hear(one, other)
-    worker.silent = True
     for number in range(5):
         await other.place(request_id=f"r{number}")
     address, peers = one.address, (one.address, other.address)
     await one.end()
-    worker.silent = False
     again = await world.router(worker, listen=address, peers=peers)
-    await until_in_flight(again, (await other.workers())["w1"].num_in_flight)
+    await until_in_flight(again, 5)
 
 
 async def until_peers_hear(*routers):

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ports
 import pytest
 from stack import MODEL, ROOT, RedisServer, wait_until
 
-from baton.services import cli, ports
+from baton.services import cli
 from baton.services.certs import main as make_certs
 from baton.services.certs import tls_flags
 

@@ -10,13 +10,13 @@ from bench.http_stream import EventSplitter
 from bench.serve_load import Load, _Level, progress_line
 from bench.serve_prompts import Lengths
 from bench.serve_stats import Limits, Record, Spread, percentile, summarize
+from ports import free_ports
 from rest_harness import SAMPLE, rest_side
 from scripted_services import ScriptedRouter, ScriptedWorker
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.server import serve
 from baton.rpc.errors import NoCapacity
-from baton.services.ports import free_ports
 
 
 def record(due=0.0, ttft=0.1, gap=0.01, num_output=4, error=""):

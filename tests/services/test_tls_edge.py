@@ -9,11 +9,12 @@ import ssl
 from contextlib import closing
 
 import grpc
+import ports
 import pytest
 from stack import MODEL, Service, metric, wait_until
 from tls_rig import EXPIRED, der_of, make_certs, replace_files
 
-from baton.services import ports, tandem
+from baton.services import tandem
 from baton.services.settings import SettingsError
 from baton.v1 import inference_pb2, inference_pb2_grpc
 

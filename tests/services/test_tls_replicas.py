@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 
+import ports
 from stack import Service, metric, wait_until
 from tls_rig import make_certs, metrics_over_tls
 
-from baton.services import ports
 from baton.services.certs import tls_flags
 from baton.services.tandem import Probe, ServicePlan, TlsPlan, UpConfig, plan_tls
 

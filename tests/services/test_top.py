@@ -16,12 +16,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import ports
 import pytest
 from console_fleet import gateway_service, run_fleet, start_gateway
 from stack import wait_until
 from tls_rig import make_certs
 
-from baton.services import cli, ports, top
+from baton.services import cli, top
 
 NUM_WORKERS = 4
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")

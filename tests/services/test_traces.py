@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import ports
 import pytest
 from stack import ROOT, wait_until
 
@@ -16,7 +17,7 @@ from baton.otlp.v1 import trace_pb2 as pb
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.trace_context import new_trace, sampled_context
 from baton.rpc.tracing import Endpoint, Tracer, TracingCollector
-from baton.services import cli, ports
+from baton.services import cli
 from baton.services.trace_view import Span, render
 from baton.services.traces import Traces
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import ports
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from worker_harness import Worker, running_worker, submit
 
-from baton.services import ports
 from baton.v1 import control_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]

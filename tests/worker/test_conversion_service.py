@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import ports
 import pytest
 from worker_harness import Slot, Worker, running_worker, submit
 
-from baton.services import ports
 from baton.v1 import types_pb2
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import grpc
+import ports
 import pytest
 from tokenizers import Tokenizer
 from worker_harness import Slot, running_worker, sampling, submit
 
-from baton.services import ports
 from baton.v1 import types_pb2, worker_pb2
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"

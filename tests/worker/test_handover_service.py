@@ -9,11 +9,11 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
+import ports
 import psutil
 import pytest
 from worker_harness import NAMESPACE, Worker, running_worker, submit
 
-from baton.services import ports
 from baton.v1 import types_pb2
 
 NUM_REQUESTS = 8

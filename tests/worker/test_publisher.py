@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import ports
 import pytest
 from stack import wait_until
 from worker_harness import running_worker, submit
 
 from baton.rpc.server import Context, RpcServer, Service
-from baton.services import ports
 from baton.v1 import control_pb2, index_pb2, index_pb2_grpc, kv_pb2
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import Tier

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import ports
 import pytest
 from engine_harness import make_request
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from worker_harness import running_worker, submit
 
-from baton.services import ports
 from baton.v1 import types_pb2
 from baton.worker.core import FinishReason
 from baton.worker.outputs import Finish

@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import http.client
 
+import ports
 import pytest
 from stack import metric
 from worker_harness import running_worker, submit
 
-from baton.services import ports
 from baton.v1 import control_pb2, types_pb2
 from baton.worker.block_pool import BlockPool
 from baton.worker.core import BlockHash

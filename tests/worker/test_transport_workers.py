@@ -8,10 +8,10 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import ports
 import pytest
 from worker_harness import NAMESPACE, Worker, running_worker, submit
 
-from baton.services import ports
 from baton.v1 import kv_pb2, types_pb2
 
 NUM_REQUESTS = 4

@@ -7,11 +7,11 @@ import os
 import random
 from pathlib import Path
 
+import ports
 import psutil
 import pytest
 from worker_harness import Slot, Worker, endpoint, running_pair, running_worker, sampling, submit
 
-from baton.services import ports
 from baton.v1 import control_pb2, types_pb2
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import grpc
+import ports
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,7 +21,6 @@ from stack import wait_until
 from worker_harness import Worker, running_worker, sampling, submit
 
 from baton.rpc.errors import InternalError, ServiceError
-from baton.services import ports
 from baton.v1 import control_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import server
 from baton.worker.config import WorkerConfig

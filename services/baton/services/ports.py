@@ -11,7 +11,7 @@ from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 
 # Below the kernel's range for outgoing connections, so that none of those takes a port between choice and use.
-_LOWEST, _HIGHEST = 15000, 32000
+_LOWEST, _HIGHEST = 15000, 20000
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -1,0 +1,45 @@
+"""Ports for tests: no two test processes beside each other are given the same one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from itertools import count, cycle
+
+# Above what baton.services.ports chooses from, and so far below the kernel's range for outgoing connections that a Redis
+# Cluster's second ports, 10,000 above the first, have room.
+_LOWEST, _HIGHEST = 20_000, 30_000
+_SLOTS = 8  # test processes beside each other, as pytest-xdist numbers them
+
+
+def _own() -> range:
+    """This test process's share of the ports."""
+    slot = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SLOTS
+    size = (_HIGHEST - _LOWEST) // _SLOTS
+    return range(_LOWEST + slot * size, _LOWEST + (slot + 1) * size)
+
+
+# One after the other, so that what was chosen a while ago and is not listened on yet is not chosen again. Two runs on
+# one machine begin at different ones.
+_next = cycle(_own())
+for _ in range(os.getpid() * 37 % len(_own())):
+    next(_next)
+
+
+def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
+    """Different ports that nothing listens on now, and that no call before chose lately."""
+    found: list[int] = []
+    for tried in count():
+        if len(found) == number:
+            break
+        assert tried < len(_own()), f"no {number} free ports in {_own()}"
+        port = next(_next)
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+    return found
