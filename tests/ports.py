@@ -7,8 +7,8 @@ import socket
 from contextlib import closing
 from itertools import count, cycle
 
-# Above what baton.services.ports chooses from, and so far below the kernel's range for outgoing connections that a Redis
-# Cluster's second ports, 10,000 above the first, have room.
+# Above what baton.services.ports chooses from, and so far below the kernel's range for outgoing connections that a
+# Redis Cluster's second ports, 10,000 above the first, have room.
 _LOWEST, _HIGHEST = 20_000, 30_000
 _SLOTS = 8  # test processes beside each other, as pytest-xdist numbers them
 
