@@ -6,6 +6,8 @@ import asyncio
 import json
 from urllib.parse import parse_qs, urlsplit
 
+_WATCH_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
 
 def endpoint(*addresses, **conditions):
     return {"addresses": list(addresses), "conditions": conditions}
@@ -13,6 +15,8 @@ def endpoint(*addresses, **conditions):
 
 def slice_of(name, *endpoints, port=8300, port_name="grpc", service="workers", address_type="IPv4"):
     return {
+        "kind": "EndpointSlice",
+        "apiVersion": "discovery.k8s.io/v1",
         "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
         "addressType": address_type,
         "ports": [{"name": "metrics", "port": 9000}, {"name": port_name, "port": port}],
@@ -29,6 +33,8 @@ class ApiServer:
         self.version = 100
         self.page_size = 2
         self.fail_with = None  # a status for every request
+        self.delay = 0.0  # seconds before every answer
+        self.expire_pages = 0  # so many later pages are too old when they are asked for
         self._ssl_context = ssl_context
         self._oldest = 100
         self._objects = {}
@@ -76,46 +82,61 @@ class ApiServer:
     async def _serve(self, reader, writer):
         self._connections.add(writer)
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            url = urlsplit(head.split()[1])
-            query = {name: values[0] for name, values in parse_qs(url.query).items()}
-            self.requests.append((url.path, query))
-            if self.token is not None and f"authorization: bearer {self.token}" not in head.lower():
-                await self._answer(writer, 401, {"kind": "Status", "code": 401, "message": "Unauthorized"})
-            elif self.fail_with:
-                await self._answer(writer, self.fail_with, {"kind": "Status", "message": "as asked for"})
-            elif query.get("watch") == "1":
-                await self._watch(writer, int(query["resourceVersion"]), query)
-            else:
-                await self._list(writer, query)
+            while True:
+                await self._answer_one((await reader.readuntil(b"\r\n\r\n")).decode(), writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self._connections.discard(writer)
             writer.close()
 
+    async def _answer_one(self, head, writer):
+        url = urlsplit(head.split()[1])
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        self.requests.append((url.path, query))
+        await asyncio.sleep(self.delay)
+        if self.token is not None and f"authorization: bearer {self.token}" not in head.lower():
+            await self._answer(writer, 401, {"kind": "Status", "code": 401, "message": "Unauthorized"})
+        elif self.fail_with:
+            status = {"kind": "Status", "code": self.fail_with, "message": "as asked for"}
+            await self._answer(writer, self.fail_with, status)
+        elif query.get("watch", "").lower() in ("1", "true"):
+            await self._watch(writer, int(query["resourceVersion"]), query)
+        else:
+            await self._list(writer, query)
+
     async def _answer(self, writer, status, document):
         body = json.dumps(document).encode()
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
         await writer.drain()
 
     async def _list(self, writer, query):
         start = int(query.get("continue", 0))
+        if start and self.expire_pages:
+            self.expire_pages -= 1
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "the continue token is too old"}
+            await self._answer(writer, 410, status)
+            return
         chosen = [one for one in self._objects.values() if _matches(one, query)]
         page = chosen[start : start + self.page_size]
         metadata = {"resourceVersion": str(self.version)}
         if start + self.page_size < len(chosen):
             metadata["continue"] = str(start + self.page_size)
-        await self._answer(writer, 200, {"kind": "EndpointSliceList", "metadata": metadata, "items": page})
+        await self._answer(
+            writer,
+            200,
+            {"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "items": page},
+        )
 
     async def _watch(self, writer, since, query):
         if since < self._oldest:
-            error = {"kind": "Status", "code": 410, "message": "too old resource version"}
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            error = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            writer.write(_WATCH_HEAD)
             await self._chunk(writer, {"type": "ERROR", "object": error})
             writer.write(b"0\r\n\r\n")
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(_WATCH_HEAD)
         while True:
             changed = self._changed
             for version, kind, item in list(self._history):

@@ -8,8 +8,51 @@ from kubernetes_api_server import ApiServer, endpoint, slice_of
 from kvstore_node import eventually
 
 from baton.router import kubernetes_discovery
-from baton.router.kubernetes_api import ApiError, KubernetesApi
+from baton.router.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
 from baton.router.kubernetes_discovery import KubernetesDiscovery
+
+RECORDED = {
+    "addressType": "IPv4",
+    "apiVersion": "discovery.k8s.io/v1",
+    "kind": "EndpointSlice",
+    "metadata": {
+        "name": "workers-x7f2k",
+        "generateName": "workers-",
+        "namespace": "ml",
+        "uid": "6f1c2c1e-3a0b-4b57-9b6e-0d8a4f1f6a11",
+        "generation": 12,
+        "creationTimestamp": "2026-11-20T09:14:03Z",
+        "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-20T09:15:41Z"},
+        "labels": {
+            "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            "kubernetes.io/service-name": "workers",
+            "service.kubernetes.io/headless": "",
+        },
+        "ownerReferences": [
+            {"apiVersion": "v1", "blockOwnerDeletion": True, "controller": True, "kind": "Service", "name": "workers",
+             "uid": "0a3b7c55-8d7e-4f0e-a1f4-55b9d2f4b1aa"}
+        ],
+    },
+    "endpoints": [
+        {
+            "addresses": ["10.244.1.7"],
+            "conditions": {"ready": True, "serving": True, "terminating": False},
+            "hostname": "workers-0",
+            "nodeName": "node-a",
+            "targetRef": {"kind": "Pod", "name": "workers-0", "namespace": "ml",
+                          "uid": "b2b8a7de-1f7e-4a53-8a34-9df1f1f36b0e"},
+            "zone": "eu-1a",
+            "hints": {"forZones": [{"name": "eu-1a"}]},
+        },
+        {"addresses": ["10.244.2.9"], "conditions": {"ready": False, "serving": True, "terminating": True}},
+        {"addresses": ["10.244.2.10"], "conditions": {"ready": False, "serving": False, "terminating": True}},
+    ],
+    "ports": [
+        {"appProtocol": "kubernetes.io/h2c", "name": "grpc", "port": 8300, "protocol": "TCP"},
+        {"name": "metrics", "port": 9000, "protocol": "TCP"},
+    ],
+    "fieldOfALaterRelease": {"of": ["any", "shape"]},
+}  # fmt: skip
 
 
 class Follower:
@@ -160,19 +203,68 @@ async def test_a_token_is_read_again_for_each_connection(api, follow, caplog):
     await follower.until("10.0.0.1:8300")
 
 
-async def test_an_answer_that_is_none_is_an_error_that_says_so():
-    async def garbage(_, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"hello",
+        b"<html>a proxy's page</html>",
+        b"[]",
+        b'{"items": [{"metadata": {}}]}',
+        b'{"items": [{"addressType": "IPv4", "endpoints": 7}]}',
+    ],
+)
+async def test_an_answer_that_is_none_is_an_error_that_says_so(body):
+    async def garbage(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
         writer.close()
 
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    api = KubernetesApi(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "", "")
     try:
-        with pytest.raises(ApiError, match="not JSON"):
-            await KubernetesApi(f"http://127.0.0.1:{port}", "", "").get("/x", {}, 5)
+        with pytest.raises(UnexpectedAnswer, match="not the answer of an API server"):
+            await api.list_slices("ml", "workers", 5)
+        with pytest.raises(ApiError):
+            async for _ in api.watch_slices("ml", "workers", "7", 5):
+                pass
     finally:
         server.close()
         await server.wait_closed()
+
+
+async def test_a_slice_as_a_cluster_has_it(api, follow):
+    """Every field that Kubernetes 1.37 fills in, and some that a later one may."""
+    api.put(RECORDED)
+    await follow().until("10.244.1.7:8300", "10.244.2.9:8300")
+
+
+async def test_a_slice_of_a_thousand_endpoints_is_one_line(api, follow):
+    follower = follow()
+    await follower.until()
+    many = [f"10.1.{number // 250}.{number % 250}" for number in range(1000)]
+    zone = "z" * 4000  # with what else may stand there, more than a buffer of any usual size
+    api.put(slice_of("many", *({**endpoint(one), "zone": zone} for one in many)))
+    await follower.until(*(f"{one}:8300" for one in many))
+
+
+async def test_a_slow_server_is_given_up_and_asked_again(api, follow, caplog, monkeypatch):
+    monkeypatch.setattr(kubernetes_discovery, "_LIST_SECONDS", 0.2)
+    api.delay = 60.0
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow()
+    await eventually(lambda: "no answer in time" in caplog.text, "it is said")
+    api.delay = 0.0
+    await follower.until("10.0.0.1:8300")
+
+
+async def test_a_page_that_is_too_old_means_a_new_list(api, follow):
+    for number in range(4):
+        api.put(slice_of(f"s{number}", endpoint(f"10.0.0.{number}")))
+    api.expire_pages = 1
+    follower = follow()
+    await follower.until(*(f"10.0.0.{number}:8300" for number in range(4)))
+    assert sum("watch" not in query for _, query in api.requests) == 4, "page, refused page, and two pages"
 
 
 @pytest.mark.parametrize("event", [{"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}, []])

@@ -30,7 +30,7 @@ from baton.rpc.errors import DataLoss, InvalidRequest, Mismatch, NoCapacity, Una
 from baton.v1 import kv_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.transfer import dialling
-from baton.worker.transfer.base import Landed, Outbound, PushFailed, PushFenced
+from baton.worker.transfer.base import Landed, Outbound, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.dialling import Dialler
 from baton.worker.transfer.factory import make_paths
@@ -193,6 +193,7 @@ def test_a_refused_kind_is_replaced_once_logged_and_remembered(many, caplog):
     with caplog.at_level(logging.WARNING):
         hand_over(sender, receiver)
         receiver.wait_for(Landed)
+        sender.wait_for(Pushed)
     assert receiver.read(TARGET) == sender.read((3, 9, 4, 20, 21))
     assert "KV goes to 127.0.0.1:" in caplog.text
     assert "over tcp: ipc failed: 0 senders have slots, more are not given" in caplog.text
@@ -201,6 +202,7 @@ def test_a_refused_kind_is_replaced_once_logged_and_remembered(many, caplog):
     wait_until(lambda: receiver.transport.num_connections == 0)
     hand_over(sender, receiver, number=2)
     receiver.wait_for(Landed)
+    assert sender.wait_for(Pushed).push_id == 2
     sent, taken = sender.transport.totals_by_kind(), receiver.transport.totals_by_kind()
     assert (sent["ipc"].num_fallbacks, sent["ipc"].num_sent_pieces, sent["tcp"].num_sent_pieces) == (1, 0, 8)
     assert (taken["ipc"].num_refused, taken["tcp"].num_received_pieces) == (1, 8)

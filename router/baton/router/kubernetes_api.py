@@ -1,33 +1,59 @@
-"""HTTPS GETs to a Kubernetes API server, whole or line by line. Knows nothing of what is asked for."""
+"""EndpointSlices of a Kubernetes API server, listed and watched with Kubernetes' own client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode, urlsplit
-
-import httptools
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from baton.rpc.errors import InvalidRequest
 
-_CONNECT_SECONDS = 5.0
+if TYPE_CHECKING:
+    from kubernetes.aio.client import Configuration, V1EndpointSlice
+    from kubernetes.aio.watch import Watch
+
+_PAGE_SIZE = 500
+_SILENCE_SECONDS = 30.0  # after the server should have ended a watch
 _MAX_LINE_BYTES = 16 << 20
 DEFAULT_URL = "https://kubernetes.default.svc"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class ApiError(Exception):
-    """The server answered with another status than 200, or cannot be spoken to (status 0)."""
+    """The server refused (its HTTP status), or cannot be spoken to (status 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status} {message}" if status else message)
         self.status = status
+
+
+class UnexpectedAnswer(ApiError):
+    """The server said what is no answer to what was asked: to ask for the same again would bring the same."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(0, f"not the answer of an API server: {what[:500]}")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceList:
+    """Every EndpointSlice of a Service as of one version, from which it can be watched."""
+
+    slices: tuple[V1EndpointSlice, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEvent:
+    """What a watch tells. BOOKMARK: no more than that everything up to this version was told."""
+
+    kind: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    version: str
+    slice: V1EndpointSlice | None = None  # None: a bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,91 +70,96 @@ class KubernetesApi:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{field}={self.url!r} is not http://host or https://host", field=field)
 
-    async def get(self, path: str, query: dict[str, str], timeout_seconds: float) -> Any:
-        """The JSON document there. ApiError, TimeoutError, OSError."""
-        async with asyncio.timeout(timeout_seconds):
-            body = b"".join([chunk async for chunk in self._stream(path, query, timeout_seconds)])
-        return _json(body)
+    async def list_slices(self, namespace: str, service: str, timeout_seconds: float) -> SliceList:
+        """All pages. ApiError, TimeoutError."""
+        from kubernetes.aio.client import ApiClient, DiscoveryV1Api
 
-    async def lines(self, path: str, query: dict[str, str], silence_seconds: float) -> AsyncGenerator[Any, None]:
-        """One JSON document a line, until the server ends the stream. ApiError, TimeoutError after silence, OSError."""
-        rest = b""
-        async with contextlib.aclosing(self._stream(path, query, silence_seconds)) as chunks:
-            async for chunk in chunks:
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield _json(line)
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise ApiError(0, f"a line of more than {_MAX_LINE_BYTES} bytes")
+        slices: list[V1EndpointSlice] = []
+        token: str | None = None
+        with _errors():
+            async with asyncio.timeout(timeout_seconds), ApiClient(self._settings()) as client:
+                while True:
+                    page = await DiscoveryV1Api(client).list_namespaced_endpoint_slice(
+                        namespace, label_selector=_selector(service), limit=_PAGE_SIZE, _continue=token
+                    )
+                    slices += page.items
+                    metadata = page.metadata
+                    token = metadata.var_continue if metadata is not None else None
+                    if not token:
+                        return SliceList(tuple(slices), (metadata and metadata.resource_version) or "")
 
-    async def _stream(self, path: str, query: dict[str, str], silence_seconds: float) -> AsyncGenerator[bytes, None]:
-        parts = urlsplit(self.url)
-        secure = parts.scheme == "https"
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or (443 if secure else 80), ssl=self._ssl() if secure else None
-            )
-        try:
-            writer.write(self._request(parts.netloc, f"{parts.path.rstrip('/')}{path}?{urlencode(query)}"))
-            answer = _Answer()
-            parser = httptools.HttpResponseParser(answer)
-            while not answer.complete:
-                async with asyncio.timeout(silence_seconds):
-                    data = await reader.read(65536)
-                if not data:
-                    break
-                try:
-                    parser.feed_data(data)
-                except httptools.HttpParserError as error:
-                    raise ApiError(0, f"not an HTTP answer: {error}") from error
-                if answer.started and parser.get_status_code() == 200:
-                    yield answer.take()
-            if not answer.started or parser.get_status_code() != 200:
-                status = parser.get_status_code() if answer.started else 0
-                raise ApiError(status, answer.take()[:500].decode(errors="replace") or "the connection was closed")
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError, ssl.SSLError):
-                await writer.wait_closed()
+    async def watch_slices(
+        self, namespace: str, service: str, version: str, watch_seconds: int
+    ) -> AsyncGenerator[SliceEvent, None]:
+        """Everything after that version, until the server ends the watch after so many seconds, or before.
 
-    def _request(self, host: str, target: str) -> bytes:
-        lines = [f"GET {target} HTTP/1.1", f"Host: {host}", "Accept: application/json", "Connection: close"]
+        ApiError (410: the version is too old), TimeoutError.
+        """
+        from kubernetes.aio.client import ApiClient, DiscoveryV1Api
+
+        with _errors():
+            async with ApiClient(self._settings()) as client, _watch() as watch:
+                events = watch.stream(
+                    DiscoveryV1Api(client).list_namespaced_endpoint_slice,
+                    namespace,
+                    label_selector=_selector(service),
+                    resource_version=version,
+                    allow_watch_bookmarks=True,
+                    timeout_seconds=watch_seconds,
+                    _request_timeout=watch_seconds + _SILENCE_SECONDS,
+                )
+                async for event in events:
+                    if not isinstance(event, dict):
+                        raise UnexpectedAnswer(str(event))
+                    item = event["object"] if event["type"] != "BOOKMARK" else None
+                    yield SliceEvent(event["type"], watch.resource_version or version, item)
+
+    def _settings(self) -> Configuration:
+        from kubernetes.aio.client import Configuration
+
+        settings = Configuration(
+            host=self.url.rstrip("/"),
+            ssl_ca_cert=self.ca_file if self.ca_file and Path(self.ca_file).exists() else None,
+            # An API server is not behind the proxy that an environment may name.
+            client_session_kwargs={"trust_env": False, "read_bufsize": _MAX_LINE_BYTES},
+        )
         token = Path(self.token_file)
         if self.token_file and token.exists():
-            lines.append(f"Authorization: Bearer {token.read_text().strip()}")
-        return "\r\n".join([*lines, "", ""]).encode()
-
-    def _ssl(self) -> ssl.SSLContext:
-        has_file = bool(self.ca_file) and Path(self.ca_file).exists()
-        return ssl.create_default_context(cafile=self.ca_file if has_file else None)
+            settings.api_key["BearerToken"] = f"Bearer {token.read_text().strip()}"
+        return settings
 
 
-class _Answer:
-    """What the parser found."""
+def _watch() -> Watch:
+    from kubernetes.aio.watch import Watch
 
-    def __init__(self) -> None:
-        self.started = False
-        self.complete = False
-        self._body = bytearray()
-
-    def on_headers_complete(self) -> None:
-        self.started = True
-
-    def on_body(self, data: bytes) -> None:
-        self._body += data
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-    def take(self) -> bytes:
-        body = bytes(self._body)
-        self._body.clear()
-        return body
+    return Watch("V1EndpointSlice")  # type: ignore[no-untyped-call]
 
 
-def _json(data: bytes) -> Any:
+def _selector(service: str) -> str:
+    return f"kubernetes.io/service-name={service}"
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Whatever the client raises as one of ours. It has bare Exceptions among them."""
+    import aiohttp
+    from kubernetes.aio.client import ApiException
+
     try:
-        return json.loads(data)
-    except ValueError as error:
-        raise ApiError(0, f"not JSON: {error}") from error
+        yield
+    except (ApiError, TimeoutError):
+        raise
+    except ApiException as error:
+        raise ApiError(int(error.status or 0), _reason(error)) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiError(0, str(error) or type(error).__name__) from error
+    except Exception as error:
+        raise UnexpectedAnswer(f"{type(error).__name__}: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What a Status says, in one line."""
+    body = getattr(error, "body", None)
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return str(json.loads(body or "").get("message") or error.reason)  # type: ignore[attr-defined]
+    return str(body or getattr(error, "reason", "") or "no reason was given")[:500]

@@ -65,14 +65,12 @@ async def observe_watches(targets: Targets, seconds: float) -> tuple[WatchFacts,
     api, found = KubernetesApi(targets.kubernetes_url), []
     for source in targets.watched:
         one = WatchFacts(source, 200)
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{one.namespace}/endpointslices"
-        query = {"labelSelector": f"kubernetes.io/service-name={one.service}", "limit": "500"}
         try:
-            answer = await api.get(path, query, seconds)
+            listed = await api.list_slices(one.namespace, one.service, seconds)
         except ApiError as error:
             found.append(WatchFacts(source, error.status, str(error).partition("\n")[0][:200]))
-        except (OSError, TimeoutError) as error:
-            found.append(WatchFacts(source, 0, str(error) or f"no answer within {seconds:.0f} s"))
+        except TimeoutError:
+            found.append(WatchFacts(source, 0, f"no answer within {seconds:.0f} s"))
         else:
-            found.append(WatchFacts(source, 200, num_slices=len(answer.get("items") or ())))
+            found.append(WatchFacts(source, 200, num_slices=len(listed.slices)))
     return tuple(found)
