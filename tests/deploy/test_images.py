@@ -209,7 +209,7 @@ def test_lock_files_and_torch_are_those_of_the_project(stages):
 
 
 def _walk(stage: Stage, work: Path, arguments: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Does a stage's COPY and RUN in `work`, /src and /opt/baton as folders there; Debian packages are this machine's."""
+    """Does a stage's COPY and RUN in `work`; Debian packages are this machine's."""
     source, prefix = work / "src", work / "prefix"
     source.mkdir(exist_ok=True)
     values: dict[str, str] = {}
