@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rest_harness import RawClient, logprob, request_bytes, rest_side, say, until
 
-from baton.gateway import openai_types as types
+from baton.gateway import openai_answers as answers
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
 
 PATH = "/v1/chat/completions"
@@ -14,7 +14,7 @@ PATH = "/v1/chat/completions"
 
 def chunk_of(event):
     """The event, checked against the type that the OpenAPI document shows."""
-    return msgspec.convert(event, types.ChatCompletionChunk)
+    return msgspec.convert(event, answers.ChatCompletionChunk)
 
 
 async def test_a_whole_answer_has_openais_shape():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rest_harness import logprob, rest_side, say
 
-from baton.gateway import openai_types as types
+from baton.gateway import openai_answers as answers
 from baton.rpc.errors import Unavailable
 
 
@@ -27,7 +27,7 @@ async def test_a_whole_answer_has_openais_shape():
 async def test_a_stream_is_pieces_then_end_then_usage():
     async with rest_side(say("Hel", "lo")) as rest:
         answer = await rest.complete(stream=True, stream_options={"include_usage": True})
-    events = [msgspec.convert(event, types.Completion) for event in answer.events]
+    events = [msgspec.convert(event, answers.Completion) for event in answer.events]
     assert [(c.text, c.finish_reason) for event in events for c in event.choices] == [
         ("Hel", None),
         ("lo", None),

@@ -15,7 +15,7 @@ from baton.gateway.generation import Delta, Generation, GenerationRequest, Gener
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_types import CompletionTokensDetails, PromptTokensDetails, Usage
+from baton.gateway.openai_answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.rest import event_id
 from baton.gateway.sse import CONTENT_TYPE, DONE, Envelope, error_event, with_id

@@ -11,8 +11,8 @@ from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_answers import ChatAnswer, ChatChoice, ChatCompletion, Usage
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, prompt_logprobs
-from baton.gateway.openai_types import ChatAnswer, ChatChoice, ChatCompletion, Usage
 from baton.gateway.sse import Envelope, json_text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from baton.gateway.generation import Delta
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_answers import CalledFunction, ChatAnswer, ToolCall
 from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream, json_of
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
-from baton.gateway.openai_types import CalledFunction, ChatAnswer, ToolCall
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.sse import Envelope, json_text
 

@@ -13,8 +13,8 @@ from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from baton.gateway.openai_logprobs import CompletionLogprobColumns, LogprobForm, prompt_logprobs
-from baton.gateway.openai_types import Completion, CompletionChoice, CompletionLogprobs, Usage
 from baton.gateway.sse import Envelope, json_text
 
 

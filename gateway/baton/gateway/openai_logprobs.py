@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.gateway import openai_answers as answers
 from baton.gateway import openai_types as types
 from baton.gateway.generation import TokenLogprob, TopLogprob
 
@@ -32,17 +33,17 @@ def form_of(request: types.GenerationFields, num_top: int | None) -> LogprobForm
     return LogprobForm(len(named) if named else num_top, bool(request.return_tokens_as_token_ids))
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], form: LogprobForm) -> types.ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprob], form: LogprobForm) -> answers.ChatLogprobs:
     """One object a token."""
-    return types.ChatLogprobs(content=[_chat_entry(entry, form) for entry in entries])
+    return answers.ChatLogprobs(content=[_chat_entry(entry, form) for entry in entries])
 
 
-def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> types.TokenLogprob:
+def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> answers.TokenLogprob:
     top = [
-        types.TopLogprob(token=form.name_of(one), logprob=max(one.logprob, _FLOOR), bytes=list(one.token_bytes))
+        answers.TopLogprob(token=form.name_of(one), logprob=max(one.logprob, _FLOOR), bytes=list(one.token_bytes))
         for one in entry.top[: form.num_top]
     ]
-    return types.TokenLogprob(
+    return answers.TokenLogprob(
         token=form.name_of(entry),
         logprob=max(entry.logprob, _FLOOR),
         bytes=list(entry.token_bytes),
@@ -50,17 +51,17 @@ def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> types.TokenLogprob:
     )
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprob]) -> types.PromptLogprobs:
+def prompt_logprobs(entries: Sequence[TokenLogprob]) -> answers.PromptLogprobs:
     """Every token of a prompt, the first one without: the most likely ones, and the prompt's own."""
     return [None, *map(_prompt_entry, entries)]
 
 
-def _prompt_entry(entry: TokenLogprob) -> dict[str, types.PromptLogprob]:
+def _prompt_entry(entry: TokenLogprob) -> dict[str, answers.PromptLogprob]:
     found = {
-        str(one.token_id): types.PromptLogprob(max(one.logprob, _FLOOR), rank, one.token)
+        str(one.token_id): answers.PromptLogprob(max(one.logprob, _FLOOR), rank, one.token)
         for rank, one in enumerate(entry.top, 1)
     }
-    found[str(entry.token_id)] = types.PromptLogprob(max(entry.logprob, _FLOOR), entry.rank, entry.token)
+    found[str(entry.token_id)] = answers.PromptLogprob(max(entry.logprob, _FLOOR), entry.rank, entry.token)
     return found
 
 
@@ -71,20 +72,20 @@ class CompletionLogprobColumns:
         self._form = form
         self._offset = first_offset
 
-    def columns(self, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
+    def columns(self, entries: Sequence[TokenLogprob]) -> answers.CompletionLogprobs:
         """The columns of the next tokens."""
         offsets = []
         for entry in entries:
             offsets.append(self._offset)
             self._offset += len(entry.token)
-        return types.CompletionLogprobs(
+        return answers.CompletionLogprobs(
             text_offset=offsets,
             token_logprobs=[max(entry.logprob, _FLOOR) for entry in entries],
             tokens=[self._form.name_of(entry) for entry in entries],
             top_logprobs=[self._top(entry) for entry in entries],
         )
 
-    def prompt(self, first_token: str, first_id: int, entries: Sequence[TokenLogprob]) -> types.CompletionLogprobs:
+    def prompt(self, first_token: str, first_id: int, entries: Sequence[TokenLogprob]) -> answers.CompletionLogprobs:
         """The columns of a prompt that is part of the text; its first token has no log-probability."""
         self._offset = len(first_token)
         columns = self.columns(entries)

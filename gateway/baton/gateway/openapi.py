@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton.gateway.anthropic.types import AnthropicErrorResponse
 from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.error_body import reason_phrase
-from baton.gateway.openai_types import ErrorResponse, Readiness
+from baton.gateway.openai_answers import ErrorResponse, Readiness
 from baton.gateway.routes import Parameter, Route
 from baton.gateway.version import VERSION
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from baton.gateway import openai_answers as answers
 from baton.gateway import openai_types as types
 from baton.gateway.access.identity import Scope
 from baton.gateway.admin_routes import admin_routes
@@ -65,8 +66,8 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
             Resumable(ChatCompletions(desk, chats), desk.streams),
             "Answers a chat.",
             types.ChatCompletionRequest,
-            types.ChatCompletion,
-            types.ChatCompletionChunk,
+            answers.ChatCompletion,
+            answers.ChatCompletionChunk,
             errors=_GENERATION,
         ),
         Route(
@@ -75,12 +76,12 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
             Resumable(Completions(desk), desk.streams),
             "Continues texts.",
             types.CompletionRequest,
-            types.Completion,
-            types.Completion,
+            answers.Completion,
+            answers.Completion,
             errors=_GENERATION,
         ),
-        Route("GET", "/v1/models", models.list, "Lists the models.", response=types.ModelList),
-        Route("GET", "/v1/models/{model}", models.get, "One model.", response=types.ModelCard, errors=(404,)),
+        Route("GET", "/v1/models", models.list, "Lists the models.", response=answers.ModelList),
+        Route("GET", "/v1/models/{model}", models.get, "One model.", response=answers.ModelCard, errors=(404,)),
     ]
 
 
@@ -94,7 +95,7 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             tokens.tokenize,
             "A text or chat as token ids.",
             types.TokenizeRequest,
-            types.TokenizeResponse,
+            answers.TokenizeResponse,
             errors=(*_BODY, 503),
         ),
         Route(
@@ -103,17 +104,25 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             tokens.detokenize,
             "Token ids as text.",
             types.DetokenizeRequest,
-            types.DetokenizeResponse,
+            answers.DetokenizeResponse,
             errors=_BODY,
         ),
         Route("GET", "/health", status.health, "The process is alive.", public=True),
         Route("GET", "/ping", status.health, "As /health.", public=True),
         Route("POST", "/ping", status.health, "As /health.", public=True),
-        Route("GET", "/load", status.load, "How many generations run.", response=types.ServerLoad, scope=Scope.METRICS),
         Route(
-            "GET", "/ready", status.ready, "A model can be asked.", response=types.Readiness, errors=(503,), public=True
+            "GET", "/load", status.load, "How many generations run.", response=answers.ServerLoad, scope=Scope.METRICS
         ),
-        Route("GET", "/version", status.version, "Baton's version.", response=types.Version, scope=None),
+        Route(
+            "GET",
+            "/ready",
+            status.ready,
+            "A model can be asked.",
+            response=answers.Readiness,
+            errors=(503,),
+            public=True,
+        ),
+        Route("GET", "/version", status.version, "Baton's version.", response=answers.Version, scope=None),
         Route(
             "GET", "/metrics", status.metrics, "Metrics for Prometheus.", content_type="text/plain", scope=Scope.METRICS
         ),

@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from baton.gateway.error_body import HttpError
-from baton.gateway.openai_types import Usage
+from baton.gateway.openai_answers import Usage
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"

@@ -13,17 +13,16 @@ from baton.gateway.admitted import allowed_model, allowed_models
 from baton.gateway.docs_page import DOCS_PAGE
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.openai_types import (
-    DetokenizeRequest,
+from baton.gateway.openai_answers import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
     Readiness,
     ServerLoad,
-    TokenizeRequest,
     TokenizeResponse,
     Version,
 )
+from baton.gateway.openai_types import DetokenizeRequest, TokenizeRequest
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.tool_request import tool_of

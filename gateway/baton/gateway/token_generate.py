@@ -14,19 +14,17 @@ from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
+from baton.gateway.openai_answers import ChatLogprobs, PromptLogprobs, Usage
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, form_of, prompt_logprobs
 from baton.gateway.openai_types import (
     REFUSED,
-    ChatLogprobs,
     Count,
     CountOrZero,
     GenerationFields,
     Name,
     PrintableId,
-    PromptLogprobs,
     StreamOptions,
     TokenId,
-    Usage,
 )
 from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder

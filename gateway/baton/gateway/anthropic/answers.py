@@ -19,7 +19,7 @@ from baton.gateway.generation import Delta
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_types import Usage as TokenUsage
+from baton.gateway.openai_answers import Usage as TokenUsage
 from baton.gateway.sse import CONTENT_TYPE
 from baton.gateway.turn import events_of, rename_field
 from baton.rpc.errors import ServiceError

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from baton.gateway.generation import Delta
+from baton.gateway.openai_answers import Usage
 from baton.gateway.openai_chat_answer import ChatDocument
-from baton.gateway.openai_types import ChatMessage, Usage
+from baton.gateway.openai_types import ChatMessage
 from baton.gateway.response_store import ResponseStore
 from baton.gateway.stored_chats.types import StoredChat, StoredMessage
 from baton.rpc.errors import NotFound, ServiceError

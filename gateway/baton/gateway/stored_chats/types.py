@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from baton.gateway.openai_types import ChatCompletion
+from baton.gateway.openai_answers import ChatCompletion
 
 
 class StoredChatCompletion(ChatCompletion, kw_only=True):
