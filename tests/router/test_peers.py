@@ -129,6 +129,20 @@ def test_a_silent_router_s_placements_end_after_a_second():
     assert requests(other) == 1
 
 
+def test_a_router_that_was_gone_before_this_one_began_is_silent_too():
+    one, other, again = Half(1), Half(2), Half(3)
+    one.place(7)  # the answer is lost with the router: nobody will report on it
+    one.tell(other)
+    other.place(8)
+    other.tell_all(again)
+    assert requests(again) == 2
+    again.clock.now += 0.6
+    other.tell(again)
+    again.clock.now += 0.6
+    again.peers.forget_silent()
+    assert requests(again) == 1, "the one that is heard keeps what it placed"
+
+
 def test_a_snapshot_of_many_comes_in_parts():
     one, other = Half(1), Half(2)
     for number in range(1200):

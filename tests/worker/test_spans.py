@@ -12,7 +12,9 @@ import grpc
 import ports
 import pytest
 from engine_harness import make_request
+from kvstore_node import eventually
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
 from worker_harness import running_worker, submit
 
 from baton.v1 import types_pb2
@@ -98,9 +100,26 @@ async def test_a_prompt_computed_where_it_is_decoded_has_its_prefill_there(colle
     (port,) = ports.free_ports(1)
     async with running_worker(port, otlp_endpoint=collector.address) as worker:
         await worker.stream().generate(submit(1, [5, 6, 7] * 30, 4, traceparent=TRACED))
+        await eventually(lambda: collector.named("baton.worker.decode"), "what the worker sends every few seconds")
     assert len(collector.named("baton.worker.decode")) == 1
     (prefill,) = collector.named("baton.worker.prefill")
     assert attributes_of(prefill)["baton.remote"] is False
+
+
+async def test_a_request_that_fails_has_a_span_that_says_why(collector: Collector, free_port: int) -> None:
+    constraint = types_pb2.Constraint(regex="secret")  # of a model whose folder has no tokenizer
+    async with running_worker(free_port, otlp_endpoint=collector.address) as worker:
+        asked = submit(1, [5, 6, 7] * 30, 4, traceparent=TRACED, constraint=constraint)
+        slots = await worker.stream().generate(asked, submit(2, [5, 6, 7], 4, constraint=constraint))
+        assert slots[0].failure is not None
+        await eventually(lambda: collector.spans, "what the worker sends every few seconds")
+    ((_, span),) = collector.spans
+    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("baton.worker.failed", TRACE_ID, SPAN_ID)
+    assert span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    assert span.status.message == "INVALID_ARGUMENT in model", "and nothing of what was asked for"
+    attributes = attributes_of(span)
+    assert (attributes["baton.request_id"], attributes["baton.prompt_tokens"]) == ("r1", 90)
+    assert attributes["baton.output_tokens"] == 0
 
 
 async def test_a_collector_that_is_not_there_costs_no_request(free_port: int) -> None:
@@ -136,7 +155,7 @@ def test_a_span_lies_in_wall_time_where_it_lay_in_monotonic_time() -> None:
     (traceparent, spans), *others = map(json.loads, sent)
     assert not others
     assert traceparent == TRACED
-    assert [(name.removeprefix("baton.worker."), start, end) for name, start, end, _ in spans] == [
+    assert [(name.removeprefix("baton.worker."), start, end) for name, start, end, *_ in spans] == [
         ("queue", 4_990_000_000_000, 4_991_000_000_000),
         ("prefill", 4_991_000_000_000, 4_993_000_000_000),
         ("decode", 4_993_000_000_000, 5_000_000_000_000),

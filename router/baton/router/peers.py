@@ -135,6 +135,8 @@ class Peers:
         self._heard[response.router_id] = now
         for message in response.placements:
             if message.router_id != self._router_id:
+                # It may be gone, and never be heard by this router itself.
+                self._heard.setdefault(message.router_id, now)
                 placed, at = placed_of(message), now - message.age_ms / 1000
                 self._in_flight.begin(placed, at)
                 self._on_placed(placed, at)

@@ -190,8 +190,9 @@ class EngineLoop:
             facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
             _log.info("prefill finished", extra=facts)
         self._sessions.emit(outputs)
-        if self._spans is not None and outputs.finishes:
+        if self._spans is not None and (outputs.finishes or outputs.failures):
             self._spans.finished(outputs.finishes)
+            self._spans.failed(outputs.failures)
         self._events.collect()
         self._control.check()
         if self._profiler.active:

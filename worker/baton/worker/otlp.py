@@ -14,5 +14,5 @@ def export_spans(tracer: Tracer, payload: bytes) -> None:
     parent = sampled_context(traceparent)
     if parent is None:
         return
-    for name, start_ns, end_ns, attributes in spans:
-        tracer.record(name, parent.child(), parent.span_id, start_ns, end_ns, attributes)
+    for name, start_ns, end_ns, attributes, error in spans:
+        tracer.record(name, parent.child(), parent.span_id, start_ns, end_ns, attributes, error=error)

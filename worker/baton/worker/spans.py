@@ -4,6 +4,7 @@
     baton.worker.prefill     a prompt's computation, here for another worker or for this one's own request
     baton.worker.transfer    from the lease to the last block, at the decode worker
     baton.worker.decode      from the first token to the last
+    baton.worker.failed      instead of the others: from the submission to what went wrong
 
 Only requests with a sampled W3C trace context have spans; each is a child of the caller's. Together they leave no gap.
 """
@@ -20,7 +21,7 @@ from baton.rpc.trace_context import sampled_context
 from baton.rpc.tracing import Value
 from baton.worker.handover.records import PushRecord, TransferRecord, log_record
 from baton.worker.link import Kind
-from baton.worker.outputs import Finish
+from baton.worker.outputs import Failure, Finish
 
 _SERIAL = re.compile(r"#[ep]\d+$")
 
@@ -32,6 +33,7 @@ class _Span(NamedTuple):
     began: float  # monotonic seconds
     ended: float
     attributes: Mapping[str, Value]
+    error: str = ""
 
 
 def is_sampled(traceparent: str) -> bool:
@@ -63,6 +65,13 @@ class SpanSender:
             if not request.prefill_only and is_sampled(request.traceparent):
                 self._tell(request.traceparent, request.request_id, _generated(finish, self._clock()))
 
+    def failed(self, failures: Iterable[Failure]) -> None:
+        """Generations could not go on, as of a moment ago."""
+        for failure in failures:
+            request = failure.request
+            if is_sampled(request.traceparent):
+                self._tell(request.traceparent, request.request_id, [_failed(failure, self._clock())])
+
     def _tell(self, traceparent: str, request_id: str, spans: Iterable[_Span]) -> None:
         wall, now = self._wall(), self._clock()
         of_request = {"baton.request_id": _SERIAL.sub("", request_id)}
@@ -72,6 +81,7 @@ class SpanSender:
                 wall - round((now - span.began) * 1e9),
                 wall - round((now - span.ended) * 1e9),
                 {**of_request, **span.attributes},
+                span.error,
             )
             for span in spans
         ]
@@ -125,3 +135,13 @@ def _generated(finish: Finish, now: float) -> list[_Span]:
         "baton.finish_reason": finish.reason.value,
     }
     return [*spans, _Span("baton.worker.decode", first_token, now, attributes)]
+
+
+def _failed(failure: Failure, now: float) -> _Span:
+    request = failure.request
+    attributes: dict[str, Value] = {
+        "baton.prompt_tokens": request.num_prompt_tokens,
+        "baton.output_tokens": len(request.token_ids) - request.num_prompt_tokens,
+        "baton.remote": request.prefill_only,
+    }
+    return _Span("baton.worker.failed", request.arrival, now, attributes, failure.error.log_text)
