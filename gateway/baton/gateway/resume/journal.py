@@ -37,10 +37,14 @@ class Journal:
     field_name: str = ""  # of the position in the client's request
     unwritten: list[bytes] = field(default_factory=list)
     ended: bool = False
+    _everything: bytearray = field(default_factory=bytearray)  # written down or not
     _counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._counts = [0] * self.head.num_choices
+        for index, token_ids in enumerate(self.known):
+            if token_ids:
+                self._everything += entry_of(index, token_ids)
 
     def check_length(self, max_tokens: int) -> None:
         """Raises InvalidRequest for a position beyond the longest output."""
@@ -64,8 +68,14 @@ class Journal:
         before, self._counts[index] = self._counts[index], self._counts[index] + len(token_ids)
         fresh = token_ids[max(0, len(self.known[index]) - before) :]
         if fresh:
-            self.unwritten.append(entry_of(index, fresh))
+            entry = entry_of(index, fresh)
+            self.unwritten.append(entry)
+            self._everything += entry
             self.on_news(self)
+
+    def begin_anew(self) -> None:
+        """What was written down is lost, or may be there twice: all of it is to be written again."""
+        self.unwritten = [bytes(self._everything)] if self._everything else []
 
     def end(self) -> None:
         """Nothing follows."""

@@ -1,4 +1,7 @@
-"""Streams in Redis, for a minute after their last token: written in batches, several times a second, all in one go."""
+"""Streams in Redis, for a minute after their last token: written in batches, several times a second, all in one go.
+
+What Redis lost, or took without saying so, is written anew as a whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import redis.asyncio as redis
@@ -27,7 +30,14 @@ _KEEP_SECONDS = 60
 _WRITE_SECONDS = 0.1
 _RENEW_SECONDS = 20.0
 _TIMEOUT_SECONDS = 2.0
-_MAX_UNWRITTEN = 4096  # entries of one stream, while Redis is away; then the stream can no longer be resumed there
+_RETRY_SECONDS = 0.5
+
+
+class _Taken(NamedTuple):
+    journal: Journal
+    num_entries: int
+    is_new: bool
+    commands: slice  # of the pipeline
 
 
 class StreamStore:
@@ -37,7 +47,7 @@ class StreamStore:
         self._write_seconds = write_seconds
         self._open: dict[Journal, float] = {}  # when it was last written
         self._news: dict[Journal, None] = {}
-        self._new: dict[Journal, None] = {}
+        self._new: dict[Journal, None] = {}  # to be written as a whole
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         try:
@@ -98,9 +108,6 @@ class StreamStore:
         return journal
 
     def _on_news(self, journal: Journal) -> None:
-        if len(journal.unwritten) > _MAX_UNWRITTEN:
-            journal.unwritten.clear()
-            self._open.pop(journal, None)
         if journal in self._open:
             self._news[journal] = None
             self._wake.set()
@@ -115,40 +122,72 @@ class StreamStore:
                 await self._write()
             except (RedisError, OSError, TimeoutError) as error:
                 _log.warning("streams cannot be written down: %s", error)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(_RETRY_SECONDS)
                 self._wake.set()
             await asyncio.sleep(self._write_seconds)
 
     async def _write(self) -> None:
-        """One round trip for all that is new. What fails is tried again."""
+        """One round trip for all that is new. What fails is tried again; raises the first failure."""
         now = time.monotonic()
         due = {journal: None for journal, at in self._open.items() if now - at > _RENEW_SECONDS}
-        journals = list(self._news | due)
-        if not journals:
-            return
         pipeline: Any = self._redis.pipeline(transaction=False)
-        taken: list[tuple[Journal, int]] = []
-        for journal in journals:
-            name = _name_of(journal.head.tenant, journal.head.request_id)
-            taken.append((journal, len(journal.unwritten)))
-            if journal in self._new:
-                pipeline.delete(f"{name}:log")
-                pipeline.set(name, msgspec.msgpack.encode(asdict(journal.head)), ex=_KEEP_SECONDS)
-            else:
-                pipeline.expire(name, _KEEP_SECONDS)
-            if journal.unwritten:
-                pipeline.rpush(f"{name}:log", b"".join(journal.unwritten))
-            pipeline.expire(f"{name}:log", _KEEP_SECONDS)
-        await pipeline.execute()
-        for journal, count in taken:
-            del journal.unwritten[:count]
+        taken: list[_Taken] = []
+        for journal in self._news | due:
+            first = len(pipeline)
+            self._add(pipeline, journal)
+            taken.append(_Taken(journal, len(journal.unwritten), journal in self._new, slice(first, len(pipeline))))
+        if not taken:
+            return
+        try:
+            answers = await pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError, TimeoutError):
+            for one in taken:  # Redis may have taken some of it before the connection broke
+                if one.num_entries:
+                    self._begin_anew(one.journal)
+            raise
+        failures = [self._settle(one, answers[one.commands], now) for one in taken]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def _add(self, pipeline: Any, journal: Journal) -> None:
+        """What writes one journal's news down. The first answer is false where Redis has lost the journal."""
+        name = _name_of(journal.head.tenant, journal.head.request_id)
+        if journal in self._new:
+            pipeline.set(name, msgspec.msgpack.encode(asdict(journal.head)), ex=_KEEP_SECONDS)
+            pipeline.delete(f"{name}:log")
+        else:
+            pipeline.expire(name, _KEEP_SECONDS)
+        if journal.unwritten:
+            pipeline.rpush(f"{name}:log", b"".join(journal.unwritten))
+        pipeline.expire(f"{name}:log", _KEEP_SECONDS)
+
+    def _settle(self, taken: _Taken, answers: Sequence[Any], now: float) -> Exception | None:
+        """What came of one journal's news."""
+        journal = taken.journal
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        # One that is only renewed waits for its next token: its stream may run at another gateway by now.
+        lost = not answers[0] and taken.num_entries > 0
+        if lost:
+            self._begin_anew(journal)
+        if lost or failure is not None:
+            return failure
+        del journal.unwritten[: taken.num_entries]
+        if taken.is_new:
             self._new.pop(journal, None)
-            if journal in self._open:
-                self._open[journal] = now
-            if not journal.unwritten:
-                self._news.pop(journal, None)
-                if journal.ended:
-                    self._open.pop(journal, None)
+        if journal in self._open:
+            self._open[journal] = now
+        if not journal.unwritten:
+            self._news.pop(journal, None)
+            if journal.ended:
+                self._open.pop(journal, None)
+        return None
+
+    def _begin_anew(self, journal: Journal) -> None:
+        journal.begin_anew()
+        self._new[journal] = None
+        self._news[journal] = None
+        self._wake.set()
 
 
 def _name_of(tenant: str, request_id: str) -> str:
