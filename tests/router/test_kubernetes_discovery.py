@@ -226,7 +226,7 @@ async def test_an_answer_that_is_none_is_an_error_that_says_so(body):
         with pytest.raises(UnexpectedAnswer, match="not the answer of an API server"):
             await api.list_slices("ml", "workers", 5)
         with pytest.raises(ApiError):
-            async for _ in api.watch_slices("ml", "workers", "7", 5):
+            async for _ in api.watch_slices("ml", "workers", "7", 5, 5):
                 pass
     finally:
         server.close()
@@ -256,6 +256,20 @@ async def test_a_slow_server_is_given_up_and_asked_again(api, follow, caplog, mo
     await eventually(lambda: "no answer in time" in caplog.text, "it is said")
     api.delay = 0.0
     await follower.until("10.0.0.1:8300")
+
+
+async def test_a_watch_that_never_begins_is_given_up_and_tried_again(api, follow, caplog, monkeypatch):
+    monkeypatch.setattr(kubernetes_discovery, "_CONNECT_SECONDS", 0.2)
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow()
+    await follower.until("10.0.0.1:8300")
+    api.delay = 60.0
+    api.cut()
+    await eventually(lambda: "no answer in time" in caplog.text, "it is said")
+    api.put(slice_of("b", endpoint("10.0.0.2")))
+    api.delay = 0.0
+    await follower.until("10.0.0.1:8300", "10.0.0.2:8300")
+    assert sum("watch" not in query for _, query in api.requests) == 1, "one list"
 
 
 async def test_a_page_that_is_too_old_means_a_new_list(api, follow):

@@ -89,7 +89,7 @@ class KubernetesApi:
                         return SliceList(tuple(slices), (metadata and metadata.resource_version) or "")
 
     async def watch_slices(
-        self, namespace: str, service: str, version: str, watch_seconds: int
+        self, namespace: str, service: str, version: str, watch_seconds: int, connect_seconds: float
     ) -> AsyncGenerator[SliceEvent, None]:
         """Everything after that version, until the server ends the watch after so many seconds, or before.
 
@@ -108,6 +108,9 @@ class KubernetesApi:
                     timeout_seconds=watch_seconds,
                     _request_timeout=watch_seconds + _SILENCE_SECONDS,
                 )
+                # Connecting has no limit of its own: a server that vanished would be waited for to the end.
+                async with asyncio.timeout(connect_seconds):
+                    watch.resp = await watch.func()
                 async for event in events:
                     if not isinstance(event, dict):
                         raise UnexpectedAnswer(str(event))

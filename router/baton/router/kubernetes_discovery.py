@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LIST_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0  # until a watch has its first byte
 _WATCH_SECONDS = 300  # the server ends the watch then, and it is resumed where it ended
 _MIN_BACKOFF_SECONDS = 0.2
 _MAX_BACKOFF_SECONDS = 5.0
@@ -81,7 +82,7 @@ class KubernetesDiscovery:
             self._slices = dict(map(self._told, found.slices))
             self._version = found.version
             yield
-        watch = self._api.watch_slices(self._namespace, self._service, self._version, _WATCH_SECONDS)
+        watch = self._api.watch_slices(self._namespace, self._service, self._version, _WATCH_SECONDS, _CONNECT_SECONDS)
         async with contextlib.aclosing(watch) as events:
             async for event in events:
                 self._backoff = _MIN_BACKOFF_SECONDS
