@@ -303,6 +303,15 @@ def metric(text: str, name: str, **labels: str) -> float:
     return total
 
 
+def scheduled_seconds(process: psutil.Process) -> float:
+    """CPU of all threads that live; by the scheduler's clock, where psutil knows hundredths only."""
+    total = 0
+    for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # it ended
+            total += int(task.read_text().split()[0])
+    return total / 1e9
+
+
 def processes_of_session(pid: int) -> list[psutil.Process]:
     """Live processes of the sessions that `pid` and its descendants lead."""
     found = []

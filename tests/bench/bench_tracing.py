@@ -18,18 +18,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from bench.report import facts_line, machine_facts, render_table, write_json
 from otlp_collector import Collector, collecting
-from stack import MODEL_NAME, Service, Stack, processes_of_session, start_stack
+from stack import MODEL_NAME, Service, Stack, processes_of_session, scheduled_seconds, start_stack
 
 Costs = dict[str, float]  # by service
 
@@ -93,16 +91,7 @@ def _cpu_seconds(stack: Stack) -> Costs:
 
 def _cpu_of(service: Service) -> float:
     assert service.process is not None
-    return sum(map(_scheduled_seconds, processes_of_session(service.process.pid)))
-
-
-def _scheduled_seconds(process: psutil.Process) -> float:
-    """By the scheduler's clock, in nanoseconds; threads that have ended count in none."""
-    total = 0
-    for thread in Path(f"/proc/{process.pid}/task").iterdir():
-        with suppress(OSError):
-            total += int((thread / "schedstat").read_text().split()[0])
-    return total / 1e9
+    return sum(map(scheduled_seconds, processes_of_session(service.process.pid)))
 
 
 def _report(options: argparse.Namespace, costs: dict[bool, list[Costs]], collector: Collector) -> int:

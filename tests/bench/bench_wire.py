@@ -26,6 +26,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from stack import scheduled_seconds
 from tls_rig import dial_as, make_certs
 from worker_harness import submit
 
@@ -132,10 +133,10 @@ async def _measure(address: str, dial: Dial, front: psutil.Process, num_requests
         call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream(wait_for_ready=True)
         counts = _drain(call, num_requests)
         await _take(counts, 1.0)
-        before, began = [_cpu(one) for one in (front, engine, client)], time.perf_counter()
+        before, began = [scheduled_seconds(one) for one in (front, engine, client)], time.perf_counter()
         tokens, frames, steps = await _take(counts, seconds)
         elapsed = time.perf_counter() - began
-        used = [_cpu(one) - cpu for one, cpu in zip((front, engine, client), before, strict=True)]
+        used = [scheduled_seconds(one) - cpu for one, cpu in zip((front, engine, client), before, strict=True)]
         call.cancel()
         return Round(elapsed, tokens, frames, steps, *used)
 
@@ -174,12 +175,6 @@ async def _take(counts: AsyncIterator[tuple[int, int]], seconds: float) -> tuple
         if time.perf_counter() > deadline:
             break
     return num_tokens, num_frames, last - first + 1
-
-
-def _cpu(process: psutil.Process) -> float:
-    """Seconds, of all threads that live; by the scheduler, where psutil knows hundredths only."""
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _print(name: str, rounds: list[Round], num_requests: int) -> None:
