@@ -101,3 +101,7 @@ def step_inputs(
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
+
+
+# What these write is used as an index: in a run whose kernels are not launched, they are.
+INDEX_KERNELS = (_step_inputs_kernel,)

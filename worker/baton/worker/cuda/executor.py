@@ -23,6 +23,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.cuda.batch import DeviceBatch
+from baton.worker.cuda.compile_ahead import collect_and_compile
 from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.cuda.graphs import DecodeGraphs, Progress, graph_sizes
@@ -36,7 +37,7 @@ from baton.worker.cuda.sampler import DeviceSampler
 from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.stepper import Computed, Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
-from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
+from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps, without_logprobs
 from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.model.config import ModelConfig
@@ -325,16 +326,23 @@ class CudaExecutor:
         """Runs the largest step, for its memory, and every form of small one."""
         config = self._config
         rows = config.max_num_requests
+        largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
+        scoring = scoring_step(config.max_num_batched_tokens, self.model.max_model_len)
+        small = small_steps(rows, self.model.vocab_size)
+        # Nothing is drawn in steps that are not launched: what would be read of a drawn token is left out.
+        collect_and_compile(partial(self._run_all, [*map(without_logprobs, small), scoring, largest]), self._wait)
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            self._decoder.warm_up()
-            largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
-            scoring = scoring_step(config.max_num_batched_tokens, self.model.max_model_len)
-            for plan in (largest, scoring, *small_steps(rows, self.model.vocab_size)):
-                self._launch(plan)
-                self.collect()
+            self._run_all([largest, scoring, *small])
         except Exception as error:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
+
+    def _run_all(self, plans: Sequence[StepPlan]) -> None:
+        """Decode attention in all its forms, and these steps, one after the other."""
+        self._decoder.warm_up()
+        for plan in plans:
+            self._launch(plan)
+            self.collect()
 
     def _allocate(self) -> Tensor:
         return allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)

@@ -65,6 +65,14 @@ def scoring_step(num_tokens: int, max_model_len: int) -> StepPlan:
     return plan
 
 
+def without_logprobs(plan: StepPlan) -> StepPlan:
+    """The same step, of rows that do not ask for log-probabilities of what they draw."""
+    plain = [
+        replace(init, sampling=replace(init.sampling, logprobs=None, logprob_token_ids=())) for init in plan.admitted
+    ]
+    return replace(plan, admitted=plain)
+
+
 def _masked(plan: StepPlan, vocab_size: int) -> StepPlan:
     """The plan, its first row under a mask that allows everything."""
     plan.masks = TokenMasks(np.zeros(1, np.int32), np.full((1, -(-vocab_size // 32)), -1, np.int32))

@@ -1,0 +1,164 @@
+"""Kernels that are collected without being launched and compiled by processes, for a card that is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton import knobs  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from baton.kernels.decode_attention_hopper import _decode_kernel, split_decode  # noqa: E402
+from baton.kernels.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.step_inputs import step_inputs  # noqa: E402
+from baton.worker.cuda import compile_ahead  # noqa: E402
+from baton.worker.cuda.compile_ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402
+from baton.worker.cuda.kernel_compiler import is_compiled, read_job  # noqa: E402
+from baton.worker.executor.base import DeviceLost  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class Card:
+    """What Triton asks a driver before it launches."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile_ahead, "_FEW", 0)
+    before = driver._active
+    driver.set_active(Card())
+    for kernel in (_rms_norm_kernel, _decode_kernel):
+        kernel.device_caches.clear()  # what the tests before have loaded
+    yield tmp_path
+    driver._active = before
+
+
+def norms() -> None:
+    for width in (64, 128):
+        x = torch.zeros(2, width, dtype=torch.bfloat16)
+        rms_norm(x, x[0], 1e-5)
+
+
+def decode_on_hopper() -> None:
+    query, cache = torch.zeros(1, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 2, 2, 16, 64, dtype=torch.bfloat16)
+    numbers = torch.zeros(1, 2, dtype=torch.int32)
+    partial, lse = torch.zeros(2 * 8 * 64), torch.zeros(2 * 8)
+    split_decode(torch.empty_like(query), query, cache, numbers, numbers[0], numbers[0], partial, lse, 1.0, 2)
+
+
+def collected(run: Callable[[], None]) -> set[str]:
+    collector = KernelCollector()
+    with collector.instead_of_launching():
+        run()
+    return collector.specializations
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each kernel that this process compiles: whether it was in the cache folder."""
+    found: list[bool] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **said: found.append(said["cache_hit"]))
+    return found
+
+
+def test_what_would_be_launched_is_compiled_and_found_by_the_launch(cache: Path, found: list[bool]) -> None:
+    wanted = collected(norms) | collected(norms) | collected(decode_on_hopper)
+    jobs = [read_job(said, HOPPER) for said in wanted]
+    assert len(jobs) == 3
+    assert not any(is_compiled(job, HOPPER) for job in jobs)
+    assert compile_missing(wanted, HOPPER, 2) == 3
+    assert all(is_compiled(job, HOPPER) for job in jobs)
+    assert compile_missing(wanted, HOPPER, 2) == 0
+    for launch in (norms, decode_on_hopper):
+        with pytest.raises(AttributeError):  # where the card would load it
+            launch()
+    assert found == [True, True]
+
+
+def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: Path, found: list[bool]) -> None:
+    assert collected(norms)
+    with pytest.raises(AttributeError):
+        norms()
+    assert found == [False]
+
+
+def test_a_kernel_that_does_not_compile_is_left_to_its_launch(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = collected(norms)
+    broken = json.loads(min(good))
+    broken["constant_vals"] = [3 if value not in (True, False) else value for value in broken["constant_vals"]]  # no power of two
+    with caplog.at_level("WARNING"):
+        assert compile_missing(good | {json.dumps(broken)}, HOPPER, 1) == 2
+    assert "left to its first launch: CompilationError" in caplog.text
+
+
+def test_words_of_another_triton_are_no_reason_not_to_start(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_ahead.kernel_compiler, "read_job", lambda said, target: json.loads(said)["changed"])
+    with caplog.at_level("WARNING"):
+        assert collect_and_compile(norms, lambda: None) == 0
+    assert "one by one, at their first launch" in caplog.text
+
+
+def test_compilers_that_die_leave_the_rest_to_the_launches(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_ahead.sys, "executable", "/bin/false")
+    with caplog.at_level("WARNING"):
+        assert compile_missing(collected(norms), HOPPER, 2) == 0
+    assert "the compiler's process ended" in caplog.text
+
+
+def test_compilers_have_a_deadline(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(compile_ahead.sys, "executable", str(sleeper))
+    monkeypatch.setattr(compile_ahead, "_DEADLINE_SECONDS", 0.2)
+    assert compile_missing(collected(norms), HOPPER, 2) == 0
+
+
+def test_few_kernels_are_not_worth_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "_FEW", 2)
+    monkeypatch.setattr(compile_ahead.sys, "executable", "/nonexistent")
+    assert compile_missing(collected(norms), HOPPER, 2) == 0
+
+
+def test_a_run_that_fails_is_not_the_end_of_a_start(cache: Path) -> None:
+    def run() -> None:
+        norms()
+        raise torch.OutOfMemoryError("a step does not fit")
+
+    assert collect_and_compile(run, lambda: None) == 2
+
+
+def test_a_lost_device_is(cache: Path) -> None:
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(DeviceLost):
+        collect_and_compile(lost, lost)
+
+
+def test_kernels_that_write_indices_are_launched(cache: Path) -> None:
+    numbers = torch.zeros(2, 2, dtype=torch.int32)
+    row = numbers[0]
+    with pytest.raises(AttributeError):  # there is no card
+        collected(lambda: step_inputs(row, row, row, row, numbers, numbers, row[:1], row[:1], row, 16, 1))

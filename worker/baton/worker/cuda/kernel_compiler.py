@@ -1,0 +1,78 @@
+"""A process that compiles kernels for a card that it need not have, into Triton's cache folder, where all find them.
+
+Reads one job a line, answers each with a line: `ok`, or what went wrong. Ends with its input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from typing import Any, NamedTuple, TextIO
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.cache import get_cache_key, get_cache_manager
+
+
+class Job(NamedTuple):
+    """One kernel in one form."""
+
+    source: ASTSource
+    options: Any  # of the target's backend
+
+
+def main(argv: list[str], jobs: TextIO = sys.stdin, answers: TextIO = sys.stdout) -> int:
+    """`kernel_compiler BACKEND ARCH WARP_SIZE`."""
+    backend, arch, warp_size = argv
+    target = GPUTarget(backend, int(arch), int(warp_size))
+    for line in jobs:
+        try:
+            source, options = read_job(line, target)
+            triton.compile(source, target=target, options=options.__dict__)
+            answer = "ok"
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(answer, file=answers, flush=True)
+    return 0
+
+
+def read_job(specialization: str, target: GPUTarget) -> Job:
+    """What Triton's cache hook calls `specialization_data`, read as its JITFunction.preload does."""
+    said = json.loads(specialization)
+    module, _, name = said["name"].rpartition(".")
+    kernel = getattr(importlib.import_module(module), name)
+    constants = dict(zip(map(tuple, said["constant_keys"]), map(_constant, said["constant_vals"]), strict=True))
+    attributes = dict(zip(map(tuple, said["attrs_keys"]), said["attrs_vals"], strict=True))
+    signature = {key: _tupled(value) for key, value in said["signature"].items()}
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in said["options"].items()}
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
+    return Job(source, make_backend(target).parse_options(options))
+
+
+def is_compiled(job: Job, target: GPUTarget) -> bool:
+    """Whether Triton's cache folder has it."""
+    key = get_cache_key(job.source, make_backend(target), job.options, get_cache_invalidating_env_vars())
+    folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return bool(folder.get_group(f"{job.source.name[:150]}.json"))
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, dict) and "constexpr" in value:
+        return tl.constexpr(value["constexpr"])
+    return tl.dtype(value) if isinstance(value, str) and tl.dtype.is_dtype(value) else value
+
+
+def _tupled(value: Any) -> Any:
+    """Lists are tuples that JSON could not tell."""
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
