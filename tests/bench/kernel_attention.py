@@ -12,7 +12,7 @@ from bench.kernel_timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.decode_attention import DecodeWorkspace, decode_attention
+from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
 from baton.kernels.prefill_attention import make_tiles, prefill_attention
 
 # FlashAttention-3 on one H200 (block 16, 32 q heads, 8 kv heads, head_dim 128, bf16), 2026-11-21.
@@ -24,6 +24,8 @@ FA3_DECODE_US: Mapping[tuple[int, int], float] = {
     (256, 1024): 284.3,
     (256, 4096): 994.7,
 }
+# One long sequence beside many short ones, as where prompts of every length share a batch.
+LONG, SHORT, NUM_SHORT = 32_768, 640, (15, 63, 255)
 FA3_PREFILL_TFLOP_S: Mapping[int, float] = {2048: 442, 8192: 558, 16384: 588}
 
 _TILE_ROWS = 128
@@ -48,26 +50,40 @@ def _decode_cases(shape: ModelShape, block_size: int) -> list[Case]:
             f"{num_seqs} x {seq_len}",
             BYTES,
             4.0 * num_seqs * seq_len * shape.num_kv_heads * shape.head_dim,
-            functools.partial(_prepare_decode, shape, block_size, num_seqs, seq_len),
+            functools.partial(_prepare_decode, shape, block_size, [seq_len] * num_seqs),
             *(("FA3", fa3_us) if _is_fa3_shape(shape) else ()),
         )
         for (num_seqs, seq_len), fa3_us in FA3_DECODE_US.items()
+    ] + [
+        Case(
+            "decode attention",
+            f"1 x {LONG} and {num_short} x {SHORT}",
+            BYTES,
+            4.0 * (LONG + num_short * SHORT) * shape.num_kv_heads * shape.head_dim,
+            functools.partial(_prepare_decode, shape, block_size, [LONG] + [SHORT] * num_short),
+        )
+        for num_short in NUM_SHORT
     ]
 
 
-def _prepare_decode(shape: ModelShape, block_size: int, num_seqs: int, seq_len: int, device: torch.device) -> Prepared:
-    per_seq = -(-seq_len // block_size)
-    copies = num_copies(4 * num_seqs * seq_len * shape.num_kv_heads * shape.head_dim)
-    caches = [_random_cache(shape, num_seqs * per_seq, block_size, device) for _ in range(copies)]
-    table = torch.randperm(num_seqs * per_seq, device=device).view(num_seqs, per_seq).int()
+def _prepare_decode(shape: ModelShape, block_size: int, seq_lens: list[int], device: torch.device) -> Prepared:
+    num_seqs, per_seq = len(seq_lens), -(-max(seq_lens) // block_size)
+    copies = num_copies(4 * sum(seq_lens) * shape.num_kv_heads * shape.head_dim)
+    needed = [-(-seq_len // block_size) for seq_len in seq_lens]
+    caches = [_random_cache(shape, sum(needed), block_size, device) for _ in range(copies)]
+    blocks = torch.randperm(sum(needed), device=device).int().split(needed)
+    table = torch.zeros(num_seqs, per_seq, dtype=torch.int32, device=device)
+    for row, own in zip(table, blocks, strict=True):
+        row[: len(own)] = own
     rows = torch.arange(num_seqs, dtype=torch.int32, device=device)
-    lengths = torch.full((num_seqs,), seq_len, dtype=torch.int32, device=device)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     query = torch.randn(num_seqs, shape.num_q_heads, shape.head_dim, device=device).bfloat16()
     scale = 1 / math.sqrt(shape.head_dim)
     workspace = DecodeWorkspace(num_seqs, shape.num_q_heads, shape.num_kv_heads, shape.head_dim, device)
+    cuts = cut_for_decode(lengths, caches[0], query.dtype)  # once a step, for all layers
 
     def launch(cache: Tensor) -> Tensor:
-        return decode_attention(query, cache, table, rows, lengths, scale, workspace)
+        return decode_attention(query, cache, table, rows, cuts, scale, workspace)
 
     def error() -> float:
         checked = slice(0, _CHECKED_SEQS)

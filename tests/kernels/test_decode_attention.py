@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_harness import (
     BOUNDS,
     FP8,
@@ -24,9 +26,12 @@ from kernel_harness import (
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.decode_attention import DecodeWorkspace, decode_attention
+from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.decode_cuts import INVARIANT_PIECES, DecodeCuts, cut_sequences, max_pieces
 
 LONG = [1, 131_072, 131_071, 70_000]
+PROGRAMS = (1, 64)
+DEVICES = [pytest.param("cpu", marks=pytest.mark.interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def make_workspace(shape: Shape, num_seqs: int, device: str, *, batch_invariant: bool = False) -> DecodeWorkspace:
@@ -40,6 +45,14 @@ def make_workspace(shape: Shape, num_seqs: int, device: str, *, batch_invariant:
     return workspace
 
 
+def attend(query: Tensor, paged: Paged, cuts: DecodeCuts, scale: float, workspace: DecodeWorkspace, **more) -> Tensor:
+    """Twice: what a launch leaves behind must not disturb the next."""
+    decode_attention(query, paged.cache, paged.block_table, paged.rows, cuts, scale, workspace, **more)
+    out = decode_attention(query, paged.cache, paged.block_table, paged.rows, cuts, scale, workspace, **more)
+    assert not workspace.arrived.any()
+    return out
+
+
 def make_query(shape: Shape, num_seqs: int, device: str) -> Tensor:
     """A part of wider rows, as the query of a qkv product is."""
     num_q_heads = shape.group * shape.num_kv_heads
@@ -51,7 +64,7 @@ def decode_error(
     shape: Shape,
     seq_lens: list[int],
     device: str,
-    splits: int | None = None,
+    programs: int | None = None,
     window: int = 0,
     cache_dtype: torch.dtype | None = None,
 ) -> float:
@@ -59,9 +72,13 @@ def decode_error(
     query = make_query(shape, len(seq_lens), device)
     kv_scale = random_kv_scale(shape.num_kv_heads, device) if cache_dtype == FP8 else None
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
-    workspace = make_workspace(shape, len(seq_lens) * (splits or 1), device)
     scale = 1 / math.sqrt(shape.head_dim)
-    decode_attention(query, *paged, scale, workspace, out=out, kv_scale=kv_scale, splits=splits, window=window)
+    quantized = cache_dtype == FP8
+    cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype, quantized=quantized, window=window)
+    if programs is not None:
+        cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, programs, window=window)
+    workspace = make_workspace(shape, len(cuts.pieces), device)
+    attend(query, paged, cuts, scale, workspace, out=out, kv_scale=kv_scale)
     return relative_error(out, oracle(query, paged, scale, window, kv_scale))
 
 
@@ -85,8 +102,8 @@ def test_few_sequences_of_any_length(shape: Shape, device: str) -> None:
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL, GRID))
 def test_lengths_at_every_edge_share_a_batch(shape: Shape, device: str) -> None:
     lengths = [1, shape.block_size, shape.block_size + 1, 130] if device == "cpu" else edge_lengths(shape.block_size)
-    for splits in (1, 4) if device == "cpu" else (1, 64):
-        assert decode_error(shape, lengths, device, splits) <= BOUNDS[shape.dtype]
+    for programs in PROGRAMS:
+        assert decode_error(shape, lengths, device, programs) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([], GRID))
@@ -96,14 +113,14 @@ def test_a_thousand_sequences(shape: Shape, device: str) -> None:
 
 @pytest.mark.parametrize(("shape", "device"), cases([], [GRID[0], GRID[3], GRID[11]]))
 def test_sequences_of_131072_tokens(shape: Shape, device: str) -> None:
-    assert decode_error(shape, LONG, device, 64) <= BOUNDS[shape.dtype]
+    assert decode_error(shape, LONG, device) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0], GRID[12]]))
 @pytest.mark.parametrize("window", [1, 20, 128])
 def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window: int) -> None:
-    for splits in (1, 4) if device == "cpu" else (1, 64):
-        assert decode_error(shape, [1, 17, 130], device, splits, window) <= BOUNDS[shape.dtype]
+    for programs in PROGRAMS:
+        assert decode_error(shape, [1, 17, 700], device, programs, window) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0]]))
@@ -115,7 +132,8 @@ def test_rows_of_padding_stay_unwritten(shape: Shape, device: str) -> None:
     padded = torch.cat((paged.block_table[:1], paged.block_table))
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     workspace = make_workspace(shape, 3, device)
-    decode_attention(query, paged.cache, padded[1:], paged.rows, paged.seq_lens, 0.1, workspace, out=out)
+    cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype)
+    decode_attention(query, paged.cache, padded[1:], paged.rows, cuts, 0.1, workspace, out=out)
     assert out[1].isnan().all()
     live = torch.tensor([0, 2], device=device)
     own = Paged(paged.cache, paged.block_table, paged.rows[live], paged.seq_lens[live])
@@ -125,8 +143,8 @@ def test_rows_of_padding_stay_unwritten(shape: Shape, device: str) -> None:
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[6], GRID[10]]))
 def test_keys_and_values_in_8_bits_count_with_their_heads_scale(shape: Shape, device: str) -> None:
     lengths = [1, shape.block_size + 1, 130] if device == "cpu" else edge_lengths(shape.block_size)
-    for splits in (1, 4) if device == "cpu" else (1, 64):
-        assert decode_error(shape, lengths, device, splits, cache_dtype=FP8) <= BOUNDS[shape.dtype]
+    for programs in PROGRAMS:
+        assert decode_error(shape, lengths, device, programs, cache_dtype=FP8) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0], GRID[11]]))
@@ -136,22 +154,81 @@ def test_a_batch_invariant_result_is_bit_identical_alone_and_among_others(shape:
     paged, query = paged_kv(lengths, shape, device), make_query(shape, num_seqs, device)
     workspace = make_workspace(shape, num_seqs, device, batch_invariant=True)
 
-    def attend(picked: Tensor) -> Tensor:
-        rows, seq_lens = paged.rows[picked], paged.seq_lens[picked]
-        arguments = (query[picked], paged.cache, paged.block_table, rows, seq_lens, 0.1, workspace)
-        return decode_attention(*arguments, batch_invariant=True)
+    def attend_to(picked: Tensor) -> Tensor:
+        own = Paged(paged.cache, paged.block_table, paged.rows[picked], paged.seq_lens[picked])
+        cuts = cut_for_decode(own.seq_lens, own.cache, query.dtype, batch_invariant=True)
+        return attend(query[picked], own, cuts, 0.1, workspace)
 
-    together = attend(torch.arange(num_seqs, device=device))
+    together = attend_to(torch.arange(num_seqs, device=device))
     assert relative_error(together, oracle(query, paged, 0.1)) <= BOUNDS[shape.dtype]
     for first in range(0, num_seqs, max(1, num_seqs // 20)):
         for others in (1, 2, 7):
             picked = torch.arange(first, min(first + others, num_seqs), device=device)
-            assert torch.equal(attend(picked), together[picked])
+            assert torch.equal(attend_to(picked), together[picked])
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], []))
 def test_a_workspace_that_is_too_small_is_refused(shape: Shape, device: str) -> None:
-    workspace = make_workspace(shape, 1, device)
-    query = make_query(shape, 1, device)
-    with pytest.raises(ValueError, match="128 splits of 1 sequences need 1024 rows"):
-        decode_attention(query, *paged_kv([5], shape, device), 0.1, workspace, splits=128)
+    paged, query = paged_kv([300, 5], shape, device), make_query(shape, 2, device)
+    cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, 64 * shape.num_kv_heads)
+    with pytest.raises(ValueError, match="66 pieces of 2 sequences need 528 rows of workspace, it has"):
+        attend(query, paged, cuts, 0.1, DecodeWorkspace(1, 8, 2, shape.head_dim, torch.device(device)))
+
+
+def pieces_of(cuts: DecodeCuts) -> list[list[tuple[int, int]]]:
+    """Each sequence's pieces, from token to token; their numbers and counts are looked at."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for seq, first, last, packed in cuts.pieces.tolist():
+        if seq >= 0:
+            own = found.setdefault(seq, [])
+            assert packed & 0xFFFF == len(own)
+            own.append((first, last))
+    for seq, _, _, packed in cuts.pieces.tolist():
+        assert seq < 0 or packed >> 16 == len(found[seq])
+    return [found.get(seq, []) for seq in range(max(found, default=-1) + 1)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_equal_sequences_are_cut_alike_and_one_among_short_ones_is_cut_finely(device: str) -> None:
+    def cut(lengths: list[int], programs: int, window: int = 0) -> list[list[tuple[int, int]]]:
+        lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+        return pieces_of(cut_sequences(lens, 8, programs, window=window))
+
+    assert cut([8192], 132) == [[(at, at + 512) for at in range(0, 8192, 512)]]
+    assert cut([640] * 16, 132) == [[(0, 640)]] * 16
+    assert cut([600, 700, 640, 500], 32) == [[(0, 600)], [(0, 700)], [(0, 640)], [(0, 500)]]
+    mixed = cut([640] * 15 + [32_768], 132)
+    assert mixed[:15] == [[(0, 640)]] * 15
+    assert len(mixed[15]) == 12
+    assert max(last - first for first, last in mixed[15]) == 2816
+    assert mixed[15][-1][1] == 32_768
+    assert cut([0, 10, 0, 300], 132) == [[], [(0, 10)], [], [(0, 256), (256, 300)]]
+    assert cut([1000, 2000], 16, 100) == [[(900, 1000)], [(1900, 2000)]]
+    assert cut([0, 0], 132) == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cuts_by_length_alone_do_not_know_what_else_there_is(device: str) -> None:
+    lengths = [1, 256, 257, 4096, 5000, 131_072]
+    alone = [pieces_of(cut_sequences(torch.tensor([n], dtype=torch.int32, device=device), 8, 0)) for n in lengths]
+    together = pieces_of(cut_sequences(torch.tensor(lengths, dtype=torch.int32, device=device), 8, 0))
+    assert [own for (own,) in alone] == together
+    assert max(map(len, together)) == INVARIANT_PIECES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_pieces_cover_every_sequence_once(device: str, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 131_072), min_size=1, max_size=12))
+    heads = data.draw(st.sampled_from([1, 2, 8, 32]))
+    programs = data.draw(st.sampled_from([0, 16, 132, 528]))
+    window = data.draw(st.sampled_from([0, 1, 128, 5000]))
+    cuts = cut_sequences(torch.tensor(lengths, dtype=torch.int32, device=device), heads, programs, window=window)
+    assert len(cuts.pieces) == max_pieces(len(lengths), heads, programs)
+    own = pieces_of(cuts)
+    assert len(own) <= len(lengths)
+    for length, pieces in zip(lengths, own + [[]] * (len(lengths) - len(own)), strict=True):
+        start = max(length - window, 0) if window else 0
+        assert [first for first, _ in pieces] == [start, *(last for _, last in pieces[:-1])][: len(pieces)]
+        assert (pieces[-1][1] if pieces else 0) == length

@@ -102,7 +102,9 @@ def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = collected(norms)
     broken = json.loads(min(good))
-    broken["constant_vals"] = [3 if value not in (True, False) else value for value in broken["constant_vals"]]  # no power of two
+    broken["constant_vals"] = [
+        3 if value not in (True, False) else value for value in broken["constant_vals"]
+    ]  # no power of two
     with caplog.at_level("WARNING"):
         assert compile_missing(good | {json.dumps(broken)}, HOPPER, 1) == 2
     assert "left to its first launch: CompilationError" in caplog.text

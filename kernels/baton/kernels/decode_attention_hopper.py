@@ -1,7 +1,6 @@
-"""Split decode attention on Hopper, for few sequences: two loading warps keep many TMA copies of the pool in flight.
+"""Decode attention on Hopper, for few sequences: two loading warps keep many TMA copies of the pool in flight.
 
-Same contract as decode_attention.py, where the sequences are too few to fill the device without splits; head_dim 64 or
-128, block_size 16, 32 or 64, 2-byte elements, no window.
+Same contract as decode_attention.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte elements, no window.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
 _TILE = gl.constexpr(64)  # tokens
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
-MIN_SHARE = 256  # tokens of the smallest split; larger ones grow by half of it
+_MERGED = gl.constexpr(8)  # pieces at once
+_WIDTH = gl.constexpr(512)  # elements of each
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
 
 
@@ -39,7 +39,7 @@ def _load(
     free,
     first,
     last,
-    seq_len,
+    newest,
     kv_head,
     num_kv_heads,
     SIDE: gl.constexpr,
@@ -47,21 +47,21 @@ def _load(
     BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """A loading warp, for keys (SIDE 0) or values (1). Only the newest token's tile waits for who wrote it."""
+    """A loading warp, for keys (SIDE 0) or values (1). Only the tile of the `newest` token waits for who wrote it."""
     panels: gl.constexpr = HEAD_DIM // _PANEL
     chunks: gl.constexpr = _TILE // BLOCK_SIZE
     tiles_a_load: gl.constexpr = _IDS // chunks
     lane_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lanes = gl.arange(0, _IDS, layout=lane_layout)
     num_tiles = (last - first + _TILE - 1) // _TILE
-    last_block = (seq_len - 1) // BLOCK_SIZE
+    last_block = (last - 1) // BLOCK_SIZE
     for group in range((num_tiles + tiles_a_load - 1) // tiles_a_load):
         blocks = first // BLOCK_SIZE + group * _IDS + lanes
         ids = gl.load(table_row + gl.minimum(blocks, last_block))
         for tile_of_group in gl.static_range(tiles_a_load):
             tile = group * tiles_a_load + tile_of_group
             if tile < num_tiles:
-                if first + (tile + 1) * _TILE >= seq_len:
+                if first + (tile + 1) * _TILE > newest:
                     _gdc_wait()
                 stage = tile % STAGES
                 mbarrier.wait(free.index(stage), (tile // STAGES & 1) ^ 1)
@@ -95,6 +95,7 @@ def _attend(
     query_ptr,
     partial_ptr,
     lse_ptr,
+    arrived_ptr,
     key_buf,
     value_buf,
     key_ready,
@@ -105,13 +106,12 @@ def _attend(
     scale_log2,
     query_stride,
     seq,
-    split,
+    piece,
+    packed,
     kv_head,
     num_kv_heads,
-    whole,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
-    SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """One warp group: the queries of one kv head. While a tile's weights multiply V, the next tile is scored."""
@@ -166,55 +166,98 @@ def _attend(
     out_rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, out_layout))
     out_dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
     mine = (out_rows < GROUP)[:, None]
-    cell = seq.to(gl.int64) * num_kv_heads + kv_head
     inner = out_rows[:, None] * HEAD_DIM + out_dims[None, :]
-    if whole:
-        gl.store(out_ptr + cell * GROUP * HEAD_DIM + inner, acc.to(dtype), mask=mine)
+    plane: gl.constexpr = GROUP * HEAD_DIM
+    own_out_ptr = out_ptr + (seq.to(gl.int64) * num_kv_heads + kv_head) * plane
+    num_pieces = packed >> 16
+    if num_pieces == 1:
+        gl.store(own_out_ptr + inner, acc.to(dtype), mask=mine)
     else:
-        place = (cell * SPLITS + split) * GROUP
-        gl.store(partial_ptr + place * HEAD_DIM + inner, acc, mask=mine)
+        place = piece.to(gl.int64) * num_kv_heads + kv_head
+        gl.store(partial_ptr + place * plane + inner, acc, mask=mine)
         lse_rows = gl.arange(0, _ROWS, layout=row_layout)
-        gl.store(lse_ptr + place + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
+        gl.store(lse_ptr + place * GROUP + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
+        gl.thread_barrier()
+        arrived_at = arrived_ptr + seq * num_kv_heads + kv_head
+        if gl.atomic_add(arrived_at, 1) == num_pieces - 1:
+            begin = (piece - (packed & 0xFFFF)).to(gl.int64) * num_kv_heads + kv_head
+            _merge(own_out_ptr, partial_ptr, lse_ptr, begin, num_kv_heads, num_pieces, GROUP, HEAD_DIM)
+            gl.store(arrived_at, 0)
+
+
+@gluon.jit
+def _merge(
+    out_ptr,  # [GROUP, HEAD_DIM]
+    partial_ptr,
+    lse_ptr,
+    begin,
+    stride,
+    num_pieces,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+):
+    """decode_attention.py's, a thread to four elements."""
+    plane: gl.constexpr = GROUP * HEAD_DIM
+    layout: gl.constexpr = gl.BlockedLayout([_MERGED, 4], [1, 32], [1, 4], [1, 0])
+    col_layout: gl.constexpr = gl.SliceLayout(0, layout)
+    for at in range(0, plane, _WIDTH):
+        cols = at + gl.arange(0, _WIDTH, layout=col_layout)
+        top = gl.full([_WIDTH], -1.0e30, gl.float32, col_layout)
+        total = gl.zeros([_WIDTH], gl.float32, col_layout)
+        acc = gl.zeros([_WIDTH], gl.float32, col_layout)
+        for some in range(0, num_pieces, _MERGED):
+            pieces = some + gl.arange(0, _MERGED, layout=gl.SliceLayout(1, layout))
+            live = (pieces < num_pieces)[:, None] & (cols < plane)[None, :]
+            rows = (begin + pieces * stride)[:, None]
+            lse_at = lse_ptr + rows * GROUP + (cols // HEAD_DIM)[None, :]
+            lse = gl.load(lse_at, mask=live, other=float("-inf"), cache_modifier=".cg")
+            part = gl.load(partial_ptr + rows * plane + cols[None, :], mask=live, other=0.0, cache_modifier=".cg")
+            new_top = gl.maximum(top, gl.max(lse, 0))
+            shrink = gl.exp2(top - new_top)
+            weight = gl.exp2(lse - new_top[None, :])
+            acc = acc * shrink + gl.sum(part * weight, 0)
+            total = total * shrink + gl.sum(weight, 0)
+            top = new_top
+        gl.store(out_ptr + cols, (acc / total).to(out_ptr.dtype.element_ty), mask=cols < plane)
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
-@gluon.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "seq_lens_ptr"])
+@gluon.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr"])
 def _decode_kernel(
     out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
     query_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM], rows of query_stride
     cache_desc,  # [num_blocks * 2 * num_kv_heads * BLOCK_SIZE, HEAD_DIM], boxes of [BLOCK_SIZE, 64]
     block_table_ptr,  # [num_rows, table_stride] int32
     rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
-    seq_lens_ptr,  # [num_seqs] int32; 0 leaves the row unwritten
-    partial_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP, HEAD_DIM] fp32
-    lse_ptr,  # [num_seqs, num_kv_heads, SPLITS, GROUP] fp32, base 2
+    pieces_ptr,  # [max_pieces, 4] int32, of DecodeCuts
+    partial_ptr,  # [max_pieces, num_kv_heads, GROUP, HEAD_DIM] fp32
+    lse_ptr,  # [max_pieces, num_kv_heads, GROUP] fp32, base 2
+    arrived_ptr,  # [num_seqs, num_kv_heads] int32, zero before and after
     scale_log2,
     query_stride,
     table_stride,
+    num_kv_heads,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
-    LEAST: gl.constexpr,
-    SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """out = softmax(scale q K^T) V, each split over its share of K and V"""
-    # grid: (num_kv_heads, SPLITS, num_seqs)
+    """out = softmax(scale q K^T) V, each piece over its part of K and V"""
+    # grid: (max_pieces * num_kv_heads)
     _gdc_launch_dependents()
-    kv_head = gl.program_id(0)
-    split = gl.program_id(1)
-    seq = gl.program_id(2)
-    num_kv_heads = gl.num_programs(0)
-    # Lengths and block tables are older than the kernel before, which need not be waited for to read them.
-    seq_len = gl.load(seq_lens_ptr + seq)
-    table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
-    share = (seq_len + SPLITS - 1) // SPLITS
-    share = gl.maximum((share + LEAST // 2 - 1) // (LEAST // 2) * (LEAST // 2), LEAST)
-    first = split * share
-    last = gl.minimum(first + share, seq_len)
-    if first >= seq_len:
+    kv_head = gl.program_id(0) % num_kv_heads
+    piece = gl.program_id(0) // num_kv_heads
+    # Pieces and block tables are older than the kernel before, which need not be waited for to read them.
+    seq = gl.load(pieces_ptr + piece * 4)
+    first = gl.load(pieces_ptr + piece * 4 + 1)
+    last = gl.load(pieces_ptr + piece * 4 + 2)
+    packed = gl.load(pieces_ptr + piece * 4 + 3)
+    if seq < 0:
         _gdc_wait()
         return
+    table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
+    is_last = (packed & 0xFFFF) + 1 == packed >> 16
+    newest = gl.where(is_last, last - 1, 0x7FFFFFFF)
 
     dtype: gl.constexpr = cache_desc.dtype
     panels: gl.constexpr = HEAD_DIM // _PANEL
@@ -234,16 +277,16 @@ def _decode_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                out_ptr, query_ptr, partial_ptr, lse_ptr, key_buf, value_buf, key_ready, key_free, value_ready,
-                value_free, last - first, scale_log2, query_stride, seq, split, kv_head, num_kv_heads,
-                share >= seq_len, GROUP, HEAD_DIM, SPLITS, STAGES,
+                out_ptr, query_ptr, partial_ptr, lse_ptr, arrived_ptr, key_buf, value_buf, key_ready, key_free,
+                value_ready, value_free, last - first, scale_log2, query_stride, seq, piece, packed, kv_head,
+                num_kv_heads, GROUP, HEAD_DIM, STAGES,
             )),
             (_load, (
-                cache_desc, table_row, key_buf, key_ready, key_free, first, last, seq_len, kv_head, num_kv_heads,
+                cache_desc, table_row, key_buf, key_ready, key_free, first, last, newest, kv_head, num_kv_heads,
                 0, HEAD_DIM, BLOCK_SIZE, STAGES,
             )),
             (_load, (
-                cache_desc, table_row, value_buf, value_ready, value_free, first, last, seq_len, kv_head,
+                cache_desc, table_row, value_buf, value_ready, value_free, first, last, newest, kv_head,
                 num_kv_heads, 1, HEAD_DIM, BLOCK_SIZE, STAGES,
             )),
         ],
@@ -252,15 +295,14 @@ def _decode_kernel(
     )  # fmt: skip
 
 
-def supports(query: Tensor, cache: Tensor) -> bool:
-    """Whether this kernel serves the card and the shape."""
+def supports(dtype: torch.dtype, cache: Tensor) -> bool:
+    """Whether this kernel serves such queries over such a pool, on a Hopper card."""
     head_dim, block_size = cache.shape[-1], cache.shape[-2]
     return (
         cache.dtype in (torch.bfloat16, torch.float16)
-        and query.dtype == cache.dtype
+        and dtype == cache.dtype
         and head_dim in (64, 128)
         and block_size in (16, 32, 64)
-        and torch.cuda.get_device_capability(cache.device)[0] == 9
     )
 
 
@@ -270,37 +312,37 @@ def split_decode(
     cache: Tensor,
     block_table: Tensor,
     rows: Tensor,
-    seq_lens: Tensor,
+    pieces: Tensor,
     partial: Tensor,
     lse: Tensor,
+    arrived: Tensor,
     scale_log2: float,
-    splits: int,
     num_stages: int = 3,
 ) -> None:
-    """Fills partial and lse (out itself for sequences of one split) for decode_attention's merge. Three stages leave
-    room for two programs a multiprocessor: the next layer's begins to load before this one's ends."""
-    num_seqs, num_q_heads, head_dim = query.shape
+    """decode_attention's launch. Three stages leave room for two programs a multiprocessor: the next layer's begins to
+    load before this one's ends."""
+    _, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     flat = cache.view(-1, head_dim)
     panel = gl.NVMMASharedLayout(128, 16, rank=2)
     descriptor = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [block_size, 64], panel)
-    _decode_kernel[(num_kv_heads, splits, num_seqs)](
+    _decode_kernel[(pieces.shape[0] * num_kv_heads,)](
         out,
         query,
         descriptor,
         block_table,
         rows,
-        seq_lens,
+        pieces,
         partial,
         lse,
+        arrived,
         scale_log2,
         query.stride(0),
         block_table.stride(0),
+        num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        LEAST=MIN_SHARE,
-        SPLITS=splits,
         STAGES=num_stages,
         num_warps=4,
         launch_pdl=True,

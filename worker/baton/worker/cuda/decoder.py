@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.decode_attention import DecodeWorkspace, decode_attention
+from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.decode_cuts import DecodeCuts
 from baton.kernels.matmul import matmul
 from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
 from baton.kernels.rms_norm import rms_norm
@@ -24,7 +25,6 @@ from baton.worker.model.weights import LayerWeights, ModelWeights
 MAX_SMALL_TOKENS = 16
 # From so many tokens on a matrix product that adds its result to the residual stream saves more traffic than it costs.
 MIN_SUMMING_TOKENS = 1024
-_MOST_PROGRAMS = 1024  # of decode attention's splits; beyond, no sequence is cut
 
 
 class StepInputs(NamedTuple):
@@ -38,6 +38,7 @@ class StepInputs(NamedTuple):
     query_start_loc: Tensor  # [num_seqs + 1]
     num_decodes: int
     tiles: PrefillTiles | None  # of the sequences behind the decodes, numbered from 0
+    cuts: dict[int, list[DecodeCuts]]  # of the decodes, as Decoder.cut returns them
 
 
 class DecoderPieces(Protocol):
@@ -106,6 +107,7 @@ class Decoder:
     def reset(self) -> None:
         """After a step that failed midway: what launches leave behind for one another is as at the start."""
         self._workspace.arrived.zero_()
+        self._decode.arrived.zero_()
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Writes the step's KV and returns the residual stream [num_tokens, hidden], before the last norm."""
@@ -159,18 +161,36 @@ class Decoder:
         return torch.mm(normed, weights.lm_head.t(), out=out)
 
     def warm_up(self) -> None:
-        """Decode attention for every number of sequences that it may be cut differently for, up to a full device."""
-        config, device = self._config, self.cache.device
-        most = min(self._max_seqs, _MOST_PROGRAMS // config.num_kv_heads + 1)
+        """Decode attention in every form that some number of sequences has."""
+        config, device, most = self._config, self.cache.device, self._max_seqs
         shape = (most, config.num_qkv_heads * config.head_dim)
         query = torch.zeros(shape, dtype=self._weights.embed.dtype, device=device)
         query = query[:, : config.num_q_heads * config.head_dim].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]
         out = torch.empty(most, config.num_q_heads, config.head_dim, dtype=query.dtype, device=device)
         nothing = torch.zeros(most, dtype=torch.int32, device=device)
-        inputs = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, 0, None)
-        for layer in {window: layer for layer, window in enumerate(config.windows)}.values():
-            for count in range(1, most + 1):
+        for count in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+            cuts = self.cut(nothing[:count])
+            inputs = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, count, None, cuts)
+            for layer in {window: layer for layer, window in enumerate(config.windows)}.values():
                 self._decode_attention(layer, query, out, inputs, 0, count)
+
+    def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
+        """Where attention of sequences that decode is cut: by a layer's window, a part for each max_seqs of them."""
+        parts = seq_lens.split(self._max_seqs) if len(seq_lens) else ()  # type: ignore[no-untyped-call]
+        return {
+            window: [
+                cut_for_decode(
+                    part,
+                    self.cache,
+                    self._weights.embed.dtype,
+                    quantized=self._kv_scales[0] is not None,
+                    window=window,
+                    batch_invariant=self._invariant,
+                )
+                for part in parts
+            ]
+            for window in set(self._config.windows)
+        }
 
     def _in_place_layer(self, inputs: StepInputs) -> Callable[[int, LayerWeights, Tensor, StepInputs], None] | None:
         """What adds a layer to the residual stream as it goes; None where matrix products are faster."""
@@ -298,13 +318,11 @@ class Decoder:
             self.cache[index],
             self._block_table,
             inputs.rows[first:last],
-            inputs.seq_lens[first:last],
+            inputs.cuts[self._config.windows[index]][first // self._max_seqs],
             self._scale,
             self._decode,
             out=out[first:last],
             kv_scale=self._kv_scales[index],
-            batch_invariant=self._invariant,
-            window=self._config.windows[index],
         )
 
     def _prefill_attention(

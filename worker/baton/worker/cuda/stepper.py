@@ -131,4 +131,5 @@ class Stepper:
             self._block_size,
             max_chunk,
         )
-        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles)
+        cuts = self._decoder.cut(seq_lens[:num_decodes])
+        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts)
