@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ class Answer:
     """One request. Monotonic seconds."""
 
     request_id: str
+    prompt: Sequence[int]
     sent_at: float
     arrivals: list[float]  # of its tokens
 
@@ -62,6 +63,7 @@ class Answer:
 class Load:
     """What a window of load saw."""
 
+    began: float
     seconds: float
     answers: list[Answer]
     neighbour_gaps: list[float] = field(default_factory=list)  # between tokens of requests that ran beside
@@ -99,16 +101,40 @@ class Deployment:
     ) -> Load:
         """`count` prompts, `concurrency` at a time, beside `neighbours` requests that only decode."""
         endpoint = await self.prefill.endpoint() if self.prefill else None
+        limit = asyncio.Semaphore(concurrency)
+
+        async def ask(began: float) -> Answer:
+            async with limit:
+                return await self._ask(stream, self._prompt(num_tokens), max_tokens, endpoint)
+
+        return await self._beside(stream, neighbours, [ask] * count)
+
+    async def again(self, stream: TimedStream, load: Load, max_tokens: int, neighbours: int = 0) -> Load:
+        """The same prompts, whose blocks every worker holds, each sent when its first token came: the same decodes at
+        the same times, without the transfers."""
+        endpoint = await self.prefill.endpoint() if self.prefill else None
+
+        def ask_at(answer: Answer) -> Callable[[float], Awaitable[Answer]]:
+            async def ask(began: float) -> Answer:
+                await asyncio.sleep(began + answer.arrivals[0] - load.began - time.monotonic())
+                return await self._ask(stream, answer.prompt, max_tokens, endpoint)
+
+            return ask
+
+        return await self._beside(stream, neighbours, [ask_at(answer) for answer in load.answers])
+
+    async def _beside(
+        self, stream: TimedStream, neighbours: int, asks: Sequence[Callable[[float], Awaitable[Answer]]]
+    ) -> Load:
+        """`asks`, told when they began, beside `neighbours`."""
         beside = [self._neighbour() for _ in range(neighbours)]
         await self._start(stream, beside)
         began = time.monotonic()
-        limit = asyncio.Semaphore(concurrency)
-        asks = [self._ask(stream, limit, num_tokens, max_tokens, endpoint) for _ in range(count)]
-        answers = list(await asyncio.gather(*asks))
+        answers = list(await asyncio.gather(*(ask(began) for ask in asks)))
         ended = time.monotonic()
         gaps, num_beside = _gaps(stream, beside, began, ended)
         await self._leave(stream, beside)
-        return Load(ended - began, answers, gaps, num_beside)
+        return Load(began, ended - began, answers, gaps, num_beside)
 
     async def rest(self, stream: TimedStream, seconds: float, neighbours: int) -> Load:
         """The neighbours alone."""
@@ -119,7 +145,7 @@ class Deployment:
         ended = time.monotonic()
         gaps, num_beside = _gaps(stream, beside, began, ended)
         await self._leave(stream, beside)
-        return Load(seconds, [], gaps, num_beside)
+        return Load(began, seconds, [], gaps, num_beside)
 
     def records(self) -> dict[str, dict[str, float]]:
         """What both workers logged of each request's hand-over, merged, by request id."""
@@ -134,29 +160,22 @@ class Deployment:
         return merged
 
     async def _ask(
-        self,
-        stream: TimedStream,
-        limit: asyncio.Semaphore,
-        num_tokens: int,
-        max_tokens: int,
-        endpoint: types_pb2.Endpoint | None,
+        self, stream: TimedStream, prompt: Sequence[int], max_tokens: int, endpoint: types_pb2.Endpoint | None
     ) -> Answer:
-        async with limit:
-            one = self._submit(num_tokens, max_tokens)
-            if endpoint is not None:
-                one.prefill.CopyFrom(endpoint)
-            sent_at = time.monotonic()
-            await stream.send(one)
-            await _until(stream, lambda: stream.slots[one.slot].ended)
-            assert stream.slots[one.slot].failure is None, stream.slots[one.slot].failure
-            return Answer(one.request_id, sent_at, stream.arrivals[one.slot])
+        one = submit(next(self._slots), prompt, max_tokens)
+        if endpoint is not None:
+            one.prefill.CopyFrom(endpoint)
+        sent_at = time.monotonic()
+        await stream.send(one)
+        await _until(stream, lambda: stream.slots[one.slot].ended)
+        assert stream.slots[one.slot].failure is None, stream.slots[one.slot].failure
+        return Answer(one.request_id, prompt, sent_at, stream.arrivals[one.slot])
 
-    def _submit(self, num_tokens: int, max_tokens: int) -> worker_pb2.SubmitRequest:
-        prompt = [self._rng.randrange(5, self._vocab_size) for _ in range(num_tokens)]
-        return submit(next(self._slots), prompt, max_tokens)
+    def _prompt(self, num_tokens: int) -> list[int]:
+        return [self._rng.randrange(5, self._vocab_size) for _ in range(num_tokens)]
 
     def _neighbour(self) -> worker_pb2.SubmitRequest:
-        return self._submit(_NEIGHBOUR_PROMPT_TOKENS, 1 << 20)
+        return submit(next(self._slots), self._prompt(_NEIGHBOUR_PROMPT_TOKENS), 1 << 20)
 
     async def _start(self, stream: TimedStream, beside: list[worker_pb2.SubmitRequest]) -> None:
         if beside:

@@ -16,6 +16,7 @@ _FEW_CELLS = 264  # sequences times kv heads up to which the Hopper kernel is th
 # One program a multiprocessor; with more of them, each would begin anew to fill its memory pipeline.
 _FEW_PROGRAMS = 132
 _MANY_PROGRAMS = 528  # of this file's kernel: four on each multiprocessor of an H200
+_FULL_DEVICE = 396  # cells from which sequences fill it uncut: three programs on each multiprocessor
 _MERGED_AT_ONCE = 4  # pieces; more would take registers that keep a fourth program off a multiprocessor
 _MERGED_WIDTH = 512  # elements of each
 
@@ -235,7 +236,7 @@ def decode_attention(
         return out
     group = num_q_heads // num_kv_heads
     if block_n is None:
-        whole = cuts.programs > 0 and num_seqs * num_kv_heads >= _MANY_PROGRAMS
+        whole = cuts.programs > 0 and num_seqs * num_kv_heads >= _FULL_DEVICE
         block_n = choose_block_n(whole, head_dim, query.element_size())
     overlap = overlaps(query)
     _decode_kernel[(num_pieces * num_kv_heads,)](

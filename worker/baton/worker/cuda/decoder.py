@@ -163,13 +163,15 @@ class Decoder:
     def warm_up(self) -> None:
         """Decode attention in every form that some number of sequences has."""
         config, device, most = self._config, self.cache.device, self._max_seqs
+        nothing = torch.zeros(most, dtype=torch.int32, device=device)
+        counts = {most, *(count for power in range(most.bit_length()) for count in (1 << power, 3 << power) if count < most)}
+        cuts_of = {count: self.cut(nothing[:count]) for count in sorted(counts)}
+        # Whatever fills the query stands between cuts and attention, which reads them before the kernel in front ends.
         shape = (most, config.num_qkv_heads * config.head_dim)
         query = torch.zeros(shape, dtype=self._weights.embed.dtype, device=device)
         query = query[:, : config.num_q_heads * config.head_dim].unflatten(1, (config.num_q_heads, config.head_dim))  # type: ignore[no-untyped-call]
         out = torch.empty(most, config.num_q_heads, config.head_dim, dtype=query.dtype, device=device)
-        nothing = torch.zeros(most, dtype=torch.int32, device=device)
-        for count in sorted({most, *(1 << power for power in range(most.bit_length()))}):
-            cuts = self.cut(nothing[:count])
+        for count, cuts in cuts_of.items():
             inputs = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, count, None, cuts)
             for layer in {window: layer for layer, window in enumerate(config.windows)}.values():
                 self._decode_attention(layer, query, out, inputs, 0, count)
