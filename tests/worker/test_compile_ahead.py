@@ -15,8 +15,9 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
 from baton.kernels.decode_attention_hopper import _decode_kernel, split_decode  # noqa: E402
+from baton.kernels.decode_cuts import DecodeCuts, _cut_kernel, cut_sequences  # noqa: E402
 from baton.kernels.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
-from baton.kernels.step_inputs import step_inputs  # noqa: E402
+from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.cuda import compile_ahead  # noqa: E402
 from baton.worker.cuda.compile_ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402
 from baton.worker.cuda.kernel_compiler import is_compiled, read_job  # noqa: E402
@@ -44,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(compile_ahead, "_FEW", 0)
     before = driver._active
     driver.set_active(Card())
-    for kernel in (_rms_norm_kernel, _decode_kernel):
+    for kernel in (_rms_norm_kernel, _decode_kernel, _cut_kernel, _step_inputs_kernel):
         kernel.device_caches.clear()  # what the tests before have loaded
     yield tmp_path
     driver._active = before
@@ -59,8 +60,19 @@ def norms() -> None:
 def decode_on_hopper() -> None:
     query, cache = torch.zeros(1, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 2, 2, 16, 64, dtype=torch.bfloat16)
     numbers = torch.zeros(1, 2, dtype=torch.int32)
-    partial, lse = torch.zeros(2 * 8 * 64), torch.zeros(2 * 8)
-    split_decode(torch.empty_like(query), query, cache, numbers, numbers[0], numbers[0], partial, lse, 1.0, 2)
+    pieces, arrived = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    scratch = (torch.zeros(2 * 8 * 64), torch.zeros(2 * 8), arrived)
+    split_decode(torch.empty_like(query), query, cache, numbers, numbers[0], pieces, *scratch, 1.0)
+
+
+def inputs() -> None:
+    numbers = torch.zeros(2, 2, dtype=torch.int32)
+    row = numbers[0]
+    step_inputs(row, row, row, row, numbers, numbers, row[:1], row[:1], row, 16, 1)
+
+
+def cuts() -> DecodeCuts:
+    return cut_sequences(torch.zeros(2, dtype=torch.int32), 2, 132)
 
 
 def collected(run: Callable[[], None]) -> set[str]:
@@ -159,8 +171,15 @@ def test_a_lost_device_is(cache: Path) -> None:
         collect_and_compile(lost, lost)
 
 
-def test_kernels_that_write_indices_are_launched(cache: Path) -> None:
-    numbers = torch.zeros(2, 2, dtype=torch.int32)
-    row = numbers[0]
+@pytest.mark.parametrize("launch", [inputs, cuts])
+def test_kernels_that_write_indices_are_launched(cache: Path, launch: Callable[[], object]) -> None:
     with pytest.raises(AttributeError):  # there is no card
-        collected(lambda: step_inputs(row, row, row, row, numbers, numbers, row[:1], row[:1], row, 16, 1))
+        collected(launch)
+
+
+def test_a_process_that_has_loaded_kernels_collects_none(cache: Path) -> None:
+    """It would launch those, on what the others left unwritten."""
+    _cut_kernel.device_caches[0][0]["a form of it"] = object()
+    assert collect_and_compile(norms, lambda: None) == 0
+    _cut_kernel.device_caches.clear()
+    assert collect_and_compile(norms, lambda: None) == 2

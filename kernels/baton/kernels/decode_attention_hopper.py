@@ -18,6 +18,7 @@ _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
 _MERGED = gl.constexpr(8)  # pieces at once
 _WIDTH = gl.constexpr(512)  # elements of each
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
+_thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # Triton 3.6, from 3.7 on
 
 
 @gluon.jit
@@ -177,7 +178,7 @@ def _attend(
         gl.store(partial_ptr + place * plane + inner, acc, mask=mine)
         lse_rows = gl.arange(0, _ROWS, layout=row_layout)
         gl.store(lse_ptr + place * GROUP + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
-        gl.thread_barrier()
+        _thread_barrier()
         arrived_at = arrived_ptr + seq * num_kv_heads + kv_head
         if gl.atomic_add(arrived_at, 1) == num_pieces - 1:
             begin = (piece - (packed & 0xFFFF)).to(gl.int64) * num_kv_heads + kv_head

@@ -114,3 +114,6 @@ def max_pieces(num_seqs: int, num_kv_heads: int, programs: int) -> int:
     if programs == 0:
         return num_seqs * INVARIANT_PIECES
     return num_seqs + min(programs // num_kv_heads, num_seqs * MAX_PIECES)
+
+
+INDEX_KERNELS = (_cut_kernel,)  # what these write is used as an index

@@ -103,5 +103,4 @@ def step_inputs(
     )
 
 
-# What these write is used as an index: in a run whose kernels are not launched, they are.
-INDEX_KERNELS = (_step_inputs_kernel,)
+INDEX_KERNELS = (_step_inputs_kernel,)  # what these write is used as an index

@@ -19,7 +19,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from baton.kernels.step_inputs import INDEX_KERNELS
+from baton.kernels import decode_cuts, step_inputs
 from baton.worker.cuda import kernel_compiler
 from baton.worker.cuda.failures import raise_if_lost
 from baton.worker.executor.host import usable_cores
@@ -29,16 +29,17 @@ _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 _FEW = 6  # kernels that are compiled sooner than processes have started
 _DEADLINE_SECONDS = 120.0
+_INDEX_KERNELS = (*step_inputs.INDEX_KERNELS, *decode_cuts.INDEX_KERNELS)
 
 
 class KernelCollector:
     """Triton's own words for each kernel that was asked for `instead_of_launching`.
 
-    Kernels that write indices are launched all the same.
+    Kernels that write what others use as an index are launched all the same.
     """
 
     def __init__(self) -> None:
-        self._launched = {id(kernel) for kernel in INDEX_KERNELS}
+        self._launched = {id(kernel) for kernel in _INDEX_KERNELS}
         self.specializations: set[str] = set()
 
     @contextmanager
@@ -61,8 +62,12 @@ class KernelCollector:
 def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]) -> int:
     """Compiles what `run` would launch and no start before had; returns how many kernels.
 
-    Nothing that `run` computes means anything. If it fails, the run that launches will say so.
+    Nothing that `run` computes means anything. If it fails, the run that launches will say so. For the first executor
+    of a process: later ones would launch what it loaded, on what the others left unwritten; they are told 0.
     """
+    device = triton.runtime.driver.active.get_current_device()
+    if any(kernel.device_caches[device][0] for kernel in _INDEX_KERNELS):
+        return 0
     collector = KernelCollector()
     try:
         with collector.instead_of_launching():

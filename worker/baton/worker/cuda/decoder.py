@@ -164,7 +164,10 @@ class Decoder:
         """Decode attention in every form that some number of sequences has."""
         config, device, most = self._config, self.cache.device, self._max_seqs
         nothing = torch.zeros(most, dtype=torch.int32, device=device)
-        counts = {most, *(count for power in range(most.bit_length()) for count in (1 << power, 3 << power) if count < most)}
+        counts = {
+            most,
+            *(count for power in range(most.bit_length()) for count in (1 << power, 3 << power) if count < most),
+        }
         cuts_of = {count: self.cut(nothing[:count]) for count in sorted(counts)}
         # Whatever fills the query stands between cuts and attention, which reads them before the kernel in front ends.
         shape = (most, config.num_qkv_heads * config.head_dim)
