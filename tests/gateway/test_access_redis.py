@@ -222,12 +222,14 @@ async def test_a_gateway_that_never_saw_redis_enforces_its_share(free_port):
 
 async def test_a_redis_that_hangs_costs_one_deadline_and_then_nothing(redis_server, store):
     who = tenant(requests_per_minute=100)
-    async with replica(redis_server.url, timeout=0.05) as gateway:
+    async with replica(redis_server.url, timeout=0.3) as gateway:
         await use(gateway.limiter, who, Ask())
         store.execute_command("CLIENT", "PAUSE", 60_000)
         began = time.monotonic()
         await asyncio.gather(*(use(gateway.limiter, who, Ask()) for _ in range(5)))
-        assert gateway.counters.redis_errors["timeout"] == 5
+        # Those whose turn comes when the link has been given up are told that it is down.
+        assert gateway.counters.redis_errors["timeout"] >= 1
+        assert gateway.counters.redis_errors.total() == 5
         assert time.monotonic() - began < 5
         await until(lambda: not gateway.link.up)
         await use(gateway.limiter, who, Ask())

@@ -102,11 +102,13 @@ def test_another_architecture_is_refused_and_changes_nothing(executor: CudaExecu
 def test_who_finds_no_room_sleeps_on_and_can_wake_later(executor: CudaExecutor) -> None:
     before = tokens(executor)
     executor.sleep(1)
-    taken = torch.empty(free_bytes() - (32 << 20), dtype=torch.uint8, device="cuda")
-    with pytest.raises(NoCapacity, match="too little to wake up"):
-        executor.wake(None)
-    del taken
-    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (32 << 20)) / total)
+    try:
+        with pytest.raises(NoCapacity, match="too little to wake up"):
+            executor.wake(None)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     executor.wake(None)
     assert tokens(executor) == before
 

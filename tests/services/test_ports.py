@@ -11,6 +11,13 @@ def test_free_ports_are_different_and_free():
     assert all(ports.why_unusable(f"127.0.0.1:{port}") is None for port in found)
 
 
+def test_what_somebody_else_was_promised_is_left_out():
+    left = range(15000, 15010)
+    found = ports.free_ports(5, besides=set(range(15000, 20000)) - set(left))
+    assert len(set(found)) == 5
+    assert set(found) <= set(left)
+
+
 def test_a_port_that_is_listened_on_is_named_as_in_use():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert ports.why_unusable(f"127.0.0.1:{taken.getsockname()[1]}") == "the port is in use"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Collection
 from contextlib import ExitStack
 
 from baton.rpc.address import split_address
@@ -14,11 +15,12 @@ from baton.rpc.errors import InvalidRequest
 _LOWEST, _HIGHEST = 15000, 20000
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nothing listens on now."""
+def free_ports(count: int, host: str = "127.0.0.1", *, besides: Collection[int] = ()) -> list[int]:
+    """Different ports that nothing listens on now, and none of those `besides`."""
     found: list[int] = []
     with ExitStack() as held:
-        for port in random.sample(range(_LOWEST, _HIGHEST), k=min(_HIGHEST - _LOWEST, 50 * count + 200)):
+        candidates = [port for port in range(_LOWEST, _HIGHEST) if port not in besides]
+        for port in random.sample(candidates, k=min(len(candidates), 50 * count + 200)):
             if len(found) == count:
                 return found
             probe = held.enter_context(_listener())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -311,14 +311,19 @@ def _internal(
 def check_listen_addresses(config: UpConfig) -> UpConfig:
     """The config with real ports for port 0. SettingsError: an address cannot be listened on."""
     rest = _usable("--rest-listen", config.rest_listen)
-    grpc = _usable("--grpc-listen", config.grpc_listen)
+    grpc = _usable("--grpc-listen", config.grpc_listen, besides=(port_of(rest),))
     if rest == grpc:
         raise SettingsError(f"--rest-listen and --grpc-listen are both {rest}; give two addresses")
     return replace(config, rest_listen=rest, grpc_listen=grpc)
 
 
-def _usable(flag: str, address: str) -> str:
+def port_of(address: str) -> int:
+    """Of host:port."""
+    return split_address(address, "address")[1]
+
+
+def _usable(flag: str, address: str, besides: Collection[int] = ()) -> str:
     if problem := ports.why_unusable(address):
         raise SettingsError(f"{flag} {address}: {problem}; give another with {flag} HOST:PORT")
     host, port = split_address(address, flag)
-    return address if port else f"{host}:{ports.free_ports(1, host)[0]}"
+    return address if port else f"{host}:{ports.free_ports(1, host, besides=besides)[0]}"

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except settings.SettingsError as error:
         print(f"baton up: {error}", file=sys.stderr)
         return 2
-    plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), free_ports)
+    edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
+    plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), partial(free_ports, besides=edge))
     try:
         _tell_targets(config.metrics_targets, plans)
     except OSError as error:
