@@ -59,6 +59,7 @@ ALLOWED = {
     ("services/baton/services/simulate/chaos.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/cli.py", "import_module"): "one of the product's own services",
     ("services/baton/services/doctor/command.py", "import_module"): "the settings of one of the product's own services",
+    ("worker/baton/worker/cuda/kernel_compiler.py", "import_module"): "a module of baton.kernels, and no other",
     ("worker/baton/worker/transfer/rdma_nixl.py", "import_module"): "one of two names of one package",
 }
 

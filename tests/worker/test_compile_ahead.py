@@ -131,6 +131,13 @@ def test_words_of_another_triton_are_no_reason_not_to_start(
     assert "one by one, at their first launch" in caplog.text
 
 
+def test_only_kernels_of_ours_are_imported(cache: Path) -> None:
+    said = json.loads(min(collected(norms)))
+    for name in ("os.system", "baton.worker.main.main", "baton.kernelsx.run"):
+        with pytest.raises(ValueError, match="is no kernel of"):
+            read_job(json.dumps(said | {"name": name}), HOPPER)
+
+
 def test_compilers_that_die_leave_the_rest_to_the_launches(
     cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_key, get_cache_manager
 
+_KERNELS = "baton.kernels."
+
 
 class Job(NamedTuple):
     """One kernel in one form."""
@@ -47,6 +49,8 @@ def read_job(specialization: str, target: GPUTarget) -> Job:
     """What Triton's cache hook calls `specialization_data`, read as its JITFunction.preload does."""
     said = json.loads(specialization)
     module, _, name = said["name"].rpartition(".")
+    if not module.startswith(_KERNELS):
+        raise ValueError(f"{module}.{name} is no kernel of {_KERNELS}*")
     kernel = getattr(importlib.import_module(module), name)
     constants = dict(zip(map(tuple, said["constant_keys"]), map(_constant, said["constant_vals"]), strict=True))
     attributes = dict(zip(map(tuple, said["attrs_keys"]), said["attrs_vals"], strict=True))
