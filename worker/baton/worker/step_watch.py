@@ -51,7 +51,8 @@ class StepWatch:
         self._on_change = on_change
         self._read_pulse = read_pulse
         self._number, _ = board.read()
-        self._pulse = 0.0  # when the step was seen first
+        self._pulse = 0.0  # when the step was seen first,
+        self._seen_at = 0.0  # and when that was
         self._ticks = 0  # that saw this step without progress
         self._idle_ticks = 0
         self._due = 0.0
@@ -84,11 +85,16 @@ class StepWatch:
             return
         self._idle_ticks = 0
         if not self._ticks:
-            self._pulse = self._read_pulse()
+            self._pulse, self._seen_at = self._read_pulse(), self._loop.time()
         self._ticks += on_time
         elapsed = self._ticks * TICK_SECONDS
-        if not self.stalled and elapsed >= limit and self._read_pulse() - self._pulse < _ALIVE_PART * elapsed:
+        if not self.stalled and elapsed >= limit and not self._is_alive(elapsed):
             self._tell(True)
+
+    def _is_alive(self, elapsed: float) -> bool:
+        """Whether the pulse went on: while this process was held up, too."""
+        since = max(elapsed, self._loop.time() - self._seen_at)
+        return self._read_pulse() - self._pulse >= _ALIVE_PART * since
 
     def _tell(self, stalled: bool) -> None:
         self.stalled = stalled
