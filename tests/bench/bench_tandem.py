@@ -6,8 +6,8 @@ python tests/bench/bench_tandem.py [--executor sim|cpu|cuda] [--model PRESET_OR_
 exposed     the last block has arrived, after the first token was there to be sent
 landed      the last block has arrived, after the prefill worker had the first token: the decode step starts then
 2nd token   the client has the second token, after the prefill worker had the first
-ITL         of requests that decode beside: alone; with prompts coming in at the concurrency given; and with the same
-            prompts at the same times, but for the transfers ("held": every worker holds their blocks already)
+ITL         of requests that decode beside: alone; with prompts coming in at the concurrency given; and "along" as many
+            requests of such prompts, whose blocks have come and which only decode: a step reads them too
 
 Both workers and the client must share a host: their clocks are compared.
 """
@@ -51,8 +51,8 @@ class Figures:
     itl_p99_alone: float = 0.0
     itl_p50_beside: float = 0.0
     itl_p99_beside: float = 0.0
-    itl_p50_held: float = 0.0
-    itl_p99_held: float = 0.0
+    itl_p50_along: float = 0.0
+    itl_p99_along: float = 0.0
     loaded_ttft: float = 0.0  # median, at the concurrency
     prompt_tokens_per_second: float = 0.0
     output_tokens_per_second: float = 0.0
@@ -67,7 +67,7 @@ async def measure(served: Deployment, name: str, num_tokens: int, options: argpa
         loaded = await served.window(
             stream, num_tokens, options.prompts * 2, options.concurrency, _OUTPUT_TOKENS, options.neighbours
         )
-        held = await served.again(stream, loaded, _OUTPUT_TOKENS, options.neighbours)
+        along = await served.rest(stream, options.seconds, options.neighbours, [num_tokens] * options.concurrency)
     num_output = len(loaded.answers) * _OUTPUT_TOKENS + loaded.num_neighbour_tokens
     return Figures(
         deployment=name,
@@ -78,8 +78,8 @@ async def measure(served: Deployment, name: str, num_tokens: int, options: argpa
         itl_p99_alone=percentile(resting.neighbour_gaps, 99),
         itl_p50_beside=percentile(loaded.neighbour_gaps, 50),
         itl_p99_beside=percentile(loaded.neighbour_gaps, 99),
-        itl_p50_held=percentile(held.neighbour_gaps, 50),
-        itl_p99_held=percentile(held.neighbour_gaps, 99),
+        itl_p50_along=percentile(along.neighbour_gaps, 50),
+        itl_p99_along=percentile(along.neighbour_gaps, 99),
         loaded_ttft=statistics.median(one.ttft for one in loaded.answers),
         prompt_tokens_per_second=len(loaded.answers) * num_tokens / loaded.seconds,
         output_tokens_per_second=num_output / loaded.seconds,
@@ -123,14 +123,14 @@ def table(rows: Sequence[Figures]) -> str:
     """What a person reads, in milliseconds."""
     header = (
         "workers", "prompt", "TTFT", "exposed", "of TTFT", "landed", "2nd token", "MiB", "local", "ITL p50", "p99",
-        "p50 beside", "p99 beside", "p50 held", "p99 held", "loaded TTFT", "prompt tok/s", "output tok/s",
+        "p50 beside", "p99 beside", "p50 along", "p99 along", "loaded TTFT", "prompt tok/s", "output tok/s",
     )  # fmt: skip
     lines = []
     for row in rows:
         share = "-" if row.exposed_share is None else f"{row.exposed_share:.2%}"
         size = "-" if row.num_bytes is None else f"{row.num_bytes / 2**20:.1f}"
         gaps = (row.itl_p50_alone, row.itl_p99_alone, row.itl_p50_beside, row.itl_p99_beside)
-        times = (*gaps, row.itl_p50_held, row.itl_p99_held, row.loaded_ttft)
+        times = (*gaps, row.itl_p50_along, row.itl_p99_along, row.loaded_ttft)
         lines.append(
             (
                 row.deployment, str(row.num_prompt_tokens), _ms(row.ttft), _ms(row.exposed), share, _ms(row.landed),

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,11 @@ from worker_processes import WorkerProcess
 
 from baton.rpc.channel import open_channel
 from baton.services import ports
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import worker_pb2
 
 WAIT_SECONDS = 600.0
 _NEIGHBOUR_PROMPT_TOKENS = 64
+_FOREVER = 1 << 20  # output tokens
 
 
 class TimedStream(Stream):
@@ -50,7 +51,6 @@ class Answer:
     """One request. Monotonic seconds."""
 
     request_id: str
-    prompt: Sequence[int]
     sent_at: float
     arrivals: list[float]  # of its tokens
 
@@ -63,7 +63,6 @@ class Answer:
 class Load:
     """What a window of load saw."""
 
-    began: float
     seconds: float
     answers: list[Answer]
     neighbour_gaps: list[float] = field(default_factory=list)  # between tokens of requests that ran beside
@@ -100,52 +99,32 @@ class Deployment:
         self, stream: TimedStream, num_tokens: int, count: int, concurrency: int, max_tokens: int, neighbours: int = 0
     ) -> Load:
         """`count` prompts, `concurrency` at a time, beside `neighbours` requests that only decode."""
-        endpoint = await self.prefill.endpoint() if self.prefill else None
         limit = asyncio.Semaphore(concurrency)
 
-        async def ask(began: float) -> Answer:
+        async def ask() -> Answer:
             async with limit:
-                return await self._ask(stream, self._prompt(num_tokens), max_tokens, endpoint)
+                return await self._ask(stream, num_tokens, max_tokens)
 
-        return await self._beside(stream, neighbours, [ask] * count)
-
-    async def again(self, stream: TimedStream, load: Load, max_tokens: int, neighbours: int = 0) -> Load:
-        """The same prompts, whose blocks every worker holds, each sent when its first token came: the same decodes at
-        the same times, without the transfers."""
-        endpoint = await self.prefill.endpoint() if self.prefill else None
-
-        def ask_at(answer: Answer) -> Callable[[float], Awaitable[Answer]]:
-            async def ask(began: float) -> Answer:
-                await asyncio.sleep(began + answer.arrivals[0] - load.began - time.monotonic())
-                return await self._ask(stream, answer.prompt, max_tokens, endpoint)
-
-            return ask
-
-        return await self._beside(stream, neighbours, [ask_at(answer) for answer in load.answers])
-
-    async def _beside(
-        self, stream: TimedStream, neighbours: int, asks: Sequence[Callable[[float], Awaitable[Answer]]]
-    ) -> Load:
-        """`asks`, told when they began, beside `neighbours`."""
         beside = [self._neighbour() for _ in range(neighbours)]
         await self._start(stream, beside)
         began = time.monotonic()
-        answers = list(await asyncio.gather(*(ask(began) for ask in asks)))
+        answers = list(await asyncio.gather(*(ask() for _ in range(count))))
         ended = time.monotonic()
         gaps, num_beside = _gaps(stream, beside, began, ended)
         await self._leave(stream, beside)
-        return Load(began, ended - began, answers, gaps, num_beside)
+        return Load(ended - began, answers, gaps, num_beside)
 
-    async def rest(self, stream: TimedStream, seconds: float, neighbours: int) -> Load:
-        """The neighbours alone."""
+    async def rest(self, stream: TimedStream, seconds: float, neighbours: int, prompts: Sequence[int] = ()) -> Load:
+        """The neighbours, and requests with prompts of these lengths, whose KV is there and which only decode too."""
         beside = [self._neighbour() for _ in range(neighbours)]
-        await self._start(stream, beside)
+        along = [await self._submit(num_tokens, _FOREVER) for num_tokens in prompts]
+        await self._start(stream, [*along, *beside])
         began = time.monotonic()
         await asyncio.sleep(seconds)
         ended = time.monotonic()
         gaps, num_beside = _gaps(stream, beside, began, ended)
-        await self._leave(stream, beside)
-        return Load(began, seconds, [], gaps, num_beside)
+        await self._leave(stream, [*along, *beside])
+        return Load(seconds, [], gaps, num_beside)
 
     def records(self) -> dict[str, dict[str, float]]:
         """What both workers logged of each request's hand-over, merged, by request id."""
@@ -159,23 +138,26 @@ class Deployment:
                         merged[entry["request_id"]] |= {f"{side}_{key}": value for key, value in entry.items()}
         return merged
 
-    async def _ask(
-        self, stream: TimedStream, prompt: Sequence[int], max_tokens: int, endpoint: types_pb2.Endpoint | None
-    ) -> Answer:
-        one = submit(next(self._slots), prompt, max_tokens)
-        if endpoint is not None:
-            one.prefill.CopyFrom(endpoint)
+    async def _ask(self, stream: TimedStream, num_tokens: int, max_tokens: int) -> Answer:
+        one = await self._submit(num_tokens, max_tokens)
         sent_at = time.monotonic()
         await stream.send(one)
         await _until(stream, lambda: stream.slots[one.slot].ended)
         assert stream.slots[one.slot].failure is None, stream.slots[one.slot].failure
-        return Answer(one.request_id, prompt, sent_at, stream.arrivals[one.slot])
+        return Answer(one.request_id, sent_at, stream.arrivals[one.slot])
+
+    async def _submit(self, num_tokens: int, max_tokens: int) -> worker_pb2.SubmitRequest:
+        """A prompt for the prefill worker, where there is one."""
+        one = submit(next(self._slots), self._prompt(num_tokens), max_tokens)
+        if self.prefill is not None:
+            one.prefill.CopyFrom(await self.prefill.endpoint())
+        return one
 
     def _prompt(self, num_tokens: int) -> list[int]:
         return [self._rng.randrange(5, self._vocab_size) for _ in range(num_tokens)]
 
     def _neighbour(self) -> worker_pb2.SubmitRequest:
-        return submit(next(self._slots), self._prompt(_NEIGHBOUR_PROMPT_TOKENS), 1 << 20)
+        return submit(next(self._slots), self._prompt(_NEIGHBOUR_PROMPT_TOKENS), _FOREVER)
 
     async def _start(self, stream: TimedStream, beside: list[worker_pb2.SubmitRequest]) -> None:
         if beside:
