@@ -20,6 +20,13 @@ def test_the_index_is_right_a_second_after_any_fault(seed):
     assert len(report.truth_seconds) >= len(report.faults)
 
 
+def test_a_message_lost_while_all_is_quiet_is_waited_for():
+    """Three hellos of one worker are lost, the last one after the traffic."""
+    report = run_chaos(645)
+    assert any("drop messages of w01" in fault for fault in report.faults)
+    assert report.problems == []
+
+
 def test_seeds_together_believe_in_next_to_no_phantoms_while_nothing_is_broken():
     totals = ChaosTotals()
     for seed in range(20, 28):

@@ -37,7 +37,9 @@ from baton.worker.settings import EngineSettings
 
 TRUTH_SECONDS = 1.0  # after any fault, the index has to be right again
 _FIRST_FAULT, _FAULT_GAP = 0.8, 0.5  # seconds; the second on average
-_SETTLE_SECONDS = 1.5  # after the last fault, with traffic; and after the traffic
+_SETTLE_SECONDS = 1.5  # after the last fault, with traffic
+# After the traffic and the last disturbance: a publisher whose hello was lost gives its stream up and dials again.
+_QUIET_SECONDS = 2.0
 _LOOK_SECONDS = 0.02  # between looks at a phantom
 _PROBED_PROMPTS = 10  # the last ones, after a fault
 _PROBES = (0.03, 0.1, 0.3)  # seconds after it
@@ -299,8 +301,9 @@ async def _prepare(
 
     def finish(timeline: LoopTimeline) -> ChaosReport:
         simulation.run(arrivals, 60.0)
-        settled = max(timeline.clock.now, simulation.ends) + _SETTLE_SECONDS
-        timeline.run(settled, lambda: False)
+        ended = timeline.clock.now
+        while timeline.clock.now < (quiet := max(ended, simulation.ends) + _QUIET_SECONDS):
+            timeline.run(quiet, lambda: False)
         simulation.router.look(timeline.clock.now)
         return _report(simulation, seed, faults)
 
