@@ -304,6 +304,19 @@ def test_a_grammar_starts_where_the_reasoning_ends(tmp_path: Path) -> None:
     tokens = run.tokens[thinking.request_id]
     # The simulated device never draws the end of the reasoning by itself but in free text, and end-of-sequence may not.
     assert EOS not in tokens[: tokens.index(THINK_END)] if THINK_END in tokens else EOS not in tokens
+    assert run.reasons[thinking.request_id] == "length"
+    grammars.close()
+
+
+def test_one_that_reasons_needs_nobody_else_in_its_step(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    engine, grammars = make_engine(make_sim_executor(), tmp_path)
+    run = Run(engine)
+    constraint = regex("[0-9]{4}", reasoning_end_token_ids=(THINK_END,))
+    alone = make_request(constraint=constraint, max_tokens=40, seed=3)
+    run.run(alone)
+    assert not run.failures
+    assert run.reasons[alone.request_id] in ("length", "stop")
     grammars.close()
 
 

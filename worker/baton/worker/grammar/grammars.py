@@ -140,7 +140,8 @@ class Grammars:
         """Tokens in, masks out, on several cores."""
         reasoning = [(match, token_id) for match, token_id in batch if match.matcher is None]
         inside = [(match, token_id, match.matcher) for match, token_id in batch if match.matcher is not None]
-        taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside])
+        # The pool refuses to be asked for nothing, as where all that are in a step reason.
+        taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
         for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
             match.count()
             if not was_taken:
