@@ -41,6 +41,10 @@ def item(**fields: Any) -> response_pb2.ResponseItem:
     return response_pb2.ResponseItem(**fields)
 
 
+# A response that is complete holds its whole text, as much as a slow client's buffers took.
+_ANY_SIZE = (("grpc.max_receive_message_length", -1),)
+
+
 @contextlib.asynccontextmanager
 async def both_sides(
     script: Script | None = None, tenant: str = "", **settings: Any
@@ -55,7 +59,7 @@ async def both_sides(
         service = Service("baton.v1.InferenceService", servicer, add_InferenceServiceServicer_to_server)
         async with (
             RpcServer("127.0.0.1:0", [service], grace_seconds=0) as server,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=_ANY_SIZE) as channel,
         ):
             yield rest, InferenceServiceStub(channel)
 
