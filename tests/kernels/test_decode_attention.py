@@ -171,7 +171,7 @@ def test_a_batch_invariant_result_is_bit_identical_alone_and_among_others(shape:
 def test_a_workspace_that_is_too_small_is_refused(shape: Shape, device: str) -> None:
     paged, query = paged_kv([300, 5], shape, device), make_query(shape, 2, device)
     cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, 64 * shape.num_kv_heads)
-    with pytest.raises(ValueError, match="66 pieces of 2 sequences need 528 rows of workspace, it has"):
+    with pytest.raises(ValueError, match="65 pieces of 2 sequences need 520 rows and 4 counters of workspace, it has"):
         attend(query, paged, cuts, 0.1, DecodeWorkspace(1, 8, 2, shape.head_dim, torch.device(device)))
 
 

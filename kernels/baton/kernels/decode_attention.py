@@ -64,10 +64,14 @@ def _decode_kernel(
     last = tl.load(pieces_ptr + piece * 4 + 2)
     packed = tl.load(pieces_ptr + piece * 4 + 3)
     table_row = block_table_ptr + tl.load(rows_ptr + max(seq, 0)).to(tl.int64) * table_stride
+    if seq < 0:
+        # One waits, so that this kernel ends after the one before; the others make room for the next one's.
+        if OVERLAP:  # noqa: SIM102 - decided when it is compiled
+            if tl.program_id(0) == 0:
+                gdc_wait()
+        return
     if OVERLAP:
         gdc_wait()
-    if seq < 0:
-        return
 
     groups = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
@@ -223,10 +227,11 @@ def decode_attention(
     num_pieces = cuts.pieces.shape[0]
     if out is None:
         out = torch.empty(num_seqs, num_q_heads, head_dim, dtype=query.dtype, device=query.device)
-    if num_pieces * num_q_heads > workspace.lse.numel() or num_seqs * num_kv_heads > workspace.arrived.numel():
+    rows_needed, cells = num_pieces * num_q_heads, num_seqs * num_kv_heads
+    if rows_needed > workspace.lse.numel() or cells > workspace.arrived.numel():
         raise ValueError(
-            f"{num_pieces} pieces of {num_seqs} sequences need {num_pieces * num_q_heads} rows of workspace, it has "
-            f"{workspace.lse.numel()}"
+            f"{num_pieces} pieces of {num_seqs} sequences need {rows_needed} rows and {cells} counters of workspace, "
+            f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
     if cuts.programs == _FEW_PROGRAMS and kv_scale is None and _has_hopper_kernel(cache, query.dtype):
         from baton.kernels.decode_attention_hopper import split_decode

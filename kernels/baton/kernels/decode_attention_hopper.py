@@ -254,7 +254,9 @@ def _decode_kernel(
     last = gl.load(pieces_ptr + piece * 4 + 2)
     packed = gl.load(pieces_ptr + piece * 4 + 3)
     if seq < 0:
-        _gdc_wait()
+        # One waits, so that this kernel ends after the one before; the others make room for the next one's.
+        if gl.program_id(0) == 0:
+            _gdc_wait()
         return
     table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
     is_last = (packed & 0xFFFF) + 1 == packed >> 16

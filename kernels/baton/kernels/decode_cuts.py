@@ -110,10 +110,10 @@ def cut_sequences(seq_lens: Tensor, num_kv_heads: int, programs: int, *, window:
 
 
 def max_pieces(num_seqs: int, num_kv_heads: int, programs: int) -> int:
-    """The most that sequences of any lengths are cut into."""
+    """The most that sequences of any lengths are cut into: not all can have less than one share."""
     if programs == 0:
         return num_seqs * INVARIANT_PIECES
-    return num_seqs + min(programs // num_kv_heads, num_seqs * MAX_PIECES)
+    return num_seqs - 1 + max(1, min(programs // num_kv_heads, num_seqs * MAX_PIECES))
 
 
 INDEX_KERNELS = (_cut_kernel,)  # what these write is used as an index
