@@ -178,12 +178,19 @@ class SlotOutgoing:
             raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
         slot = self._free.popleft()
         started = time.monotonic()
+        # The receiver gets ready while the copy is started; where that fails, the connection ends.
+        early = self._sender.announces_first and not outbound.checksum
+        header = header_of(outbound, piece, num_bytes, None, slot)
+        if early:
+            self._sock.sendall(encode_piece(header))
         ticket = self._sender.put(piece, slot, conversion)
-        # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
-        checksum = checksum_of(*read_piece(self._executor, piece, conversion)) if outbound.checksum else None
-        shipment = _InSlot(header_of(outbound, piece, num_bytes, checksum, slot), ticket, started, num_bytes)
-        if self._sender.announces_first:
-            self._sock.sendall(encode_piece(shipment.header))
+        if outbound.checksum:
+            # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
+            checksum = checksum_of(*read_piece(self._executor, piece, conversion))
+            header = header_of(outbound, piece, num_bytes, checksum, slot)
+        shipment = _InSlot(header, ticket, started, num_bytes)
+        if self._sender.announces_first and not early:
+            self._sock.sendall(encode_piece(header))
         return shipment
 
     def finish(self, shipment: Shipment) -> None:
