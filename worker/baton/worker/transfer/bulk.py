@@ -50,7 +50,7 @@ class Done:
 class BulkSender(Protocol):
     """The sender's end of one connection. Belongs to the connection's thread, but for `abort`."""
 
-    announces_first: bool  # the header goes out before the copy is started, not after: the receiver gets ready meanwhile
+    announces_first: bool  # the header goes before the copy is started, not after: the receiver gets ready meanwhile
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None) -> Ticket:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
