@@ -79,7 +79,8 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 def _copy_rate(device: torch.device) -> float:
     source = torch.randn(_COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    timing = time_launches([lambda: target.copy_(source)])
+    # By a kernel: copy_ is a copy engine's, which reaches two thirds of what the memory does.
+    timing = time_launches([lambda: torch.mul(source, 2.0, out=target)])
     return 2 * _COPY_BYTES / timing.us / 1e6
 
 

@@ -15,8 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
 _TILE = gl.constexpr(64)  # tokens
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
-_MERGED = gl.constexpr(8)  # pieces at once
-_WIDTH = gl.constexpr(512)  # elements of each
+_MERGED = gl.constexpr(8)  # pieces at once: more are faster from 16 pieces on, and slower up to 8
+_HEADS = gl.constexpr(4)  # of each: a warp's
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
 _thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # Triton 3.6, from 3.7 on
 
@@ -197,29 +197,34 @@ def _merge(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
 ):
-    """decode_attention.py's, a thread to four elements."""
-    plane: gl.constexpr = GROUP * HEAD_DIM
-    layout: gl.constexpr = gl.BlockedLayout([_MERGED, 4], [1, 32], [1, 4], [1, 0])
-    col_layout: gl.constexpr = gl.SliceLayout(0, layout)
-    for at in range(0, plane, _WIDTH):
-        cols = at + gl.arange(0, _WIDTH, layout=col_layout)
-        top = gl.full([_WIDTH], -1.0e30, gl.float32, col_layout)
-        total = gl.zeros([_WIDTH], gl.float32, col_layout)
-        acc = gl.zeros([_WIDTH], gl.float32, col_layout)
+    """decode_attention.py's; a warp to a query head, whose weights each of its threads reads but once."""
+    layout: gl.constexpr = gl.BlockedLayout([_MERGED, 1, HEAD_DIM // 32], [1, 1, 32], [1, _HEADS, 1], [2, 1, 0])
+    weight_layout: gl.constexpr = gl.SliceLayout(2, layout)
+    out_layout: gl.constexpr = gl.SliceLayout(0, layout)
+    scale_layout: gl.constexpr = gl.SliceLayout(1, out_layout)
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
+    for first_head in range(0, GROUP, _HEADS):
+        heads = first_head + gl.arange(0, _HEADS, layout=gl.SliceLayout(0, weight_layout))
+        top = gl.full([_HEADS], -1.0e30, gl.float32, gl.SliceLayout(0, weight_layout))
+        total = gl.zeros([_HEADS], gl.float32, gl.SliceLayout(0, weight_layout))
+        acc = gl.zeros([_HEADS, HEAD_DIM], gl.float32, out_layout)
         for some in range(0, num_pieces, _MERGED):
-            pieces = some + gl.arange(0, _MERGED, layout=gl.SliceLayout(1, layout))
-            live = (pieces < num_pieces)[:, None] & (cols < plane)[None, :]
-            rows = (begin + pieces * stride)[:, None]
-            lse_at = lse_ptr + rows * GROUP + (cols // HEAD_DIM)[None, :]
-            lse = gl.load(lse_at, mask=live, other=float("-inf"), cache_modifier=".cg")
-            part = gl.load(partial_ptr + rows * plane + cols[None, :], mask=live, other=0.0, cache_modifier=".cg")
+            pieces = some + gl.arange(0, _MERGED, layout=gl.SliceLayout(1, weight_layout))
+            rows = (begin + pieces * stride)[:, None] * GROUP + heads[None, :]
+            live = (pieces < num_pieces)[:, None] & (heads < GROUP)[None, :]
+            lse = gl.load(lse_ptr + rows, mask=live, other=float("-inf"), cache_modifier=".cg")
+            part_at = partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, :][None, :, :]
+            part = gl.load(part_at, mask=live[:, :, None], other=0.0, cache_modifier=".cg")
             new_top = gl.maximum(top, gl.max(lse, 0))
             shrink = gl.exp2(top - new_top)
             weight = gl.exp2(lse - new_top[None, :])
-            acc = acc * shrink + gl.sum(part * weight, 0)
+            acc = acc * gl.convert_layout(shrink, scale_layout)[:, None] + gl.sum(part * weight[:, :, None], 0)
             total = total * shrink + gl.sum(weight, 0)
             top = new_top
-        gl.store(out_ptr + cols, (acc / total).to(out_ptr.dtype.element_ty), mask=cols < plane)
+        acc = acc * gl.convert_layout(1.0 / total, scale_layout)[:, None]
+        out_heads = first_head + gl.arange(0, _HEADS, layout=scale_layout)
+        out_at = out_ptr + out_heads[:, None] * HEAD_DIM + dims[None, :]
+        gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(out_heads < GROUP)[:, None])
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.

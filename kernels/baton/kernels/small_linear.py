@@ -309,6 +309,8 @@ def choose_tiling(
         wanted = Tiling(64, _dividing(64 if itemsize < 4 else 32, k), 1, 4, stages)
         return fitting(wanted, MAX_TOKENS, gated, itemsize, shared_bytes)
     if m == 1:
+        if k >= 3072 and n > 32768 and not gated:
+            return Tiling(4, 1024, 1, 4, 1)
         if k >= 3072:
             wide = k % 4096 == 0 and (gated or n > 8192)
             return (
@@ -320,7 +322,8 @@ def choose_tiling(
             )
         return Tiling(4, 2048, 1, 4, 1) if k > 1024 else Tiling(4, 512, 1, 4, 1)
     if m > 16:
-        wanted = Tiling(64, 128, 2, 4, 4) if n >= 4096 else Tiling(32, 128, 4, 4, 6)
+        splits = 2 if n < 32768 else 1  # tiles alone fill the device
+        wanted = Tiling(64, 128, splits, 4, 4) if n >= 4096 else Tiling(32, 128, 4, 4, 6)
     elif gated and n >= 8192:
         wanted = Tiling(128, 64, 1, 4, 4)
     elif n >= 8192:
