@@ -21,6 +21,7 @@ class Engine:
     def __init__(self) -> None:
         self.between_steps = asyncio.Event()
         self.between_steps.set()
+        self.answered = asyncio.Event()
         self.num_asked = 0
         self.error: Exception | None = None
 
@@ -33,6 +34,7 @@ class Engine:
         transfers = stats.counters.transfers
         for histogram in (transfers.transfer_seconds, transfers.exposed_seconds, transfers.tail_seconds):
             histogram.counts.append(0)
+        self.answered.set()
         return stats
 
 
@@ -49,24 +51,33 @@ async def engine():
 @pytest.fixture
 async def collector(engine):
     made = WorkerCollector(engine.read, Device(), asyncio.get_running_loop(), "m")
+    fresh = asyncio.create_task(made.keep_fresh())
     yield made
-    if made._refreshing is not None:
-        made._refreshing.cancel()
-        await asyncio.gather(made._refreshing, return_exceptions=True)
+    fresh.cancel()
+    await asyncio.gather(fresh, return_exceptions=True)
 
 
 async def test_a_scrape_within_a_step_takes_the_last_answer(engine, collector):
-    assert (await _scrape(collector))["baton_worker_steps_total"] == 1
+    before = (await _scrape(collector))["baton_worker_steps_total"]
     engine.between_steps.clear()
     async with asyncio.timeout(4):
         within = await _scrape(collector)
     assert within["baton_worker_up"] == 1
-    assert within["baton_worker_steps_total"] == 1
+    assert within["baton_worker_steps_total"] == before
     engine.between_steps.set()
     async with asyncio.timeout(30):
         steps = 0.0
-        while steps < 3:
+        while steps < before + 2:
             steps = (await _scrape(collector))["baton_worker_steps_total"]
+
+
+async def test_the_first_scrape_within_a_step_finds_an_answer_too(engine, collector):
+    async with asyncio.timeout(4):
+        await engine.answered.wait()
+        engine.between_steps.clear()
+        scraped = await _scrape(collector)
+    assert scraped["baton_worker_up"] == 1
+    assert scraped["baton_worker_steps_total"] == 1
 
 
 async def test_an_engine_that_fails_is_down(engine, collector):

@@ -21,11 +21,11 @@ from baton.worker.vllm_metrics import vllm_metrics
 _log = logging.getLogger(__name__)
 
 _SCRAPE_SECONDS = 5.0
-# An engine answers between two steps. A scrape waits so long for that, then takes what was told last: while scrapes
-# come, the engine is asked once a second.
+# An engine answers between two steps. A scrape waits so long for that, then takes what was told last.
 _FRESH_SECONDS = 0.005
-_REFRESH_SECONDS = 1.0
+_REFRESH_SECONDS = 1.0  # between two questions to the engine, while scrapes come
 _SCRAPED_SECONDS = 60.0  # after a scrape, others are expected for so long
+_IDLE_REFRESH_SECONDS = 4.0  # while none come: the first one finds an answer that is not too old
 
 # WorkerCounters field, metric, help
 _COUNTERS = (
@@ -89,7 +89,7 @@ class Device(Protocol):
 
 
 class WorkerCollector(Collector):
-    """Asks the engine when it is scraped. Scrapes run on threads of the exporter, the engine's link on `loop`."""
+    """Asks the engine when it is scraped, and before. Scrapes run on threads of the exporter, the link on `loop`."""
 
     def __init__(self, read_stats: ReadStats, device: Device, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
         self._read_stats = read_stats
@@ -99,7 +99,6 @@ class WorkerCollector(Collector):
         self._last: control_pb2.GetStatsResponse | None = None
         self._last_at = -math.inf  # monotonic seconds
         self._scraped_at = -math.inf
-        self._refreshing: asyncio.Task[None] | None = None
 
     def describe(self) -> list[Metric]:
         """Nothing: registering must not ask an engine that is still starting."""
@@ -118,6 +117,14 @@ class WorkerCollector(Collector):
             return
         yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=1)
         yield from metrics_of(stats, self._model_name)
+
+    async def keep_fresh(self) -> None:
+        """Sees to it that every scrape finds an answer, until it is cancelled. From when the engine is ready on."""
+        while True:
+            with contextlib.suppress(Exception):  # a scrape tells
+                await self._ask()
+            scraped = time.monotonic() - self._scraped_at < _SCRAPED_SECONDS
+            await asyncio.sleep(_REFRESH_SECONDS if scraped else _IDLE_REFRESH_SECONDS)
 
     def _device_metrics(self) -> Iterator[Metric]:
         stalls = CounterMetricFamily(
@@ -140,22 +147,13 @@ class WorkerCollector(Collector):
             return last  # the answer that is on its way is kept for the next scrape
 
     async def _read(self) -> control_pb2.GetStatsResponse:
-        """Asks for a scrape, and sees to it that the next one finds an answer."""
         self._scraped_at = time.monotonic()
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._refresh())
         return await self._ask()
 
     async def _ask(self) -> control_pb2.GetStatsResponse:
         self._last = await self._read_stats()
         self._last_at = time.monotonic()
         return self._last
-
-    async def _refresh(self) -> None:
-        while time.monotonic() - self._scraped_at < _SCRAPED_SECONDS:
-            await asyncio.sleep(_REFRESH_SECONDS)
-            with contextlib.suppress(Exception):  # a scrape tells
-                await self._ask()
 
 
 def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:

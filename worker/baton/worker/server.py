@@ -57,12 +57,18 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     )
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
-    registry.register(WorkerCollector(servicer.stats, host, asyncio.get_running_loop(), config.model_name))
+    collector = WorkerCollector(servicer.stats, host, asyncio.get_running_loop(), config.model_name)
+    registry.register(collector)
+    helpers = [host.watch()]
+    if publisher is not None:
+        helpers.append(publisher.run())
+    if config.metrics_listen:
+        helpers.append(_keep_fresh(host, collector))
     async with (
         _exporting(config, host, registry),
         RpcServer(config.listen, services, tls=tls) as server,
         metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
-        _helpers(host.watch(), *([publisher.run()] if publisher else [])),
+        _helpers(*helpers),
     ):
         advertised = _advertised_host(config)
         worker_id = config.worker_id or f"{advertised}-{server.port}"
@@ -114,6 +120,11 @@ async def _until_ready(host: EngineHost, stop: asyncio.Event) -> bool:
     """True once the engine takes requests; False when asked to stop, or the engine ended, before that."""
     await _first(host.ready.wait(), host.ended.wait(), stop.wait())
     return host.ready.is_set() and not host.ended.is_set() and not stop.is_set()
+
+
+async def _keep_fresh(host: EngineHost, collector: WorkerCollector) -> None:
+    await host.ready.wait()
+    await collector.keep_fresh()
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
