@@ -26,6 +26,7 @@ FA3_DECODE_US: Mapping[tuple[int, int], float] = {
 }
 # One long sequence beside many short ones, as where prompts of every length share a batch.
 LONG, SHORT, NUM_SHORT = 32_768, 640, (15, 63, 255)
+NEW_TOKENS, CACHED_PREFIXES = 16, (4096, 32_768)  # a prompt that was asked before, but for its end
 FA3_PREFILL_TFLOP_S: Mapping[int, float] = {2048: 442, 8192: 558, 16384: 588}
 
 _TILE_ROWS = 128
@@ -36,7 +37,7 @@ _HOPPER = (9, 0)
 
 def attention_cases(shape: ModelShape, block_size: int) -> list[Case]:
     """Decode, then prefill by each of its kernels."""
-    return [*_decode_cases(shape, block_size), *_prefill_cases(shape, block_size)]
+    return [*_decode_cases(shape, block_size), *_prefill_cases(shape, block_size), *_hit_cases(shape, block_size)]
 
 
 def _is_fa3_shape(shape: ModelShape) -> bool:
@@ -105,6 +106,48 @@ def _prefill_cases(shape: ModelShape, block_size: int) -> list[Case]:
     return cases
 
 
+def _hit_cases(shape: ModelShape, block_size: int) -> list[Case]:
+    """A few new tokens behind a prefix that is cached, its tile cut into parts and whole."""
+    if "hopper" not in _prefill_kernels(shape):
+        return []
+    return [
+        Case(
+            f"prefill attention, {name}",
+            f"{NEW_TOKENS} behind {prefix}",
+            BYTES,
+            4.0 * (prefix + NEW_TOKENS) * shape.num_kv_heads * shape.head_dim,
+            functools.partial(_prepare_hit, shape, block_size, prefix, cut),
+        )
+        for prefix in CACHED_PREFIXES
+        for name, cut in (("in parts", True), ("whole", False))
+    ]
+
+
+def _prepare_hit(shape: ModelShape, block_size: int, prefix: int, cut: bool, device: torch.device) -> Prepared:
+    from baton.kernels.prefill_attention_hopper import PrefillWorkspace, prefill_attention_hopper
+
+    seq_len = prefix + NEW_TOKENS
+    num_blocks = -(-seq_len // block_size)
+    copies = num_copies(4 * seq_len * shape.num_kv_heads * shape.head_dim)
+    caches = [_random_cache(shape, num_blocks, block_size, device) for _ in range(copies)]
+    table = torch.randperm(num_blocks, device=device).view(1, -1).int()
+    numbers = torch.tensor([0, seq_len, 0, NEW_TOKENS], dtype=torch.int32, device=device)
+    rows, lengths, starts = numbers[:1], numbers[1:2], numbers[2:]
+    query = torch.randn(NEW_TOKENS, shape.num_q_heads, shape.head_dim, device=device).bfloat16()
+    tiles = make_tiles([NEW_TOKENS], [prefix], _TILE_ROWS, device, shape.num_q_heads)
+    workspace = PrefillWorkspace(shape.num_q_heads, shape.head_dim, device) if cut else None
+    scale = 1 / math.sqrt(shape.head_dim)
+
+    def launch(cache: Tensor) -> Tensor:
+        return prefill_attention_hopper(query, cache, table, rows, lengths, starts, tiles, scale, workspace=workspace)
+
+    def error() -> float:
+        wide, own_table = _own_blocks(caches[0], table)
+        return _prefill_error(launch(caches[0]), query, wide, own_table, scale, 0, NEW_TOKENS, prefix)
+
+    return Prepared([functools.partial(launch, cache) for cache in caches], error)
+
+
 def _prepare_prefill(
     shape: ModelShape, block_size: int, seq_len: int, kernel: Callable[..., Tensor], device: torch.device
 ) -> Prepared:
@@ -133,10 +176,10 @@ def _prepare_prefill(
 
 
 def _prefill_error(
-    out: Tensor, query: Tensor, cache: Tensor, table: Tensor, scale: float, first: int, last: int
+    out: Tensor, query: Tensor, cache: Tensor, table: Tensor, scale: float, first: int, last: int, prefix: int = 0
 ) -> float:
-    """Of the rows from first to last, which are the last tokens of a shorter sequence."""
-    lengths = torch.tensor([last], dtype=torch.int32, device=out.device)
+    """Of the rows from first to last, which are the last tokens of a shorter sequence behind the prefix."""
+    lengths = torch.tensor([prefix + last], dtype=torch.int32, device=out.device)
     starts = torch.tensor([0, last - first], dtype=torch.int32, device=out.device)
     rows = slice(first, last)
     expected = reference.prefill_attention(query[rows].float(), cache, table, lengths, starts, scale)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from kernel_harness import (
@@ -24,7 +25,7 @@ from kernel_harness import (
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.prefill_attention import make_tiles, prefill_attention
+from baton.kernels.prefill_attention import MAX_PLACES, make_tiles, prefill_attention
 
 TILE_ROWS = 128
 # Rows beyond a chunk's end see nothing under a window: 0 / 0, which is not stored.
@@ -38,9 +39,10 @@ def prefill_error(
     device: str,
     kernel: Callable[..., Tensor] = prefill_attention,
     cache_dtype: torch.dtype | None = None,
+    cut: bool = False,
     **options: int,
 ) -> float:
-    """Of the chunks, which follow their cached prefixes."""
+    """Of the chunks, which follow their cached prefixes. `cut`: the tiles' parts are used, and there must be some."""
     lengths = [chunk + prefix for chunk, prefix in zip(chunks, prefixes, strict=True)]
     paged = paged_kv(lengths, shape, device, cache_dtype)
     kv_scale = random_kv_scale(shape.num_kv_heads, device) if cache_dtype == FP8 else None
@@ -51,7 +53,9 @@ def prefill_error(
     starts = torch.tensor([0, *chunks], device=device).cumsum(0).int()
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     scale = 1 / math.sqrt(shape.head_dim)
-    tiles = make_tiles(chunks, prefixes, options.get("tile_rows", TILE_ROWS), torch.device(device))
+    tile_rows, num_cut = options.get("tile_rows", TILE_ROWS), num_q_heads if cut else 0
+    tiles = make_tiles(chunks, prefixes, tile_rows, torch.device(device), num_cut)
+    assert (tiles.parts is not None) == cut
     kernel(query, *paged, starts, tiles, scale, out=out, **scales, **options)
     expected = reference.prefill_attention(
         query.double(),
@@ -150,6 +154,62 @@ def test_hoppers_kernel_equals_the_oracle(shape: Shape, device: str, hopper: Cal
     prefixes = [0, 0, 1, 64, 63, 128, 0, 1000, 4096, 127]
     assert prefill_error(shape, edges, prefixes, device, hopper) <= BOUNDS[shape.dtype]
     assert prefill_error(shape, [1], [0], device, hopper) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], HOPPER))
+@pytest.mark.parametrize(
+    ("chunks", "prefixes"),
+    [([16], [4080]), ([1], [131_071]), ([5, 1], [700, 3000]), ([129], [5000]), ([300, 1, 1], [4096, 0, 200])],
+)
+def test_hoppers_kernel_merges_the_parts_of_few_tiles(
+    shape: Shape, device: str, hopper: Callable[..., Tensor], chunks: list[int], prefixes: list[int]
+) -> None:
+    if hopper is prefill_attention:
+        pytest.skip("only Hopper's kernel cuts tiles")
+    from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+
+    num_q_heads = shape.group * shape.num_kv_heads
+    if make_tiles(chunks, prefixes, TILE_ROWS, torch.device(device), num_q_heads).parts is None:
+        chunks, prefixes = chunks[-1:], prefixes[:1]  # with so many heads all of them fill the device
+    workspace = PrefillWorkspace(num_q_heads, shape.head_dim, torch.device(device))
+
+    def attend(*arguments: object, **options: object) -> Tensor:
+        found = hopper(*arguments, workspace=workspace, **options)
+        assert torch.equal(found, hopper(*arguments, workspace=workspace, **{**options, "out": None}))
+        return found
+
+    assert prefill_error(shape, chunks, prefixes, device, attend, cut=True) <= BOUNDS[shape.dtype]
+    assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("num_q_heads", [1, 8, 14, 32, 64])
+def test_tiles_are_cut_into_parts_that_fill_one_wave(num_q_heads: int) -> None:
+    random = np.random.default_rng(num_q_heads)
+    num_cut = 0
+    for _ in range(200):
+        num_seqs = int(random.integers(1, 6))
+        chunks, prefixes = random.integers(1, 400, num_seqs).tolist(), random.integers(0, 40_000, num_seqs).tolist()
+        tiles = make_tiles(chunks, prefixes, TILE_ROWS, torch.device("cpu"), num_q_heads)
+        if tiles.parts is None:
+            continue
+        num_cut += 1
+        parts = iter(tiles.parts.tolist())
+        place = 0
+        for seq, start in zip(tiles.seq.tolist(), tiles.start.tolist(), strict=True):
+            found = [next(parts)]
+            count = found[0][2] >> 16
+            found += [next(parts) for _ in range(count - 1)]
+            assert found == [[seq, start, number | count << 16, place] for number in range(count)]
+            assert count == 1 or prefixes[seq] + min(chunks[seq], start + TILE_ROWS) >= count * TILE_ROWS
+            place += count if count > 1 else 0
+        assert next(parts, None) is None
+        assert place <= MAX_PLACES // num_q_heads
+    assert num_cut
+
+
+@pytest.mark.parametrize(("chunks", "prefixes"), [([8192], [0]), ([2048], [0]), ([128] * 4, [0] * 4), ([1], [100])])
+def test_tiles_that_fill_the_device_or_have_few_keys_stay_whole(chunks: list[int], prefixes: list[int]) -> None:
+    assert make_tiles(chunks, prefixes, TILE_ROWS, torch.device("cpu"), 32).parts is None
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([], [GRID[0]]))

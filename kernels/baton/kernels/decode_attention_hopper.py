@@ -12,13 +12,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from baton.kernels.hopper import thread_barrier
+
 _ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
 _TILE = gl.constexpr(64)  # tokens
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
 _MERGED = gl.constexpr(8)  # pieces at once: more are faster from 16 pieces on, and slower up to 8
 _HEADS = gl.constexpr(4)  # of each: a warp's
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
-_thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # Triton 3.6, from 3.7 on
 
 
 @gluon.jit
@@ -178,7 +179,7 @@ def _attend(
         gl.store(partial_ptr + place * plane + inner, acc, mask=mine)
         lse_rows = gl.arange(0, _ROWS, layout=row_layout)
         gl.store(lse_ptr + place * GROUP + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
-        _thread_barrier()
+        thread_barrier()
         arrived_at = arrived_ptr + seq * num_kv_heads + kv_head
         if gl.atomic_add(arrived_at, 1) == num_pieces - 1:
             begin = (piece - (packed & 0xFFFF)).to(gl.int64) * num_kv_heads + kv_head

@@ -14,6 +14,10 @@ from baton.kernels.shared_memory import shared_memory
 _LOG2E = 1.4426950408889634
 _HOPPER_SHARED = 227 * 1024
 TILE_ROWS = 128
+MAX_PLACES = 132  # programs of one wave on an H200: so many parts, over all heads, are there at most
+_KEYS = 128  # keys that parts are multiples of
+_LEAST_SHARE = 2  # of _KEYS: a shorter part costs more than it saves
+_MOST_PARTS = 16  # of a tile
 
 
 @triton.jit
@@ -167,6 +171,9 @@ class PrefillTiles(NamedTuple):
 
     seq: Tensor  # [num_tiles] int32
     start: Tensor  # [num_tiles] int32
+    # Where tiles alone do not fill the device: [num_parts, 4] int32, the parts of a tile in a row: sequence, first row,
+    # number | how many << 16, and the place in scratch memory of the tile's first part.
+    parts: Tensor | None = None
 
 
 class Blocks(NamedTuple):
@@ -178,17 +185,39 @@ class Blocks(NamedTuple):
     num_stages: int
 
 
-def make_tiles(chunk_lens: list[int], prefix_lens: list[int], tile_rows: int, device: torch.device) -> PrefillTiles:
-    """Cuts chunks into tiles of tile_rows rows, the longest rows of keys first, so that no long tile starts last."""
+def make_tiles(
+    chunk_lens: list[int], prefix_lens: list[int], tile_rows: int, device: torch.device, num_q_heads: int = 0
+) -> PrefillTiles:
+    """Cuts chunks into tiles of tile_rows rows, the longest rows of keys first, so that no long tile starts last.
+
+    With `num_q_heads`, each of which has programs of its own, few tiles of many keys are cut into parts alike long.
+    """
     tiles = [
         (prefix + start, seq, start)
         for seq, (chunk, prefix) in enumerate(zip(chunk_lens, prefix_lens, strict=True))
         for start in range(0, chunk, tile_rows)
     ]
     tiles.sort(reverse=True)
-    table = torch.tensor([[seq, start] for _, seq, start in tiles], dtype=torch.int32).T.contiguous()
-    table = table.to(device, non_blocking=True)
-    return PrefillTiles(table[0], table[1])
+    flat = [seq for _, seq, _ in tiles] + [start for _, _, start in tiles]
+    counts = _part_counts([before + tile_rows for before, _, _ in tiles], num_q_heads)
+    if max(counts, default=1) > 1:
+        place = 0
+        for (_, seq, start), count in zip(tiles, counts, strict=True):
+            for number in range(count):
+                flat += [seq, start, number | count << 16, place]
+            place += count if count > 1 else 0
+    table = torch.tensor(flat, dtype=torch.int32).to(device, non_blocking=True)
+    numbers, parts = table[: 2 * len(tiles)].view(2, -1), table[2 * len(tiles) :].view(-1, 4)
+    return PrefillTiles(numbers[0], numbers[1], parts if len(parts) else None)
+
+
+def _part_counts(num_keys: list[int], num_q_heads: int) -> list[int]:
+    """In how many parts each tile is cut: as its share of all keys is of one wave of programs."""
+    if num_q_heads * len(num_keys) >= MAX_PLACES or not num_q_heads:
+        return [1] * len(num_keys)
+    steps = [-(-keys // _KEYS) for keys in num_keys]
+    share = max(_LEAST_SHARE, sum(steps) * num_q_heads / MAX_PLACES)
+    return [max(1, min(_MOST_PARTS, int(count / share))) for count in steps]
 
 
 def choose_blocks(head_dim: int, itemsize: int, shared_bytes: int) -> Blocks:

@@ -18,10 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
+from baton.kernels.hopper import thread_barrier
+from baton.kernels.prefill_attention import MAX_PLACES, TILE_ROWS, PrefillTiles, prefill_attention
 
 _LOG2E = 1.4426950408889634
-BLOCK_M = 128
 _GROUP_ROWS = gl.constexpr(64)  # rows of one warp group
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
 
@@ -45,11 +45,13 @@ def _load(
     num_kv_heads,
     num_tiles,
     num_blocks,
+    first_key,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    CUT: gl.constexpr,
 ):
     """The loading warp: Q once, then K and V tiles from the last to the first, a TMA copy for each chunk and panel."""
     panels: gl.constexpr = HEAD_DIM // _PANEL
@@ -65,6 +67,8 @@ def _load(
             )
     for turn in range(num_tiles):
         first = (num_tiles - 1 - turn) * BLOCK_N
+        if CUT:
+            first += first_key
         stage = turn % STAGES
         free_phase = (turn // STAGES & 1) ^ 1
         mbarrier.wait(key_free.index(stage), free_phase)
@@ -125,12 +129,22 @@ def _attend(
     num_q_heads,
     query_head,
     scale_log2,
+    partial_ptr,
+    lse_ptr,
+    arrived_ptr,
+    part,
+    num_parts,
+    place,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    CUT: gl.constexpr,
 ):
-    """One warp group: 64 rows. While a tile's weights multiply V, the next tile's scores are already computed."""
+    """One warp group: 64 rows; first_position counts from the first key.
+
+    While a tile's weights multiply V, the next tile's scores are already computed.
+    """
     dtype: gl.constexpr = query_buf.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -177,13 +191,55 @@ def _attend(
     mbarrier.wait(value_ready.index(stage), last_tile // STAGES & 1)
     acc = warpgroup_mma(weight, value_tiles.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout))
+    inverse = 1.0 / total
+    if CUT:
+        inverse = gl.where(total > 0, inverse, 0.0)  # a row that sees none of these keys
+    acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, out_layout))[:, None]
     out_rows = gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, out_layout)) + GROUP * _GROUP_ROWS
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
+    live = out_rows < num_live
     at = ((out_row + out_rows).to(gl.int64) * num_q_heads + query_head) * HEAD_DIM
-    gl.store(
-        out_ptr + at[:, None] + dims[None, :], (acc * inverse[:, None]).to(dtype), mask=(out_rows < num_live)[:, None]
-    )
+    out_at = out_ptr + at[:, None] + dims[None, :]
+    if CUT:
+        if num_parts == 1:
+            gl.store(out_at, acc.to(dtype), mask=live[:, None])
+        else:
+            stride = num_q_heads * 2 * _GROUP_ROWS  # rows from one part to the next
+            first_row = (place * num_q_heads + query_head) * 2 * _GROUP_ROWS
+            own_row = first_row + part * stride
+            gl.store(partial_ptr + (own_row + out_rows)[:, None] * HEAD_DIM + dims[None, :], acc, mask=live[:, None])
+            lse_rows = rows + GROUP * _GROUP_ROWS
+            lse = gl.where(total > 0, top + gl.log2(total), float("-inf"))
+            gl.store(lse_ptr + own_row + lse_rows, lse, mask=lse_rows < num_live)
+            thread_barrier()
+            arrived_at = arrived_ptr + (place * num_q_heads + query_head) * 2 + GROUP
+            if gl.atomic_add(arrived_at, 1) == num_parts - 1:
+                merged = _merge(partial_ptr, lse_ptr, first_row + out_rows, stride, num_parts, live, dims)
+                gl.store(out_at, merged.to(dtype), mask=live[:, None])
+                gl.store(arrived_at, 0)
+    else:
+        gl.store(out_at, acc.to(dtype), mask=live[:, None])
+
+
+@gluon.jit
+def _merge(partial_ptr, lse_ptr, rows, stride, num_parts, live, dims):
+    """sum_p 2^(lse_p - max) partial_p / sum_p 2^(lse_p - max), in the parts' order whoever came last"""
+    head_dim: gl.constexpr = dims.shape[0]
+    top = gl.full([_GROUP_ROWS], -1.0e30, gl.float32, rows.type.layout)
+    total = gl.zeros([_GROUP_ROWS], gl.float32, rows.type.layout)
+    acc = gl.zeros([_GROUP_ROWS, head_dim], gl.float32, rows.type.layout.parent)
+    for part in range(num_parts):
+        at = rows + part * stride
+        lse = gl.load(lse_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
+        own_at = partial_ptr + at[:, None] * head_dim + dims[None, :]
+        own = gl.load(own_at, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        new_top = gl.maximum(top, lse)
+        shrink = gl.exp2(top - new_top)
+        weight = gl.exp2(lse - new_top)
+        acc = acc * shrink[:, None] + own * weight[:, None]
+        total = total * shrink + weight
+        top = new_top
+    return acc / total[:, None]
 
 
 @gluon.jit
@@ -219,6 +275,7 @@ def _turn(
         "query_start_loc_ptr",
         "tile_seq_ptr",
         "tile_start_ptr",
+        "parts_ptr",
     ]
 )
 def _prefill_kernel(
@@ -231,6 +288,10 @@ def _prefill_kernel(
     query_start_loc_ptr,  # [num_seqs + 1] int32
     tile_seq_ptr,  # [num_tiles] int32
     tile_start_ptr,  # [num_tiles] int32
+    parts_ptr,  # CUT: [num_parts, 4] int32, of PrefillTiles
+    partial_ptr,  # CUT: [places, num_q_heads, 128, HEAD_DIM] fp32
+    lse_ptr,  # CUT: [places, num_q_heads, 128] fp32, base 2
+    arrived_ptr,  # CUT: [places, num_q_heads, 2] int32, zero before and after
     scale_log2,
     table_stride,
     num_kv_heads,
@@ -240,20 +301,38 @@ def _prefill_kernel(
     CHUNK: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    CUT: gl.constexpr,
 ):
     """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
-    # grid: (num_q_heads, num_tiles)
+    # grid: (num_q_heads, num_tiles); CUT: (num_q_heads, num_parts)
     head = gl.program_id(0)
     tile = gl.program_id(1)
     num_q_heads = gl.num_programs(0)
-    seq = gl.load(tile_seq_ptr + tile)
-    offset = gl.load(tile_start_ptr + tile)
+    part = 0
+    num_parts = 1
+    place = 0
+    if CUT:
+        seq = gl.load(parts_ptr + tile * 4)
+        offset = gl.load(parts_ptr + tile * 4 + 1)
+        packed = gl.load(parts_ptr + tile * 4 + 2)
+        place = gl.load(parts_ptr + tile * 4 + 3)
+        part = packed & 0xFFFF
+        num_parts = packed >> 16
+    else:
+        seq = gl.load(tile_seq_ptr + tile)
+        offset = gl.load(tile_start_ptr + tile)
     first_row = gl.load(query_start_loc_ptr + seq)
     num_rows = gl.load(query_start_loc_ptr + seq + 1) - first_row
     seq_len = gl.load(seq_lens_ptr + seq)
     first_position = seq_len - num_rows + offset
     num_visible = gl.minimum(first_position + 2 * _GROUP_ROWS, seq_len)
     num_tiles = (num_visible + BLOCK_N - 1) // BLOCK_N
+    first_key = 0
+    if CUT:
+        first_tile = part * num_tiles // num_parts
+        num_tiles = (part + 1) * num_tiles // num_parts - first_tile
+        first_key = first_tile * BLOCK_N
+        first_position -= first_key
     num_blocks = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
     table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
 
@@ -281,22 +360,32 @@ def _prefill_kernel(
             (_attend, (
                 out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
                 first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
-                0, HEAD_DIM, BLOCK_N, STAGES,
+                partial_ptr, lse_ptr, arrived_ptr, part, num_parts, place, 0, HEAD_DIM, BLOCK_N, STAGES, CUT,
             )),
             (_attend, (
                 out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
                 first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
-                1, HEAD_DIM, BLOCK_N, STAGES,
+                partial_ptr, lse_ptr, arrived_ptr, part, num_parts, place, 1, HEAD_DIM, BLOCK_N, STAGES, CUT,
             )),
             (_load, (
                 query_desc, cache_desc, table_row, query_buf, key_buf, value_buf, query_ready, key_ready, key_free,
                 value_ready, value_free, first_row + offset, head, head // Q_PER_KV, num_kv_heads, num_tiles,
-                num_blocks, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N, STAGES,
+                num_blocks, first_key, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N, STAGES, CUT,
             )),
         ],
         [4, 1],
         [240, 24],
     )  # fmt: skip
+
+
+class PrefillWorkspace:
+    """Scratch memory of tiles that are cut; one for each stream."""
+
+    def __init__(self, num_q_heads: int, head_dim: int, device: torch.device) -> None:
+        places = MAX_PLACES // num_q_heads * num_q_heads
+        self.partial = torch.empty(places * TILE_ROWS * head_dim, dtype=torch.float32, device=device)
+        self.lse = torch.empty(places * TILE_ROWS, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(places * 2, dtype=torch.int32, device=device)
 
 
 def supports(query: Tensor, cache: Tensor) -> bool:
@@ -316,6 +405,7 @@ def prefill_attention_hopper(
     tiles: PrefillTiles,
     scale: float,
     *,
+    workspace: PrefillWorkspace | None = None,
     out: Tensor | None = None,
     kv_scale: Tensor | None = None,
     window: int = 0,
@@ -323,7 +413,10 @@ def prefill_attention_hopper(
     num_stages: int = 2,
 ) -> Tensor:
     """Causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
-    tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing."""
+    tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing.
+
+    With a workspace, tiles are cut where `tiles` says so: a part of the keys a program, merged by the last of them.
+    """
     if window or not supports(query, cache):
         arguments = (query, cache, block_table, rows, seq_lens, query_start_loc, tiles, scale)
         return prefill_attention(*arguments, out=out, kv_scale=kv_scale, window=window)
@@ -337,7 +430,11 @@ def prefill_attention_hopper(
     query_desc = TensorDescriptor(query_rows, list(query_rows.shape), list(query_rows.stride()), [64, 64], panel)
     flat = cache.view(-1, head_dim)
     cache_desc = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [chunk, 64], panel)
-    _prefill_kernel[(num_q_heads, tiles.seq.shape[0])](
+    parts = None if workspace is None else tiles.parts
+    scratch: tuple[Tensor, ...] = (out, out, out, out)
+    if parts is not None and workspace is not None:
+        scratch = (parts, workspace.partial, workspace.lse, workspace.arrived)
+    _prefill_kernel[(num_q_heads, len(tiles.seq if parts is None else parts))](
         out,
         query_desc,
         cache_desc,
@@ -347,6 +444,7 @@ def prefill_attention_hopper(
         query_start_loc,
         tiles.seq,
         tiles.start,
+        *scratch,
         scale * _LOG2E,
         block_table.stride(0),
         num_kv_heads,
@@ -356,6 +454,7 @@ def prefill_attention_hopper(
         CHUNK=chunk,
         BLOCK_N=block_n,
         STAGES=num_stages,
+        CUT=parts is not None,
         num_warps=4,
     )
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +12,16 @@ from torch.nn import functional
 from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
 from baton.kernels.decode_cuts import DecodeCuts
 from baton.kernels.matmul import matmul
-from baton.kernels.prefill_attention import PrefillTiles, prefill_attention
+from baton.kernels.prefill_attention import TILE_ROWS, PrefillTiles, make_tiles, prefill_attention
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope_cache import rope_and_cache
 from baton.kernels.silu_mul import silu_mul
 from baton.kernels.small_linear import MAX_TOKENS, Workspace, small_linear
 from baton.worker.model.config import ModelConfig
 from baton.worker.model.weights import LayerWeights, ModelWeights
+
+if TYPE_CHECKING:
+    from baton.kernels.prefill_attention_hopper import PrefillWorkspace
 
 # Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
 # up to MAX_TOKENS those that add to the residual stream do.
@@ -91,7 +94,8 @@ class Decoder:
         self._decode = DecodeWorkspace(
             max_seqs, config.num_q_heads, config.num_kv_heads, config.head_dim, device, batch_invariant=batch_invariant
         )
-        self._fast_prefill = None if batch_invariant else _fast_prefill(cache)
+        # Of Hopper's kernel, where card and shape allow it.
+        self._prefill = None if batch_invariant else _prefill_workspace(cache, config.num_q_heads)
         self._fuses = not (config.o_bias or config.mlp_bias)  # the fused linears have no bias
 
     @property
@@ -108,6 +112,13 @@ class Decoder:
         """After a step that failed midway: what launches leave behind for one another is as at the start."""
         self._workspace.arrived.zero_()
         self._decode.arrived.zero_()
+        if self._prefill is not None:
+            self._prefill.arrived.zero_()
+
+    def tiles(self, chunk_lens: list[int], prefix_lens: list[int]) -> PrefillTiles:
+        """For StepInputs, of chunks behind their cached prefixes."""
+        num_q_heads = 0 if self._prefill is None else self._config.num_q_heads
+        return make_tiles(chunk_lens, prefix_lens, TILE_ROWS, self.cache.device, num_q_heads)
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Writes the step's KV and returns the residual stream [num_tokens, hidden], before the last norm."""
@@ -161,7 +172,12 @@ class Decoder:
         return torch.mm(normed, weights.lm_head.t(), out=out)
 
     def warm_up(self) -> None:
-        """Decode attention in every form that some number of sequences has."""
+        """Attention in every form that no step of the warm-up asks for."""
+        self._warm_up_decode()
+        self._warm_up_cut_prefill()
+
+    def _warm_up_decode(self) -> None:
+        """In every form that some number of sequences has."""
         config, device, most = self._config, self.cache.device, self._max_seqs
         nothing = torch.zeros(most, dtype=torch.int32, device=device)
         counts = {
@@ -178,6 +194,18 @@ class Decoder:
             inputs = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, count, None, cuts)
             for layer in {window: layer for layer, window in enumerate(config.windows)}.values():
                 self._decode_attention(layer, query, out, inputs, 0, count)
+
+    def _warm_up_cut_prefill(self) -> None:
+        """A token behind the longest prefix, in the first block."""
+        config, device, seq_len = self._config, self.cache.device, len(self._cos_sin)
+        tiles = self.tiles([1], [seq_len - 1])
+        if tiles.parts is None or all(config.windows):
+            return
+        numbers = torch.tensor([0, seq_len, 0, 1], dtype=torch.int32, device=device)
+        heads = torch.zeros(1, config.num_q_heads, config.head_dim, dtype=self._weights.embed.dtype, device=device)
+        rows, seq_lens, starts = numbers[:1], numbers[1:2], numbers[2:]
+        inputs = StepInputs(rows, rows, rows, rows, seq_lens, starts, 0, tiles, {})
+        self._prefill_attention(config.windows.index(0), heads, torch.empty_like(heads), inputs, tiles)
 
     def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
         """Where attention of sequences that decode is cut: by a layer's window, a part for each max_seqs of them."""
@@ -346,19 +374,20 @@ class Decoder:
             self._scale,
         )
         window = self._config.windows[index]
-        if self._fast_prefill is not None and not window:
-            self._fast_prefill(*arguments, out=out)
+        if self._prefill is not None and not window:
+            from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+
+            prefill_attention_hopper(*arguments, workspace=self._prefill, out=out)
         else:
             prefill_attention(*arguments, out=out, kv_scale=self._kv_scales[index], window=window)
 
 
-def _fast_prefill(cache: Tensor) -> Callable[..., Tensor] | None:
-    """The Hopper kernel where card and shape allow it."""
+def _prefill_workspace(cache: Tensor, num_q_heads: int) -> PrefillWorkspace | None:
     head_dim, block_size = cache.shape[-1], cache.shape[-2]
     hopper = torch.cuda.get_device_capability(cache.device)[0] == 9
     half = cache.dtype in (torch.bfloat16, torch.float16)
     if hopper and half and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
-        from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+        from baton.kernels.prefill_attention_hopper import PrefillWorkspace
 
-        return prefill_attention_hopper
+        return PrefillWorkspace(num_q_heads, head_dim, cache.device)
     return None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.prefill_attention import PrefillTiles, make_tiles
+from baton.kernels.prefill_attention import PrefillTiles
 from baton.kernels.step_inputs import step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.cuda.batch import DeviceBatch
@@ -17,8 +17,6 @@ from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
 from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
-
-_TILE_ROWS = 128
 
 
 class Computed(NamedTuple):
@@ -102,7 +100,7 @@ class Stepper:
         counts = np.where(columns.rows[decodes:] < 0, 0, counts)
         if not counts.any():
             return None
-        return make_tiles(counts.tolist(), prefixes.tolist(), _TILE_ROWS, self._device)
+        return self._decoder.tiles(counts.tolist(), prefixes.tolist())
 
     def _inputs(
         self,
