@@ -214,7 +214,10 @@ def _attend(
             thread_barrier()
             arrived_at = arrived_ptr + (place * num_q_heads + query_head) * 2 + GROUP
             if gl.atomic_add(arrived_at, 1) == num_parts - 1:
-                merged = _merge(partial_ptr, lse_ptr, first_row + out_rows, stride, num_parts, live, dims)
+                rows_of_first = first_row + out_rows
+                merged = _merge(
+                    partial_ptr, lse_ptr, rows_of_first, stride, num_parts, live, dims, HEAD_DIM, out_layout
+                )  # fmt: skip
                 gl.store(out_at, merged.to(dtype), mask=live[:, None])
                 gl.store(arrived_at, 0)
     else:
@@ -222,16 +225,18 @@ def _attend(
 
 
 @gluon.jit
-def _merge(partial_ptr, lse_ptr, rows, stride, num_parts, live, dims):
+def _merge(
+    partial_ptr, lse_ptr, rows, stride, num_parts, live, dims, HEAD_DIM: gl.constexpr, layout: gl.constexpr
+):  # fmt: skip
     """sum_p 2^(lse_p - max) partial_p / sum_p 2^(lse_p - max), in the parts' order whoever came last"""
-    head_dim: gl.constexpr = dims.shape[0]
-    top = gl.full([_GROUP_ROWS], -1.0e30, gl.float32, rows.type.layout)
-    total = gl.zeros([_GROUP_ROWS], gl.float32, rows.type.layout)
-    acc = gl.zeros([_GROUP_ROWS, head_dim], gl.float32, rows.type.layout.parent)
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    top = gl.full([_GROUP_ROWS], -1.0e30, gl.float32, row_layout)
+    total = gl.zeros([_GROUP_ROWS], gl.float32, row_layout)
+    acc = gl.zeros([_GROUP_ROWS, HEAD_DIM], gl.float32, layout)
     for part in range(num_parts):
         at = rows + part * stride
         lse = gl.load(lse_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-        own_at = partial_ptr + at[:, None] * head_dim + dims[None, :]
+        own_at = partial_ptr + at[:, None] * HEAD_DIM + dims[None, :]
         own = gl.load(own_at, mask=live[:, None], other=0.0, cache_modifier=".cg")
         new_top = gl.maximum(top, lse)
         shrink = gl.exp2(top - new_top)
