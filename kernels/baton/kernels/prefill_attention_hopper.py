@@ -174,7 +174,7 @@ def _attend(
     )
     weight = gl.convert_layout(weight.to(dtype), weight_layout)
 
-    # Tiles that some row of this block does not see whole need the mask: with BLOCK_M = 128, the last few.
+    # Tiles that some row of this block does not see whole need the mask: with 128 rows, the last few.
     num_masked = gl.minimum(num_tiles, num_tiles - (first_position + 1) // BLOCK_N)
     for turn in range(1, num_masked):
         acc, weight, top, total = _turn(
