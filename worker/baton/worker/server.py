@@ -59,16 +59,15 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     registry.register(TlsCollector(tls))
     collector = WorkerCollector(servicer.stats, host, asyncio.get_running_loop(), config.model_name)
     registry.register(collector)
-    helpers = [host.watch()]
-    if publisher is not None:
-        helpers.append(publisher.run())
-    if config.metrics_listen:
-        helpers.append(_keep_fresh(host, collector))
     async with (
         _exporting(config, host, registry),
         RpcServer(config.listen, services, tls=tls) as server,
         metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
-        _helpers(*helpers),
+        _helpers(
+            host.watch(),
+            *([publisher.run()] if publisher else []),
+            *([_keep_fresh(host, collector)] if config.metrics_listen else []),
+        ),
     ):
         advertised = _advertised_host(config)
         worker_id = config.worker_id or f"{advertised}-{server.port}"
