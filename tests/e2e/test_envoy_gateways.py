@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import envoy
 import httpx
@@ -71,6 +71,30 @@ def test_both_hold_a_tenant_to_one_limit(front):
         statuses = Counter(pool.map(ask, range(2 * LIMIT)))
     assert statuses == {200: LIMIT, 429: LIMIT}
     assert min(front.asked.values()) > 0, front.asked
+
+
+def test_a_gateway_that_nobody_found_dead_yet_costs_no_answer(front, tmp_path):
+    def with_a_dead_one(given: int | tuple[int, ...]) -> tuple[int, ...]:
+        return (given[0] if isinstance(given, tuple) else given, *ports.free_ports(1))
+
+    access, places = front.fleet.access, front.fleet.places
+    edge, admin = ports.free_ports(2)
+    upstreams = {name: with_a_dead_one(given) for name, given in places.upstreams.items()}
+    settings = envoy.moved(replace(places, edge=edge, admin=admin, upstreams=upstreams))
+    for cluster in settings["static_resources"]["clusters"]:  # so that it stays where it is asked
+        del cluster["health_checks"], cluster["outlier_detection"]
+    statuses = Counter()
+    with (
+        envoy.running(tmp_path, replace(places, edge=edge, admin=admin), settings) as running,
+        http_client(running, access) as client,
+    ):
+        for _ in range(60):
+            statuses[client.get("/v1/models", headers=access.headers("good")).status_code] += 1
+            body = chat("Hi", max_tokens=1)
+            statuses[client.post("/v1/chat/completions", json=body, headers=access.headers("good")).status_code] += 1
+        asked_in_vain = running.stats()["cluster.ext_authz.upstream_cx_connect_fail"]
+    assert statuses == {200: 120}
+    assert asked_in_vain > 5
 
 
 def test_when_one_is_killed_what_may_be_asked_again_is_and_nothing_passes_unasked(front):
