@@ -111,6 +111,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, check: IdentityCheck | None) -> None:
         self._check = check
+        # By method: as it was registered, which is one object for a server's life, and as it is served.
+        self._served: dict[str, tuple[Any, grpc.RpcMethodHandler[Any, Any]]] = {}
 
     async def intercept_service(
         self,
@@ -121,6 +123,13 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        registered, served = self._served.get(method, (None, handler))
+        if registered is not handler:
+            served = self._serving(handler, method)
+            self._served[method] = handler, served
+        return served
+
+    def _serving(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         check = self._check.of(method) if self._check is not None else None
         if handler.request_deserializer and not handler.request_streaming:
             handler = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
