@@ -123,11 +123,10 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
-        registered, served = self._served.get(method, (None, handler))
-        if registered is not handler:
-            served = self._serving(handler, method)
-            self._served[method] = handler, served
-        return served
+        known = self._served.get(method)
+        if known is None or known[0] is not handler:
+            known = self._served[method] = handler, self._serving(handler, method)
+        return known[1]
 
     def _serving(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         check = self._check.of(method) if self._check is not None else None
