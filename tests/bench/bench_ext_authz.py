@@ -6,8 +6,8 @@ A real Envoy with the shipped configuration, TLS everywhere, asks a real gateway
 passes is answered by Envoy itself, so that nothing else is measured. Requests are due at even times, whether or not
 earlier ones were answered, and a request's time is counted from then. The cases take turns; `best` is of
 the round where the figure is lowest. Envoy's own time of a Check is its histogram of whole milliseconds, cut off; the
-share below two of them is exact, and told for the median round, with quartiles: this machine's hosts take cores away in
-some of them. Client, Envoy, gateway and Redis share this machine's cores.
+share below two of them is exact, and told for the median round, with quartiles: a machine that others share is not as
+quick in all of them. Client, Envoy, gateway and Redis share this machine's cores.
 """
 
 from __future__ import annotations
