@@ -124,6 +124,7 @@ class _NcclReceiver:
     def receive(self, num_bytes: int) -> None:
         self._pair.wait_ready(_WAIT_SECONDS)
         self._pair.receive(self._target.data_ptr(), num_bytes, int(self._stream.cuda_stream))
+        self._pair.settle()
         self._stream.synchronize()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.executor.base import KvLayout
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.conversion import conversion_to
-from baton.worker.transfer.cuda_slots import gathered
+from baton.worker.transfer.cuda_slots import converted
 
 pytestmark = pytest.mark.gpu
 
@@ -62,8 +62,7 @@ def test_the_device_makes_the_hosts_bits(
     pool = pool_of(sender, 12)
     skip = 32 if from_size == 64 else 0
     piece = Piece(1, 0, 96 // to_size + 1, [BlockId(block) for block in (7, 2, 11, 5, 0, 1)], skip, 2)
-    staging = torch.empty(1 << 22, dtype=torch.uint8, device="cuda")
-    made = gathered(KvCopies(lambda: pool), piece, conversion, staging).cpu()
+    made = converted(KvCopies(lambda: pool), piece, conversion).cpu()
     blocks = pool[1:3, piece.block_ids].transpose(0, 1).contiguous().cpu()
     wanted = conversion.on_host(memoryview(blocks.view(torch.uint8).numpy()).cast("B"), piece)
     assert made.numpy().tobytes() == bytes(wanted)

@@ -134,10 +134,17 @@ class Sender:
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(30) == 0
+        self._close_pipes()
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(30)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:

@@ -7,33 +7,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048  # words a program
+_BLOCK = 4096  # words of a program at a time
+ALL_PROGRAMS = 1 << 30  # one for each part of a block; fewer take several in turn
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
-@triton.jit(do_not_specialize_on_alignment=["block_ids_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["block_ids_ptr"], do_not_specialize=["num_items", "num_layers"])
 def _copy_kernel(
     pool_ptr,  # [num_layers, num_blocks, SIZE], layers of layer_stride
     staging_ptr,  # [num_ids, num_layers, SIZE]
     block_ids_ptr,  # [num_ids] int32
     layer_stride,
+    num_items,  # num_ids * num_layers * SIZE / BLOCK, rounded up
+    num_layers,
     SIZE: tl.constexpr,  # words of one layer of one block
     BLOCK: tl.constexpr,
     GATHER: tl.constexpr,
 ):
     """staging[i, layer] = pool[layer, block_ids[i]], or back"""
-    # grid: (num_ids, num_layers, SIZE / BLOCK)
-    index = tl.program_id(0).to(tl.int64)
-    layer = tl.program_id(1).to(tl.int64)
-    words = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    inside = words < SIZE
-    block = tl.load(block_ids_ptr + index).to(tl.int64)
-    pool = pool_ptr + layer * layer_stride + block * SIZE + words
-    staging = staging_ptr + (index * tl.num_programs(1) + layer) * SIZE + words
-    if GATHER:
-        tl.store(staging, tl.load(pool, mask=inside), mask=inside)
-    else:
-        tl.store(pool, tl.load(staging, mask=inside), mask=inside)
+    # grid: at most num_items
+    PARTS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        row = item // PARTS
+        words = item % PARTS * BLOCK + tl.arange(0, BLOCK)
+        inside = words < SIZE
+        layer = (row % num_layers).to(tl.int64)
+        block = tl.load(block_ids_ptr + row // num_layers).to(tl.int64)
+        pool = pool_ptr + layer * layer_stride + block * SIZE + words
+        staging = staging_ptr + row.to(tl.int64) * SIZE + words
+        if GATHER:
+            tl.store(staging, tl.load(pool, mask=inside), mask=inside)
+        else:
+            tl.store(pool, tl.load(staging, mask=inside), mask=inside)
 
 
 def gather_blocks(pool: Tensor, block_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -68,31 +73,54 @@ class BlockCopier:
         self._pool = words
         self._start: int = words.data_ptr()
         self._stride: int = words.stride(0)
-        self._num_programs = triton.cdiv(size, _BLOCK)
+        self._num_parts = triton.cdiv(size, _BLOCK)
         self._constants = {gather: (size, _BLOCK, gather) for gather in (True, False)}
         staging = torch.empty(1, 1, size, dtype=torch.int64, device=pool.device)
         block_ids = torch.zeros(1, dtype=torch.int32, device=pool.device)
         self._kernels = {
             gather: _copy_kernel.warmup(
-                words, staging, block_ids, self._stride, SIZE=size, BLOCK=_BLOCK, GATHER=gather, num_warps=8, grid=(1,)
+                words,
+                staging,
+                block_ids,
+                self._stride,
+                self._num_parts,
+                1,
+                SIZE=size,
+                BLOCK=_BLOCK,
+                GATHER=gather,
+                num_warps=8,
+                grid=(1,),
             )
             for gather in (True, False)
         }
 
-    def gather(self, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
-        """Queues staging[i, layer - layers.start] = pool[layer, block_ids[i]]."""
-        self._launch(True, layers, block_ids, num_ids, staging, stream)
+    def gather(
+        self,
+        layers: range,
+        block_ids: int,
+        num_ids: int,
+        staging: int,
+        stream: int,
+        max_programs: int = ALL_PROGRAMS,
+    ) -> None:
+        """Queues staging[i, layer - layers.start] = pool[layer, block_ids[i]]. Staging may be a peer's memory."""
+        self._launch(True, layers, block_ids, num_ids, staging, stream, max_programs)
 
     def scatter(self, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
         """Queues the way back; block ids are distinct."""
-        self._launch(False, layers, block_ids, num_ids, staging, stream)
+        self._launch(False, layers, block_ids, num_ids, staging, stream, ALL_PROGRAMS)
 
-    def _launch(self, gather: bool, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
-        self._kernels[gather][(num_ids, len(layers), self._num_programs)](
+    def _launch(
+        self, gather: bool, layers: range, block_ids: int, num_ids: int, staging: int, stream: int, max_programs: int
+    ) -> None:
+        num_items = num_ids * len(layers) * self._num_parts
+        self._kernels[gather][(min(num_items, max_programs), 1, 1)](
             self._start + 8 * layers.start * self._stride,
             staging,
             block_ids,
             self._stride,
+            num_items,
+            len(layers),
             *self._constants[gather],
             stream=stream,
         )
@@ -106,11 +134,14 @@ def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> 
         return
     pool_words, staging_words = _as_words(pool.flatten(2)), _as_words(staging.flatten(2))
     size = pool_words.shape[2]
-    _copy_kernel[(block_ids.shape[0], pool.shape[0], triton.cdiv(size, _BLOCK))](
+    num_items = block_ids.shape[0] * pool.shape[0] * triton.cdiv(size, _BLOCK)
+    _copy_kernel[(num_items,)](
         pool_words,
         staging_words,
         block_ids,
         pool_words.stride(0),
+        num_items,
+        pool.shape[0],
         SIZE=size,
         BLOCK=_BLOCK,
         GATHER=gather,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.blocks import BlockCopier, gather_blocks, scatter_blocks
+from baton.kernels.blocks import ALL_PROGRAMS, BlockCopier, gather_blocks, scatter_blocks
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 
@@ -97,11 +97,19 @@ class CopyLane:
         self._row_bytes = 4 * self._pinned.shape[1]
         self._start = self._pinned.data_ptr()
 
-    def gather(self, slot: int, layers: range, block_ids: Sequence[BlockId], to: int, stream: int) -> int:
+    def gather(
+        self,
+        slot: int,
+        layers: range,
+        block_ids: Sequence[BlockId],
+        to: int,
+        stream: int,
+        max_programs: int = ALL_PROGRAMS,
+    ) -> int:
         """Queues the copy of these blocks to an address. Returns its bytes. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
         copier = self._copier()
-        copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream)
+        copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream, max_programs)
         return count * len(layers) * copier.bytes_per_block_layer
 
     def scatter(self, slot: int, layers: range, block_ids: Sequence[BlockId], source: int, stream: int) -> None:

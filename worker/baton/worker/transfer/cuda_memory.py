@@ -7,6 +7,7 @@ host that opens it reaches the memory at an address of its own, until it closes 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from typing import Any
 
@@ -45,7 +46,10 @@ class CudaTicket:
             now = time.monotonic()
             if now >= ends:
                 return False
-            time.sleep(0 if now < spun else _NAP_SECONDS)
+            if now < spun:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP_SECONDS)
         return True
 
 

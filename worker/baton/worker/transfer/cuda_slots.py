@@ -23,19 +23,24 @@ if TYPE_CHECKING:
 _TAKE_SECONDS = 5.0  # for a piece whose copy was started
 
 
+def converted(kv: KvCopies, piece: Piece, conversion: KvConversion) -> Tensor:
+    """Queues the gathering of a piece in the receiver's layout, on the current stream: [num_bytes] uint8."""
+    layers = range(piece.layer, piece.layer + piece.num_layers)
+    memory = torch.empty(kv.num_bytes(piece.num_layers, len(piece.block_ids)), dtype=torch.uint8, device=kv.device)
+    values = conversion.on_device(kv.gather(layers, piece.block_ids, memory), piece)
+    return values.contiguous().view(-1).view(torch.uint8)
+
+
 def gathered(kv: KvCopies, piece: Piece, conversion: KvConversion | None, staging: Tensor) -> Tensor:
     """Queues the gathering of a piece, in the receiver's layout: [num_bytes] uint8, in `staging` where nothing is
     converted."""
-    layers = range(piece.layer, piece.layer + piece.num_layers)
+    if conversion is not None:
+        return converted(kv, piece, conversion)
     num_bytes = kv.num_bytes(piece.num_layers, len(piece.block_ids))
-    if conversion is None:
-        if num_bytes > staging.numel():
-            raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {staging.numel()}")
-        kv.gather(layers, piece.block_ids, staging[:num_bytes])
-        return staging[:num_bytes]
-    memory = torch.empty(num_bytes, dtype=torch.uint8, device=kv.device)
-    converted = conversion.on_device(kv.gather(layers, piece.block_ids, memory), piece)
-    return converted.contiguous().view(-1).view(torch.uint8)
+    if num_bytes > staging.numel():
+        raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {staging.numel()}")
+    kv.gather(range(piece.layer, piece.layer + piece.num_layers), piece.block_ids, staging[:num_bytes])
+    return staging[:num_bytes]
 
 
 class StagedPieces:
@@ -62,8 +67,7 @@ class StagedPieces:
             num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream)
         else:
             with torch.cuda.stream(self._gathering):
-                staging = self._memory[start : start + self._slot_bytes]
-                values = gathered(self._kv, piece, conversion, staging)
+                values = converted(self._kv, piece, conversion)
                 values.record_stream(self._moving)
             address, num_bytes = values.data_ptr(), values.numel()
         self._gathered.record(self._gathering)

@@ -8,18 +8,20 @@ one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
 from baton.rpc.errors import DataLoss, DeadlineExceeded, InvalidRequest, NoCapacity, ServiceError
+from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.bulk import Slots, Ticket
 from baton.worker.transfer.cuda_memory import CudaTicket
 from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
 
-NUM_SLOTS = 4
+NUM_SLOTS = 3
 _MAX_COMMUNICATORS = 16
 
 
@@ -88,7 +90,7 @@ class NcclReceiver(DeviceSlots):
         self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Queues the receive. Raises DataLoss where the sender is gone."""
+        """Begins to queue the receive. Raises DataLoss where the sender is gone."""
         self._meeting.join(CONNECT_SECONDS)
         if self._problem:
             raise DataLoss(f"a piece could not be received: {self._problem}")
@@ -97,8 +99,16 @@ class NcclReceiver(DeviceSlots):
             self._pair.receive(address, num_bytes, self._raw_receiving)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
-        self._received.record(self._receiving)
-        self._stream.wait_event(self._received)
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Waits for all that was announced. Raises DataLoss."""
+        self._await_receives()
+        super().take(slot, num_bytes)
+
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Behind all that was announced. Raises DataLoss, and InvalidRequest for a part of the heads."""
+        self._await_receives()
+        return super().write(slot, layers, block_ids, heads)
 
     def abort(self) -> None:
         """A receive that waits ends."""
@@ -114,11 +124,21 @@ class NcclReceiver(DeviceSlots):
             self._receiving.synchronize()
             seats.give_back()
 
+    def _await_receives(self) -> None:
+        """What is queued for writing from now on comes after the receives."""
+        try:
+            self._pair.settle()
+        except ServiceError as error:
+            raise DataLoss(f"a piece could not be received: {error.message}") from error
+        self._received.record(self._receiving)
+        self._stream.wait_event(self._received)
+
     def _meet(self) -> None:
         """Joins the communicator and takes its first byte, which makes the way between the two."""
         try:
             self._pair.wait_ready(CONNECT_SECONDS)
             self._pair.receive(self._address, 1, self._raw_receiving)
+            self._pair.settle()
             self._problem = "" if CudaTicket(self._receiving).wait(CONNECT_SECONDS) else self._problem
         except ServiceError as error:
             self._problem = error.message

@@ -7,6 +7,7 @@ or errors every send must meet its receive in the same order on both sides.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -46,10 +47,15 @@ class Pair:
     def send(self, address: int, num_bytes: int, stream: int) -> None:
         """Queues the sending of device memory on the stream."""
         self._call(lambda comm: nccl.send(address, num_bytes, _UINT8, self._peer, comm, stream))
+        self.settle()
 
     def receive(self, address: int, num_bytes: int, stream: int) -> None:
-        """Queues the receiving into device memory on the stream."""
+        """Begins to queue the receiving into device memory on the stream: it is there after `settle`."""
         self._call(lambda comm: nccl.recv(address, num_bytes, _UINT8, self._peer, comm, stream))
+
+    def settle(self) -> None:
+        """What was begun is queued. Raises DeadlineExceeded or Unavailable."""
+        self._settle(_CALL_SECONDS)
 
     def abort(self) -> None:
         """Ends what waits, and the communicator. From any thread. Idempotent."""
@@ -64,6 +70,8 @@ class Pair:
         return self._comm == 0
 
     def _call(self, call: Callable[[int], object]) -> None:
+        """One at a time: what was begun before comes to its end first."""
+        self.settle()
         with self._lock:
             if not self._comm:
                 raise Unavailable("the NCCL communicator was aborted")
@@ -71,7 +79,6 @@ class Pair:
                 call(self._comm)
             except nccl.NCCLError as error:
                 raise Unavailable(f"NCCL: {error}") from error
-        self._settle(_CALL_SECONDS)
 
     def _settle(self, seconds: float) -> None:
         now = time.monotonic()
@@ -80,7 +87,9 @@ class Pair:
             now = time.monotonic()
             if now >= ends:
                 raise DeadlineExceeded(f"NCCL made no progress in {seconds} s")
-            if now >= spun:
+            if now < spun:
+                os.sched_yield()
+            else:
                 time.sleep(_NAP_SECONDS)
         if status != 0:
             raise Unavailable(f"NCCL: {nccl.Result(status).name}")

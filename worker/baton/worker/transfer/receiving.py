@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -45,6 +46,7 @@ _IDLE_PERIODS = 20  # of _BODY_SECONDS without a piece, until a connection is cl
 _SCRATCH_BYTES = 1 << 20
 _WRITE_SECONDS = 5.0  # for a piece that was announced, until it is in its blocks
 _GONE_SECONDS = 0.25  # for the same, once the sender's end is closed: what it had started has ended, or never will
+_SPIN_SECONDS = 500e-6  # that a piece takes at most while it moves well
 _NAP_SECONDS = 20e-6
 
 
@@ -218,13 +220,13 @@ class Receiving:
         writing = self._writing
         ended = False
         while announced or writing or not ended:
-            if not ended and (readable(self._sock, 0) or not (announced or writing)):
+            if writing and _is_over(writing[0].ticket):  # first: the sender may wait for its slot
+                self._finish_write(writing.popleft())
+            elif not ended and (readable(self._sock, 0) or not (announced or writing)):
                 header = self._receive_header()
                 ended = header is None
                 if header is not None:
                     announced.append((self._announced(bulk, header, announced), header))
-            elif writing and _is_over(writing[0].ticket):
-                self._finish_write(writing.popleft())
             elif announced:
                 self._begin_write(bulk, *announced.popleft())
             else:
@@ -232,9 +234,13 @@ class Receiving:
 
     def _nap(self, limit: float) -> None:
         """Not in the device's own wait: the sender's end must be seen. Raises ConnectionError where nothing moves."""
-        if time.monotonic() - self._moved_at >= limit:
+        still = time.monotonic() - self._moved_at
+        if still >= limit:
             raise ConnectionError(f"a piece that was announced did not come in {limit:g} s")
-        time.sleep(_NAP_SECONDS)
+        if still < _SPIN_SECONDS:
+            os.sched_yield()  # a sleep of no time takes tens of microseconds
+        else:
+            time.sleep(_NAP_SECONDS)
 
     def _announced(self, bulk: BulkReceiver, header: PieceHeader, before: Iterable[tuple[int, PieceHeader]]) -> int:
         """The slot that the piece comes into."""
