@@ -48,6 +48,29 @@ async def test_a_frame_that_cannot_be_merged_keeps_its_place() -> None:
     assert [await outbox.take() for _ in range(3)] == [b"ab", b"C", b"d"]
 
 
+async def test_what_may_go_ahead_is_read_before_all_that_waits() -> None:
+    outbox = Outbox()
+    outbox.push(b"X")
+    outbox.push(frame(1, 0, 1), mergeable=True)
+    outbox.push(frame(2, 7), ahead=True)
+    outbox.push(frame(3, 8), ahead=True)
+    ahead = worker_pb2.GenerateStreamResponse.FromString(await outbox.take())
+    assert list(ahead.slots) == [7, 8]
+    outbox.push(frame(4, 9), ahead=True)
+    assert worker_pb2.GenerateStreamResponse.FromString(await outbox.take()).slots == [9]
+    assert await outbox.take() == b"X"
+    outbox.push(frame(5, 10), ahead=True)
+    merged = worker_pb2.GenerateStreamResponse.FromString(await outbox.take())
+    assert list(merged.slots) == [10, 0, 1], "one message where nothing forbids it"
+
+
+async def test_a_merged_message_is_short_where_much_waits() -> None:
+    outbox = Outbox()
+    for step in range(3000):
+        outbox.push(frame(step, *range(16)), mergeable=True)
+    assert len(await outbox.take()) < 20_000
+
+
 async def test_a_reader_too_far_behind_is_cut_off() -> None:
     outbox = Outbox(max_bytes=10)
     for _ in range(11):

@@ -69,7 +69,45 @@ def test_a_step_of_one_token_each_is_one_plain_frame(bench: Bench) -> None:
     a, b = bench.submit(1, 4, 7)
     frame = bench.emit(step=9, requests=[a, b], token_ids=[11, 12])[1]
     assert (frame.step, list(frame.slots), list(frame.token_ids), list(frame.token_counts)) == (9, [4, 7], [11, 12], [])
+    assert bench.frames[0][0] == Kind.GENERATE_FIRST
+    assert list(bench.emit(step=10, requests=[a, b], token_ids=[13, 14])[1].token_ids) == [13, 14]
     assert bench.frames[0][0] == Kind.GENERATE_PLAIN
+
+
+def test_first_tokens_and_their_ends_go_ahead_of_the_others(bench: Bench) -> None:
+    (old,) = bench.submit(1, 4)
+    bench.emit(step=1, requests=[old], token_ids=[11])
+    short, new = bench.submit(1, 5, 6)
+    ends = [Finish(short, FinishReason.LENGTH), Finish(old, FinishReason.STOP)]
+    bench.sessions.emit(StepOutputs(step=2, requests=[old, short, new], token_ids=[12, 21, 31], finishes=ends))
+    assert [kind for kind, _, _ in bench.frames[-2:]] == [Kind.GENERATE_FIRST, Kind.GENERATE_PLAIN]
+    first, other = (worker_pb2.GenerateStreamResponse.FromString(data) for _, _, data in bench.frames[-2:])
+    assert (list(first.slots), list(first.token_ids), first.step) == ([5, 6], [21, 31], 2)
+    assert (list(other.slots), list(other.token_ids), other.step) == ([4], [12], 2)
+    assert [end.slot for end in first.finishes] == [5]
+    assert [end.slot for end in other.finishes] == [4]
+
+
+def test_first_tokens_wait_for_what_must_come_before_them(bench: Bench) -> None:
+    a, b, c = bench.submit(1, 4, 5, 6)
+    entry = TokenLogprobs(-0.5, 1, (12,), (-0.5,))
+    bench.emit(prompt_logprobs=[(a, 1, [entry])])
+    bench.sessions.tell_peer_loss(b, "p", "gone")
+    bench.emit(requests=[a, b, c], token_ids=[11, 12, 13], logprobs={2: entry})
+    ((kind, _, data),) = bench.frames
+    assert kind == Kind.GENERATE
+    assert list(worker_pb2.GenerateStreamResponse.FromString(data).slots) == [4, 5, 6]
+
+
+def test_log_probabilities_stay_with_their_tokens_where_others_go_ahead(bench: Bench) -> None:
+    (old,) = bench.submit(1, 4)
+    bench.emit(requests=[old], token_ids=[11])
+    (new,) = bench.submit(1, 5)
+    entry = TokenLogprobs(-0.5, 1, (12,), (-0.5,))
+    bench.sessions.emit(StepOutputs(requests=[new, old], token_ids=[21, 12], logprobs={1: entry}))
+    first, other = (worker_pb2.GenerateStreamResponse.FromString(data) for _, _, data in bench.frames[-2:])
+    assert (list(first.slots), list(first.token_ids), len(first.logprobs)) == ([5], [21], 0)
+    assert (list(other.slots), [record.slot for record in other.logprobs]) == ([4], [4])
 
 
 def test_several_tokens_of_a_request_are_counted(bench: Bench) -> None:

@@ -151,7 +151,8 @@ global___ResumeState = ResumeState
 @typing.final
 class GenerateStreamResponse(google.protobuf.message.Message):
     """What one engine step has for this stream; columns of equal length. A reader that lags
-    gets several steps in one: the last one's count, and slots that occur again, in order.
+    gets several steps in one: the last one's count, and slots that occur again, in order. Its first tokens of requests,
+    and the ends of those that have one token only, come before tokens of others that earlier steps made.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -168,7 +169,7 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     STALLED_FIELD_NUMBER: builtins.int
     PEER_LOSSES_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """The engine's step count: grows, and is the same on all streams."""
+    """The engine's step count: the same on all streams. Grows, but where first tokens came ahead."""
     pong: builtins.int
     """The last ping that this answers. 0: none."""
     stalled: builtins.bool

@@ -49,6 +49,7 @@ class WorkerFront:
         host.on(Kind.STATE, self._on_state)
         host.on(Kind.GENERATE, self._on_generate)
         host.on(Kind.GENERATE_PLAIN, self._on_generate_plain)
+        host.on(Kind.GENERATE_FIRST, self._on_generate_first)
         host.on(Kind.GENERATE_CLOSE, self._on_generate_close)
         host.on(Kind.PREFILL, self._on_prefill)
         host.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
@@ -183,11 +184,14 @@ class WorkerFront:
     def _on_generate_plain(self, channel: int, payload: bytes) -> None:
         self._push_frame(channel, payload, mergeable=True)
 
-    def _push_frame(self, channel: int, payload: bytes, mergeable: bool) -> None:
+    def _on_generate_first(self, channel: int, payload: bytes) -> None:
+        self._push_frame(channel, payload, mergeable=True, ahead=True)
+
+    def _push_frame(self, channel: int, payload: bytes, mergeable: bool, ahead: bool = False) -> None:
         outbox = self._generates.get(channel)
         if outbox is None or outbox.closed:
             return
-        outbox.push(payload, mergeable)
+        outbox.push(payload, mergeable, ahead)
         if outbox.closed:
             _log.warning("a gateway's stream lags too far behind and is cut; its requests are aborted")
             self._host.send(Kind.GENERATE_CLOSE, channel)

@@ -45,6 +45,7 @@ class Kind(enum.IntEnum):
     PUBLISH = 26  # PublishRequest
     LOG = 27  # JSON: a log record
     SPAN = 28  # JSON: a span that ended
+    GENERATE_FIRST = 29  # as GENERATE_PLAIN, of requests of which nothing was sent before: may overtake
     # both ways: prefill streams that other workers opened to this one
     PREFILL_OPEN = 40
     PREFILL = 41  # PrefillStreamRequest in, PrefillStreamResponse out

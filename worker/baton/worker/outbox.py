@@ -9,7 +9,8 @@ from baton.rpc.errors import NoCapacity, ServiceError
 
 # A reader this far behind is cut off: ~1 M tokens.
 MAX_BUFFERED_BYTES = 4 << 20
-_MAX_MERGED_BYTES = 256 << 10
+# Some thousand tokens: what goes ahead waits until the reader is through with them.
+_MAX_MERGED_BYTES = 16 << 10
 
 
 class Outbox:
@@ -18,19 +19,27 @@ class Outbox:
     def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._messages: deque[tuple[bytes, bool]] = deque()
+        self._ahead: deque[bytes] = deque()
         self._num_bytes = 0
         self._closed = False
         self._error: ServiceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, message: bytes, mergeable: bool = False) -> None:
-        """Adds a message. Mergeable ones mean the same when their bytes are concatenated."""
+    def push(self, message: bytes, mergeable: bool = False, ahead: bool = False) -> None:
+        """Adds a message. Mergeable ones mean the same when their bytes are concatenated.
+
+        `ahead`: mergeable, and may be read before all that waits.
+        """
         if self._closed:
             return
-        self._messages.append((message, mergeable))
+        if ahead:
+            self._ahead.append(message)
+        else:
+            self._messages.append((message, mergeable))
         self._num_bytes += len(message)
         if self._num_bytes > self._max_bytes:
             self._messages.clear()
+            self._ahead.clear()
             self.close(NoCapacity(f"the stream's reader lags by more than {self._max_bytes} bytes; it was cut off"))
         else:
             self._wake()
@@ -49,7 +58,7 @@ class Outbox:
 
     async def take(self) -> bytes | None:
         """The next message, or several merged into one. None: the end; raises the error the outbox was closed with."""
-        while not self._messages:
+        while not (self._messages or self._ahead):
             if self._closed:
                 if self._error is not None:
                     raise self._error
@@ -59,7 +68,11 @@ class Outbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        message, mergeable = self._messages.popleft()
+        if self._ahead:
+            message, mergeable = b"".join(self._ahead), True
+            self._ahead.clear()
+        else:
+            message, mergeable = self._messages.popleft()
         if mergeable and self._messages:
             message = self._merged(message)
         self._num_bytes -= len(message)

@@ -59,7 +59,9 @@ class _Session:
     channel: int
     requests: dict[int, Request] = field(default_factory=dict)  # by slot
     slots: dict[Request, int] = field(default_factory=dict)  # the inverse
+    fresh: set[int] = field(default_factory=set)  # slots of which nothing was sent
     frame: worker_pb2.GenerateStreamResponse | None = None  # what goes out next
+    first: worker_pb2.GenerateStreamResponse | None = None  # and before it: first tokens, which may overtake
 
 
 class Sessions:
@@ -126,7 +128,7 @@ class Sessions:
         session = self._sessions.pop(channel, None)
         if session is None:
             return
-        session.frame = None
+        session.frame = session.first = None
         for slot, request in list(session.requests.items()):
             self._forget(session, slot, request)
             self._engine.abort(request.request_id)
@@ -142,12 +144,13 @@ class Sessions:
     def tell_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
         """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
         if session := self._session_of.get(request):
+            session.fresh.discard(session.slots[request])
             loss = worker_pb2.SlotPeerLoss(slot=session.slots[request], worker_id=worker_id, message=message)
             frame = worker_pb2.GenerateStreamResponse(peer_losses=[loss], step=self._step)
             self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
 
     def emit(self, outputs: StepOutputs) -> None:
-        """Sends what a step brought, and what went wrong before it: one frame a stream."""
+        """Sends what a step brought, and what went wrong before it: one frame a stream, and one of first tokens."""
         self._step = max(self._step, outputs.step)
         for request, first, entries in outputs.prompt_logprobs:
             self._add_prompt_logprobs(request, first, entries)
@@ -161,6 +164,10 @@ class Sessions:
                 self._forget(session, slot, failure.request)
                 self._fail(session, slot, failure.error)
         for session in self._unsent:
+            if frame := session.first:
+                session.first = None
+                frame.step = self._step
+                self._send(Kind.GENERATE_FIRST, session.channel, frame.SerializeToString())
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
@@ -186,6 +193,7 @@ class Sessions:
             self._remote.expect(request, submit.prefill)
         session.requests[submit.slot] = request
         session.slots[request] = submit.slot
+        session.fresh.add(submit.slot)
         self._session_of[request] = session
 
     def _add_tokens(self, outputs: StepOutputs) -> None:
@@ -210,6 +218,10 @@ class Sessions:
     def _add_columns(
         self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
+        if not session.fresh.isdisjoint(slots):
+            slots, token_ids, logprobs = self._without_first(session, slots, token_ids, logprobs)
+            if not slots:
+                return
         frame = self._frame_of(session)
         if len(set(slots)) == len(slots):
             frame.slots.extend(slots)
@@ -228,11 +240,33 @@ class Sessions:
                 records[slot] = frame.logprobs.add(slot=slot)
             records[slot].tokens.append(logprobs_message(logprobs[row]))
 
+    def _without_first(
+        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> tuple[list[int], list[int], Mapping[int, TokenLogprobs]]:
+        """The columns without the plain first tokens, which go out ahead."""
+        fresh = session.fresh.intersection(slots)
+        session.fresh -= fresh
+        first = [row for row, slot in enumerate(slots) if slot in fresh and row not in logprobs]
+        if not first or len(set(slots)) < len(slots):
+            return slots, token_ids, logprobs
+        if session.first is None:
+            self._will_send(session)
+            session.first = worker_pb2.GenerateStreamResponse()
+        session.first.slots.extend(slots[row] for row in first)
+        session.first.token_ids.extend(token_ids[row] for row in first)
+        rest = sorted(set(range(len(slots))).difference(first))
+        return (
+            [slots[row] for row in rest],
+            [token_ids[row] for row in rest],
+            {number: logprobs[row] for number, row in enumerate(rest) if row in logprobs},
+        )
+
     def _add_prompt_logprobs(self, request: Request, first: int, entries: list[TokenLogprobs]) -> None:
         session = self._session_of.get(request)
         if session is not None:
             tokens = [logprobs_message(entry) for entry in entries]
             slot = session.slots[request]
+            session.fresh.discard(slot)
             self._frame_of(session).prompt_logprobs.add(slot=slot, first_position=first, tokens=tokens)
 
     def _add_finish(self, finish: Finish) -> None:
@@ -243,7 +277,8 @@ class Sessions:
         self._forget(session, slot, finish.request)
         _log_finish(finish)
         transfer = finish.request.transfer or _NO_TRANSFER
-        self._frame_of(session).finishes.add(
+        frame = session.first if session.first is not None and slot in session.first.slots else self._frame_of(session)
+        frame.finishes.add(
             slot=slot,
             reason=_REASONS[finish.reason],
             stop_token_id=finish.stop_token_id,
@@ -265,12 +300,17 @@ class Sessions:
 
     def _forget(self, session: _Session, slot: int, request: Request) -> None:
         del session.requests[slot], session.slots[request], self._session_of[request]
+        session.fresh.discard(slot)
 
     def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:
         if session.frame is None:
+            self._will_send(session)
             session.frame = worker_pb2.GenerateStreamResponse()
-            self._unsent.append(session)
         return session.frame
+
+    def _will_send(self, session: _Session) -> None:
+        if session.frame is None and session.first is None:
+            self._unsent.append(session)
 
 
 def _log_finish(finish: Finish) -> None:
