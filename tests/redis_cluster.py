@@ -1,13 +1,11 @@
 """A real Redis Cluster of three masters, for tests."""
 
 import contextlib
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import ports
 import redis
+from redis_program import redis_program
 from stack import wait_until
 
 from baton.services.ports import why_unusable
@@ -41,13 +39,12 @@ class RedisCluster:
         wait_until(self._is_whole, "the cluster is whole", 30)
 
     def start_node(self, port):
-        program = shutil.which("redis-server") or str(Path(sys.executable).parent / "redis-server")
         folder = self._folder / str(port)
         folder.mkdir(exist_ok=True)
         flags = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "")
         cluster = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
         with (folder / "redis.log").open("ab") as log:
-            self._processes[port] = subprocess.Popen([program, *flags, *cluster], stdout=log, stderr=log)
+            self._processes[port] = subprocess.Popen([redis_program(), *flags, *cluster], stdout=log, stderr=log)
         wait_until(lambda: self._answers(port), "redis answers")
 
     def stop_node(self, port):

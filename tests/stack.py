@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 import grpc
 import ports
 import psutil
+from redis_program import redis_program
 
 from baton.rpc.channel import Dial
 from baton.services import tandem
@@ -62,10 +62,9 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        program = shutil.which("redis-server") or str(Path(sys.executable).parent / "redis-server")
         flags = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", "")
         with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen([program, *flags], stdout=log, stderr=log)
+            self.process = subprocess.Popen([redis_program(), *flags], stdout=log, stderr=log)
         wait_until(self._answers, "redis answers")
 
     def stop(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from access_rig import key_file
+from redis_program import redis_program
 from report import facts_line, machine_facts, render_table, write_json
 
 from baton.gateway.access.access_control import open_gate
@@ -153,11 +153,8 @@ class NoSink:
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
     """A server of its own on a free port."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise SystemExit("bench access needs redis-server on the PATH")
     port = free_ports(1)[0]
-    words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    words = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
         wait_for(port)

@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import json
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_router import Row, percentile, start
 from fleet_node import ScriptedWorker, state
+from redis_program import redis_program
 from report import facts_line, machine_facts, render_table, write_json
 
 from baton.router.prefix_index import PrefixIndex
@@ -316,7 +316,7 @@ def redis_server() -> Iterator[tuple[redis.Redis, str]]:
     """A Redis of its own."""
     (port,) = ports.free_ports(1)
     with tempfile.TemporaryDirectory() as folder:
-        words = [shutil.which("redis-server") or "redis-server", "--port", str(port), "--save", "", "--dir", folder]
+        words = [redis_program(), "--port", str(port), "--save", "", "--dir", folder]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         client = redis.Redis(port=port)
         while True:

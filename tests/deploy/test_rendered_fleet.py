@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 from deploy_tools import ROOT
 from kubernetes_api_server import ApiServer, endpoint, slice_of
 from manifests import arguments, container_of, environment, named, pod_of
+from redis_program import redis_program
 from stack import run_async, wait_until
 
 from baton.services.readiness import is_ready
@@ -65,7 +65,7 @@ class Fleet:
         self.pods: dict[str, Pod] = {}
 
     def start_redis(self) -> subprocess.Popen:
-        program = shutil.which("redis-server") or str(ROOT / ".venv/bin/redis-server")
+        program = redis_program()
         _, *words = container_of(named(_OVERLAY, "StatefulSet", "baton-redis"))["args"]
         words[words.index("/data")] = str(self._folder)
         return self._spawn("baton-redis", [program, *words, "--bind", self.addresses["baton-redis"]], {})

