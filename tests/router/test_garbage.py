@@ -16,9 +16,9 @@ def test_a_router_looks_for_garbage_only_when_much_has_come():
     with rare_collections():
         gc.callbacks.append(heard)
         try:
-            kept += [[] for _ in range(100_000)]
+            kept += [[] for _ in range(30_000)]
             assert not looks
-            kept += [[] for _ in range(300_000)]
+            kept += [[] for _ in range(30_000)]
             assert looks
         finally:
             gc.callbacks.remove(heard)
