@@ -4,7 +4,8 @@ python tests/chaos/soak.py [--requests N] [--seconds N] [--seed N] [--clients N]
 
 Short requests at the rate that the machine allows, while services are killed, stopped and restarted, Redis is taken
 away, clocks jump and disks are full. The first gateway, router, decode and prefill worker, the kvstore and Redis are
-never killed: their memory is compared, after a warm-up, with that at the end.
+never killed: their memory is compared, after a warm-up, with that at the end (of Redis: what it held at most by then
+with what it holds in the end).
 """
 
 from __future__ import annotations
@@ -104,14 +105,14 @@ async def soak(fleet: Fleet, options: SoakOptions) -> Soaked:
     while not (answered.done() or breaking.done()) and time.monotonic() < began + options.seconds:
         await asyncio.wait((answered, breaking), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if not result.warm and load.num_done >= warm_at:
-            result.warm = await in_thread(fleet, partial(memory_of, fleet))
+            result.warm = await in_thread(fleet, partial(memory_of, fleet, True))
     result.seconds = time.monotonic() - began
     stop.set()
     await breaking  # what is broken is mended
     load.close()
     await asyncio.wait((answered,))
     result.counts, result.problems = load.counts, load.problems
-    result.end = await in_thread(fleet, partial(memory_of, fleet))
+    result.end = await in_thread(fleet, partial(memory_of, fleet, False))
     return result
 
 
