@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router.step_model import StepTimes
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
@@ -15,8 +15,7 @@ _DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
 LayoutKey = tuple[bytes, bool, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(NamedTuple):
     """One worker's last state. Rates are 0 where the worker does not know them yet."""
 
     worker_id: str

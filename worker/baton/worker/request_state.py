@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from baton.worker.grammar.match import GrammarMatch
 
 NO_ROW = -1
+_HASHES = np.dtype(f"V{HASH_BYTES}")
 
 
 class Phase(enum.Enum):
@@ -103,7 +104,9 @@ class RequestState:
 
 def split_hashes(packed: bytes) -> list[BlockHash]:
     """16 bytes a block, one by one."""
-    hashes: list[BlockHash] = np.frombuffer(packed, f"V{HASH_BYTES}").tolist()
+    if len(packed) == HASH_BYTES:
+        return [BlockHash(packed)]
+    hashes: list[BlockHash] = np.frombuffer(packed, _HASHES).tolist()
     return hashes
 
 

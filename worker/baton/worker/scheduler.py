@@ -181,8 +181,7 @@ class Scheduler:
         self._wake(self._holdings.store_some())
         self._holdings.evict_ahead(self.places.remote)
         draft = Draft(self._settings.max_num_batched_tokens)
-        self._grow_decodes(draft)
-        draft.budget -= len(self.batch.decode_rows())
+        draft.budget -= self._grow_decodes(draft)
         self._continue_prefills(draft)
         if not draft.preempted:
             self._admit(draft)
@@ -277,11 +276,13 @@ class Scheduler:
 
     # Deciding a step.
 
-    def _grow_decodes(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one, preempting where there is none."""
+    def _grow_decodes(self, draft: Draft) -> int:
+        """Gives each decode that starts a new block one, preempting where there is none. Returns how many decode."""
         batch = self.batch
         rows = batch.decode_rows()
         needy = rows[batch.num_computed[rows] >= batch.capacity[rows]]
+        if not len(needy):
+            return len(rows)
         for state in sorted(batch.states_at(needy), key=lambda other: other.rank):
             while state.row != NO_ROW:
                 block_ids = self.pool.allocate(1)
@@ -290,6 +291,7 @@ class Scheduler:
                     break
                 draft.preempted = True
                 self._preempt(self._victim() or state, draft)
+        return len(batch.decode_rows()) if draft.preempted else len(rows)
 
     def _extend(self, state: RequestState, block_ids: list[BlockId], draft: Draft) -> None:
         state.block_ids += block_ids

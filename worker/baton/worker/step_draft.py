@@ -54,9 +54,12 @@ class Draft:
         states = batch.states_at(decode_rows) + list(self.chunks)
         if not states:
             return None
-        rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
+        rows = decode_rows
+        if self.chunks:
+            rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
         num_scheduled = np.ones(len(rows), np.int32)
-        num_scheduled[num_decodes:] = list(self.chunks.values())
+        if self.chunks:
+            num_scheduled[num_decodes:] = list(self.chunks.values())
         num_computed = batch.num_computed[rows]
         samples = np.ones(len(rows), np.bool_)
         for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):

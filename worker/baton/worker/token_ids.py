@@ -33,6 +33,8 @@ class TokenIds(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return list(self)[index]
+            if start >= num_given:
+                return self.generated[start - num_given : max(0, stop - num_given)]
             head: list[int] = self.given[start:stop].tolist()
             return head + self.generated[max(0, start - num_given) : max(0, stop - num_given)]
         if index < 0:
