@@ -97,8 +97,9 @@ class RequestState:
         start, stop = len(self.block_hashes), min(num_tokens, self.num_cacheable_tokens) // block_size
         if stop <= start:
             return
-        parent = self.block_hashes[-1] if start else self.request.cache_namespace
-        token_ids = self.token_ids[start * block_size : stop * block_size]
+        request = self.request
+        parent = self.block_hashes[-1] if start else request.cache_namespace
+        token_ids = request.token_ids[start * block_size : stop * block_size]
         self.block_hashes += split_hashes(hash_blocks(parent, token_ids, block_size))
 
 

@@ -181,7 +181,8 @@ class Scheduler:
         self._wake(self._holdings.store_some())
         self._holdings.evict_ahead(self.places.remote)
         draft = Draft(self._settings.max_num_batched_tokens)
-        draft.budget -= self._grow_decodes(draft)
+        self._grow_decodes(draft)
+        draft.budget -= len(draft.decode_rows(self.batch))
         self._continue_prefills(draft)
         if not draft.preempted:
             self._admit(draft)
@@ -194,10 +195,10 @@ class Scheduler:
         plan = scheduled.plan
         size = self._block_size
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
-        filled = computed // size > plan.num_computed_tokens // size
-        for index in np.flatnonzero(filled).tolist():
+        fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+        for index in fills.nonzero()[0].tolist():
             state = scheduled.states[index]
-            if state.row == plan.rows[index]:
+            if state.row == plan.rows.item(index):
                 self.store(state, int(computed[index]))
 
     def collected(self, step: int) -> None:
@@ -276,13 +277,11 @@ class Scheduler:
 
     # Deciding a step.
 
-    def _grow_decodes(self, draft: Draft) -> int:
-        """Gives each decode that starts a new block one, preempting where there is none. Returns how many decode."""
+    def _grow_decodes(self, draft: Draft) -> None:
+        """Gives each decode that starts a new block one, preempting where there is none."""
         batch = self.batch
-        rows = batch.decode_rows()
+        rows = draft.decode_rows(batch)
         needy = rows[batch.num_computed[rows] >= batch.capacity[rows]]
-        if not len(needy):
-            return len(rows)
         for state in sorted(batch.states_at(needy), key=lambda other: other.rank):
             while state.row != NO_ROW:
                 block_ids = self.pool.allocate(1)
@@ -291,7 +290,6 @@ class Scheduler:
                     break
                 draft.preempted = True
                 self._preempt(self._victim() or state, draft)
-        return len(batch.decode_rows()) if draft.preempted else len(rows)
 
     def _extend(self, state: RequestState, block_ids: list[BlockId], draft: Draft) -> None:
         state.block_ids += block_ids

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heapreplace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import sub
 
 import numpy as np
@@ -162,8 +162,11 @@ class VirtualEngine(Engine):
 
     def end_coast(self, coast: Coast) -> None:
         """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
-        for state in self._scheduler.batch.states_at(coast.rows):
-            self._give_tokens(state, int(self._scheduler.batch.num_computed[state.row]))
+        batch = self._scheduler.batch
+        for state, num_computed in zip(
+            batch.states_at(coast.rows), batch.num_computed[coast.rows].tolist(), strict=True
+        ):
+            self._give_tokens(state, num_computed)
 
     def _num_blocks_for(self, spare: Int32, num_steps: int) -> int:
         return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
@@ -221,11 +224,11 @@ class VirtualEngine(Engine):
             if move[:2] != before:
                 self._tell_events(coast.times[sum(before)])  # evictions as the step begins, what it stored as it ends
                 before = move[:2]
-            row = int(rows[index])
+            row = rows.item(index)
             state = batch.states[row]
             assert state is not None, "a decoding row holds a request"
             if is_full:
-                num_computed = int(batch.num_computed[row]) + step - coast.done + 1
+                num_computed = batch.num_computed.item(row) + step - coast.done + 1
                 self._give_tokens(state, num_computed)
                 scheduler.store(state, num_computed)
             else:
@@ -238,8 +241,10 @@ class VirtualEngine(Engine):
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
         """A decoding request knows one token more than are computed."""
-        token_ids = state.request.token_ids
-        token_ids.extend([state.request.sampling.seed] * (num_computed + 1 - len(token_ids)))
+        request = state.request
+        missing = num_computed + 1 - len(request.token_ids)
+        if missing > 0:
+            request.token_ids.extend(repeat(request.sampling.seed, missing))
 
     def _tell_events(self, time: float) -> None:
         events = self.take_events()
