@@ -32,7 +32,7 @@ class Draft:
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
-    _decode_rows: Int32 | None = None  # None: not asked for yet, or others now
+    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not asked for yet, or others now
 
     def decode_rows(self, batch: Batch) -> Int32:
         """The rows that decode."""
