@@ -426,6 +426,8 @@ class Scheduler:
 
     def _mask(self, scheduled: ScheduledStep) -> None:
         """Adds the masks of constrained rows, which are held until the token that each draws is in its grammar."""
+        if not self.batch.num_constrained:
+            return
         plan = scheduled.plan
         constrained = self.batch.constrained[plan.rows] & plan.samples
         if constrained.any():

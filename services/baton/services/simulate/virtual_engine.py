@@ -138,19 +138,17 @@ class VirtualEngine(Engine):
         rows = batch.decode_rows()
         if len(rows) != len(batch):
             return None
-        computed = batch.num_computed[rows]
-        num_steps = min(int((batch.limit[rows] - computed).min()) - 2, _MAX_STEPS)
-        spare = batch.capacity[rows] - computed
+        states, computed, size = batch.states_at(rows), batch.num_computed[rows].tolist(), self._block_size
+        num_steps = min([state.limit - tokens for state, tokens in zip(states, computed, strict=True)]) - 2
+        num_steps = min(num_steps, _MAX_STEPS)
         if not changes:
-            num_steps = min(
-                num_steps, int(spare.min()), int((self._block_size - 1 - computed % self._block_size).min())
-            )
-        if len(rows) * (num_steps // self._block_size + 2) > pool.num_free:
-            num_steps = self._fitting(num_steps, spare)
+            spare = (batch.capacity[rows] - batch.num_computed[rows]).min()
+            num_steps = min(num_steps, int(spare), min([size - 1 - tokens % size for tokens in computed]))
+        if len(rows) * (num_steps // size + 2) > pool.num_free:
+            num_steps = self._fitting(num_steps, batch.capacity[rows] - batch.num_computed[rows])
         if num_steps < 1:
             return None
-        times = self._times(len(rows), now, num_steps, int(computed.sum()))
-        coast = self._coast = Coast(rows, batch.states_at(rows), computed.tolist(), times)
+        coast = self._coast = Coast(rows, states, computed, self._times(len(rows), now, num_steps, sum(computed)))
         return coast
 
     def _fitting(self, num_steps: int, spare: Int32) -> int:
@@ -191,7 +189,7 @@ class VirtualEngine(Engine):
         device = self._device
         # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
         fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
-        context = num_context + count * np.arange(num_steps)
+        context = np.arange(num_context, num_context + count * num_steps, count)
         times = np.empty(num_steps + 1)
         times[0] = now
         np.add(fixed, slope * context, out=times[1:])
