@@ -75,7 +75,7 @@ class Draft:
             samples[index] = num_computed[index] + chunk == len(state.token_ids)
             if samples[index]:
                 batch.start_decoding(state)
-        batch.num_computed[rows] += num_scheduled
+        batch.num_computed[rows] = num_computed + num_scheduled
         batch.last_step[rows] = step
         plan = StepPlan(
             step=step,

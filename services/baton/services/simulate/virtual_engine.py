@@ -232,7 +232,9 @@ class VirtualEngine(Engine):
         while (move := moves[0])[0] < until:
             step, is_full, order, index = move
             if move[:2] != before:
-                self._tell_events(coast.times[sum(before)])  # evictions as the step begins, what it stored as it ends
+                # Evictions as the step begins, what it stored as it ends.
+                if before[1] or scheduler.pool.has_evicted:
+                    self._tell_events(coast.times[sum(before)])
                 before = move[:2]
             state = coast.states[index]
             if is_full:
