@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from baton.worker.arrivals import Arrivals
 from baton.worker.core import BlockId, Row, RowInit
 from baton.worker.holdings import Holdings
