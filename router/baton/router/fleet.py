@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from baton.router.rates import RateModel
@@ -132,7 +132,7 @@ class Fleet:
         worker.state = state
         worker.rates.observe(state.load)
         cordoned = self.is_cordoned(state.worker_id)
-        worker.view = view = worker.rates.smooth(view_of(state, address, cordoned, now, None))
+        worker.view = view = view_of(state, address, cordoned, now, worker.rates.speeds())
         if is_new:
             if before is not None:
                 self._alive.pop(before.worker_id, None)
@@ -170,7 +170,7 @@ class Fleet:
             return False
         _log.info("worker %s failed a gateway", worker_id)
         self.version += 1
-        worker.view = worker.view._replace(stalled=True)
+        worker.view = replace(worker.view, stalled=True)
         return True
 
     def cordon(self, worker_id: str, cordoned: bool) -> Cordon:
@@ -193,7 +193,7 @@ class Fleet:
         worker = self.find(cordon.worker_id)
         if worker is not None and worker.view is not None:
             self.version += 1
-            worker.view = worker.view._replace(cordoned=cordon.cordoned)
+            worker.view = replace(worker.view, cordoned=cordon.cordoned)
 
     def cordons(self) -> list[Cordon]:
         """What was said last of each worker."""

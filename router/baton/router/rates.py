@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
-from baton.router.worker_view import WorkerView
+from baton.router.worker_view import Speeds, WorkerView
 from baton.v1 import worker_pb2
 
 # For a fleet that has not worked yet. Equal for all workers, they matter against each other only.
@@ -52,14 +52,11 @@ class RateModel:
         self._keep("transfer", load.transfer_bytes_per_second)
         self._keep("restore", load.restore_bytes_per_second)
 
-    def smooth(self, view: WorkerView) -> WorkerView:
-        """The view with what is believed in place of what was told last."""
+    def speeds(self) -> Speeds:
+        """What is believed by now, in place of what was told last."""
         middles = self._middles
-        return view._replace(
-            prefill_tokens_per_second=middles.get("prefill", 0.0),
-            transfer_bytes_per_second=middles.get("transfer", 0.0),
-            restore_bytes_per_second=middles.get("restore", 0.0),
-            step=self._steps.times,
+        return Speeds(
+            middles.get("prefill", 0.0), middles.get("transfer", 0.0), middles.get("restore", 0.0), self._steps.times
         )
 
     def _keep(self, name: str, value: float) -> None:
