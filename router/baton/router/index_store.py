@@ -190,4 +190,5 @@ class BlockStore:
         table.remove(table.find(table.lines.fingerprints[gone]), gone)
 
     def _note_host(self, columns: Columns) -> None:
-        self.uses_host = self.uses_host or bool((columns % NUM_TIERS == HOST).any())
+        if not self.uses_host:
+            self.uses_host = bool((columns % NUM_TIERS == HOST).any())
