@@ -118,7 +118,7 @@ def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
     if own.moments is None or fleet.moments is None:
         return own
     pairs = zip(own.moments, fleet.moments, strict=True)
-    mixed = Moments(*(mine + _FLEET_WEIGHT * theirs for mine, theirs in pairs))
+    mixed = Moments(*[mine + _FLEET_WEIGHT * theirs for mine, theirs in pairs])
     return _plane(own.moments, mixed)
 
 
