@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from baton.kvstore import watch
 from baton.services.cli import main
-from baton.services.simulate.chaos import ChaosTotals, run_chaos
-from baton.services.simulate.checker import STEADY
+from baton.services.simulate.chaos import ChaosReport, ChaosTotals, run_chaos
+from baton.services.simulate.checker import STEADY, Counts
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -34,6 +35,28 @@ def test_seeds_together_believe_in_next_to_no_phantoms_while_nothing_is_broken()
     assert totals.num_bad == 0
     assert totals.counts[STEADY].num_believed > 3000
     assert totals.counts[STEADY].phantom_rate < 0.002
+
+
+def test_an_eviction_on_its_way_is_no_fault():
+    """Decisions fall between an eviction and its arrival: of few decisions, a large part."""
+    report = run_chaos(5388)
+    assert report.counts[STEADY].num_phantom > 0
+    assert report.problems == []
+
+
+def test_an_eviction_that_is_told_late_is_found_out(monkeypatch):
+    monkeypatch.setattr(watch, "_GATHER_SECONDS", 0.02)
+    assert any("is believed, in steady times" in problem for problem in run_chaos(5388).problems)
+
+
+@pytest.mark.parametrize(
+    ("num_phantom", "num_believed", "is_right"), [(999, 10**6, True), (1100, 10**6, False), (50, 1000, True)]
+)
+def test_of_all_seeds_together_one_block_in_a_thousand_may_be_a_phantom(num_phantom, num_believed, is_right):
+    counts = Counts(num_decisions=1, num_believed=num_believed, num_phantom=num_phantom)
+    totals = ChaosTotals()
+    totals.add(ChaosReport(0, [], 0, 0, {STEADY: counts}))
+    assert (totals.problem == "") is is_right
 
 
 def test_chaos_replays_from_its_seed_in_any_process():

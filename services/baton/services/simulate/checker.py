@@ -11,7 +11,7 @@ from baton.rpc.block_hash import HASH_BYTES
 from baton.services.simulate.worker import SimWorker
 from baton.worker.core import BlockHash
 
-_WIRE_SECONDS = 0.01  # what is gone by then was an event on its way
+WIRE_SECONDS = 0.01  # what is gone by then was an event on its way
 
 STEADY, DISTURBED, BLIND = "steady", "disturbed", "blind"
 
@@ -66,14 +66,15 @@ class Mark:
 class Checker:
     """Counts by how things stood: steady; disturbed, within a second of a fault; or blind, without the index.
 
-    A phantom that is still there at the next look was no event on its way: it counts for the faults before it.
+    A phantom that is still there at the next look was no event on its way: it counts for the faults before it, and
+    where there are none, in steady times, it should not be.
     """
 
     fleet: Fleet
     index: PrefixIndex
     workers: Mapping[str, SimWorker]
     counts: dict[str, Counts] = field(default_factory=lambda: {kind: Counts() for kind in (STEADY, DISTURBED, BLIND)})
-    late: list[str] = field(default_factory=list)  # phantoms that stayed for longer than truth may take
+    late: list[str] = field(default_factory=list)  # phantoms that stayed for longer than they may
     marks: list[Mark] = field(default_factory=list)
     _open: dict[Phantom, float] = field(default_factory=dict)  # since when each was seen
 
@@ -82,8 +83,9 @@ class Checker:
         """Whether there is something to look at again."""
         return bool(self._open)
 
-    def check(self, kind: str, block_hashes: bytes, now: float) -> None:
-        """One decision's prompt against every worker that could get it."""
+    def check(self, kind: str, block_hashes: bytes, now: float) -> list[Phantom]:
+        """One decision's prompt against every worker that could get it. Returns the phantoms."""
+        phantoms: list[Phantom] = []
         counts = self.counts[kind]
         counts.num_decisions += 1
         believed = self.index.lookup(block_hashes)
@@ -97,7 +99,14 @@ class Checker:
             counts.num_phantom += max(0, belief - truth)
             counts.num_missed += max(0, truth - belief)
             if belief > truth:
-                self._open.setdefault(Phantom(view.worker_id, block_hashes[: (truth + 1) * HASH_BYTES]), now)
+                phantoms.append(Phantom(view.worker_id, block_hashes[: (truth + 1) * HASH_BYTES]))
+                self._open.setdefault(phantoms[-1], now)
+        return phantoms
+
+    def confirm(self, phantoms: Iterable[Phantom], now: float) -> None:
+        """Phantoms of steady times, when what was on its way has arrived: none is believed any more."""
+        alive = self._epochs()
+        self.late += [f"{_words(one, now)}, in steady times" for one in phantoms if self._is_believed(one, alive)]
 
     def probe(self, prompts: Iterable[bytes], now: float) -> None:
         """Looks for phantoms in prompts that nobody asks for now. Not counted."""
@@ -115,19 +124,18 @@ class Checker:
 
     def follow(self, now: float, right_from: float, truth_seconds: float) -> None:
         """Looks at the open phantoms again. `right_from`: since when nothing keeps events from the router."""
-        alive = {view.worker_id: view.epoch for view in self.fleet.alive()}
+        alive = self._epochs()
         for phantom, since in list(self._open.items()):
             if not self._is_believed(phantom, alive):
                 del self._open[phantom]
                 continue
             if now < right_from:
                 continue
-            if now - since >= _WIRE_SECONDS:
+            if now - since >= WIRE_SECONDS:
                 self._blame(max(since, right_from), now)
             if now - max(since, right_from) > truth_seconds:
                 del self._open[phantom]
-                count = len(phantom.block_hashes) // HASH_BYTES
-                self.late.append(f"{now:.3f} s: {phantom.worker_id} lacks block {count} of a prompt, and is believed")
+                self.late.append(_words(phantom, now))
 
     def _blame(self, since: float, now: float) -> None:
         """The last fault before a phantom was seen is not over yet."""
@@ -135,6 +143,9 @@ class Checker:
         if before:
             last = max(before, key=lambda mark: mark.due_from)
             last.truth_seconds = now - last.due_from
+
+    def _epochs(self) -> dict[str, int]:
+        return {view.worker_id: view.epoch for view in self.fleet.alive()}
 
     def _is_believed(self, phantom: Phantom, alive: Mapping[str, int]) -> bool:
         name, count = phantom.worker_id, len(phantom.block_hashes) // HASH_BYTES
@@ -149,6 +160,11 @@ class Checker:
 def num_held(worker: SimWorker, hashes: list[BlockHash]) -> int:
     """Blocks of a prompt that the worker's pool would find now."""
     return len(worker.engine._scheduler.pool.lookup(hashes))
+
+
+def _words(phantom: Phantom, now: float) -> str:
+    count = len(phantom.block_hashes) // HASH_BYTES
+    return f"{now:.3f} s: {phantom.worker_id} lacks block {count} of a prompt, and is believed"
 
 
 def _split(block_hashes: bytes) -> list[BlockHash]:

@@ -60,8 +60,10 @@ def _chaos(config: SimulateConfig) -> int:
             print("    faults: " + "; ".join(report.faults), flush=True)
     print(chaos_table(totals))
     print(f"{len(seeds)} seeds, {totals.num_bad} with problems")
+    if totals.problem:
+        print(f"all seeds together: {totals.problem}")
     print(f"{totals.cpu_seconds / len(seeds):.2f} s of processor time a seed", file=sys.stderr)
-    return 1 if totals.num_bad else 0
+    return 1 if totals.num_bad or totals.problem else 0
 
 
 def cells_of(config: SimulateConfig) -> list[Cell]:

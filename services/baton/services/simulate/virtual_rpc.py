@@ -46,7 +46,6 @@ class Pipe:
         self._messages: deque[bytes] = deque()
         self._error: BaseException | None = None
         self._arrived = asyncio.Event()
-        self.is_cancelled = False
 
     def send(self, message: bytes) -> None:
         """Sends a message: it arrives after the link's delay, or when the link heals."""
@@ -88,7 +87,7 @@ class Link:
 
     is_stalled: bool = False
     tap: Tap | None = None  # of what the client is sent, or sends
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)  # whose server has not been told that they are over
     _held: list[Callable[[], None]] = field(default_factory=list)
     _under_way: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
 
@@ -124,12 +123,6 @@ class Link:
             call.break_off(rpc_error(grpc.StatusCode.UNAVAILABLE, "the connection was cut"))
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    """Once: what a second one interrupts would never end."""
-    if not task.cancelling():
-        task.cancel()
-
-
 class _Context:
     """What servicers ask of a call."""
 
@@ -156,25 +149,25 @@ class _Call:
 
     def break_off(self, error: BaseException) -> None:
         """The stream ends for both."""
-        if self in self.link.calls:
-            self.link.calls.remove(self)
         self.to_client.cut(error)
-        if self.server_task is not None:
-            _cancel(self.server_task)
+        self._end_server()
 
     def cancel(self) -> bool:
-        """The client ends it."""
-        if self in self.link.calls:
-            self.link.calls.remove(self)
+        """The client ends it. The server hears of it when the link lets it, or is cut."""
         self.to_client.cut(asyncio.CancelledError())
-        if self.server_task is not None:
-            # The server hears of it when the link lets it.
-            self.link.carry(partial(_cancel, self.server_task))
+        self.link.carry(self._end_server)
         return True
 
     def serve(self, responses: AsyncIterator[bytes]) -> None:
         """Runs the server's side."""
         self.server_task = asyncio.get_running_loop().create_task(self._serve(responses))
+
+    def _end_server(self) -> None:
+        if self in self.link.calls:
+            self.link.calls.remove(self)
+        # Once: what a second cancellation interrupts would never end.
+        if self.server_task is not None and not self.server_task.cancelling():
+            self.server_task.cancel()
 
     async def _serve(self, responses: AsyncIterator[bytes]) -> None:
         try:
