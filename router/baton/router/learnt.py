@@ -95,7 +95,8 @@ class Learnt:
     def fleet_rates(self, digest: bytes, views: Sequence[WorkerView], now: float) -> Rates:
         """What a worker of this model is taken to be like until it has measured itself."""
         known = self._fleet.get(digest)
-        if known is not None and now - known[0] <= _FLEET_SECONDS:
+        # What the first worker measures is worth more than a guess at once: the others would look slower than it.
+        if known is not None and known[1].is_measured and now - known[0] <= _FLEET_SECONDS:
             return known[1]
         rates = fleet_rates(views)
         self._fleet[digest] = (now, rates)
