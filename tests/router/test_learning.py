@@ -149,8 +149,17 @@ def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
     coming = PendingLoad(num_prefill_tokens=5000)
     assert standing(pending=coming).backlog_seconds == pytest.approx(0.5)
     told = view(num_pending_prefill_tokens=3000)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.4)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.7).backlog_seconds == pytest.approx(0.7)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.3)
     assert standing_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
+
+
+def test_what_a_state_cannot_show_comes_on_top_of_it():
+    told = view(num_pending_prefill_tokens=3000)
+    coming = PendingLoad(num_prefill_tokens=5000, num_unseen_tokens=4000)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.7)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.75).backlog_seconds == pytest.approx(0.75)
+    assert standing_of(told, coming, RATES, 0, given_seconds=9).backlog_seconds == pytest.approx(0.8)
 
 
 def test_workers_of_one_model_share_how_their_steps_grow():
