@@ -83,7 +83,8 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
     return Costs(
-        max(alone.queue, prefill.backlog_seconds),
+        # Prompts that the decode worker computes itself go before what others have computed for it.
+        max(alone.queue, prefill.backlog_seconds, decode.backlog_seconds - seconds),
         seconds,
         exposed + _HANDOVER_SECONDS,
         alone.decode + prefill.num_stalled * seconds * prefill.stream_part(demand),
