@@ -194,7 +194,8 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy and how fast the engine is now."""
-        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second)
+        left = self._in_flight.num_prefill_tokens_left
+        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""
