@@ -76,13 +76,15 @@ class Learnt:
             bias = self._biases[digest, is_remote]
             factor = decision.grounds.traffic.remote_bias if is_remote else decision.grounds.traffic.bias
             first_token = outcome.first_token_us / 1e6
-            work = best.costs.prefill
-            bias.observe(work / factor, best.costs.to_first_token - work, first_token, now)
-            promise = promise_of(best.decode, best.costs, decision.grounds.asked.demand)
+            demand, work = decision.grounds.asked.demand, best.costs.prefill
+            # The step that runs when it comes is waited for, half of it on average, and its own decodes for others too.
+            steps = 0.0 if is_remote or not best.decode.num_beside else 1.5 * best.decode.step_seconds(demand)
+            bias.observe(work / factor, best.costs.to_first_token - work + steps, first_token, now)
+            promise = promise_of(best.decode, best.costs, demand)
             gaps = outcome.num_output_tokens - 1
             streamed = max(0.0, now - decision.placed - first_token)
             between = streamed / gaps if gaps >= _FEWEST_GAPS else 0.0
-            length = outcome.num_output_tokens / decision.grounds.asked.demand.num_output_tokens
+            length = outcome.num_output_tokens / demand.num_output_tokens
             self.promises.observe(promise, first_token, between, now, min(length, _MOST_LENGTH))
 
     def traffic(self, digest: bytes, num_workers: int, now: float) -> Traffic:
