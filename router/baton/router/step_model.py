@@ -124,9 +124,9 @@ def fleet_times(times: Sequence[StepTimes]) -> StepTimes | None:
         return times[0] if times else None
     total = sum(one.known for one in known)
     # Each around its own mean: a slow worker and a fast one do not make a slope.
-    n, c, seconds = (sum(one.known * one[place] for one in known) / total for place in range(3))
-    within = [sum(values) for values in zip(*(one[3:8] for one in known), strict=True)]
-    moments = Moments(n, c, seconds, *within, total)
+    means = [sum(one.known * one[place] for one in known) / total for place in range(3)]
+    within = [sum(values) for values in zip(*(one[3:] for one in known), strict=True)]
+    moments = Moments(*means, *within)
     return _plane(moments, moments)
 
 
