@@ -112,7 +112,7 @@ def standing_of(
 ) -> Standing:
     """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken.
 
-    `given_seconds`: what is left of all prompts given to it, had it nothing else to do; `age_seconds`: how old the view is.
+    `given_seconds`: what is left of all prompts given to it, had it nothing else to do; `age_seconds`: the view's age.
     """
     num_requests = view.num_running + view.queue_depth + pending.num_requests
     seats = view.max_num_requests
