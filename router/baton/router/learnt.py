@@ -66,9 +66,11 @@ class Learnt:
         known = self._rates.get(worker_id)
         return (known[2] if known is not None else GUESS).prefill_tokens_per_second
 
-    def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
-        """A placement went well."""
-        self.lengths.observe(decision.request.model, outcome.num_output_tokens)
+    def learn(
+        self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float, oldest: float = math.inf
+    ) -> None:
+        """A placement went well. `oldest`: when the oldest was made that nobody has reported on."""
+        self.lengths.observe(decision.request.model, outcome.num_output_tokens, decision.placed, oldest)
         if outcome.first_token_us:
             best = decision.chosen
             digest = best.decode.view.model_digest
