@@ -14,7 +14,7 @@ from baton.router.standing import Demand, Objectives, Standing, Traffic
 
 _MEMORY_OUTCOMES = 50.0  # that are remembered at least
 _MEMORY_SECONDS = 10.0  # in which others are forgotten
-_PRIOR_OUTCOMES = 10.0  # for which it counts that promises are kept, with this spread
+_PRIOR_OUTCOMES = 10.0  # that the prior spread, and the prior slope, count for
 _PRIOR_SPREAD = 0.4
 _PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slope instead of 1
 _LEAST_SPREAD = 0.1
@@ -60,7 +60,7 @@ class Kept:
         self._square += drawn * (off * off * min(part, 1.0) - self._square)
         dx, dy = promise - self._promised, came - promise - self._offset
         self._promised += weight * dx
-        self._offset += drawn * dy
+        self._offset += weight * dy
         if self.num_outcomes > 1:
             self._varied += drawn * (dx * dx - self._varied)
             self._together += drawn * (dx * (dx + dy) - self._together)
