@@ -5,8 +5,9 @@ baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--at-once 1,8] [--re
 Of GPUs: --kinds cuda-ipc,nccl on a host with two; each end sees one of them, those of BATON_BENCH_DEVICES (0,1).
 
 `of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
-with the first push, in the sender's process, and ends with the last block in its place, in the receiver's. With several
-at once (--at-once 1,8) all are pushed together, and the raw copy is one of all their bytes.
+with the first push, in the sender's process, and ends when the receiver's transport tells that the last block is in its
+place; the raw copy begins with the call in the sender's process and ends when the receiver's knows that all is there.
+With several at once (--at-once 1,8) all are pushed together, and the raw copy is one of all their bytes.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Sender:
         self._kind = kind
         self._transport = make_transports(kind, num_blocks, lambda: None)
         self._pieces: dict[int, list[Piece]] = {}
+        self._began = 0.0
         self._raw = kind.raw_sender(told, num_blocks * _BLOCK_BYTES)
 
     def connect(self, number: int, addresses: list[bytes], checksum: bool, first_block: int, num_blocks: int) -> None:
@@ -67,6 +69,7 @@ class Sender:
 
     def push(self, first_number: int, count: int) -> None:
         """Several transfers, one behind the other."""
+        self._began = time.monotonic()
         for number in range(first_number, first_number + count):
             for piece in self._pieces.pop(number):
                 self._transport.push(number, piece)
@@ -94,7 +97,12 @@ class Sender:
 
     def send_raw(self, num_bytes: int) -> None:
         """The raw copy."""
+        self._began = time.monotonic()
         self._raw.send(num_bytes)
+
+    def began(self) -> float:
+        """When the last push or raw copy did, by the host's clock."""
+        return self._began
 
     def close(self) -> None:
         """Everything."""
@@ -109,9 +117,9 @@ def serve(name: str, num_blocks: int, told: Any, pipe: Connection) -> None:
     pipe.send(None)
     while True:
         call, *arguments = pipe.recv()
-        getattr(sender, call)(*arguments)
+        answer = getattr(sender, call)(*arguments)
         if call not in ("push", "send_raw"):
-            pipe.send(None)
+            pipe.send(answer)
         if call == "close":
             return
 
@@ -121,8 +129,9 @@ class Pair:
 
     def __init__(self, kind: Kind, num_blocks: int) -> None:
         kind.prepare("receiver")
+        self._told_at = 0.0
         self._landed = threading.Event()
-        self._transport = make_transports(kind, num_blocks, self._landed.set)
+        self._transport = make_transports(kind, num_blocks, self._tell)
         self._raw = kind.raw_receiver(num_blocks * _BLOCK_BYTES)
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -134,10 +143,10 @@ class Pair:
 
     def raw(self, num_blocks: int) -> float:
         """Seconds of the raw copy."""
-        began = time.perf_counter()
         self._pipe.send(("send_raw", num_blocks * _BLOCK_BYTES))
         self._raw.receive(num_blocks * _BLOCK_BYTES)
-        return time.perf_counter() - began
+        ended = time.monotonic()
+        return ended - self._call("began")
 
     def transfer(self, num_blocks: int, count: int, checksum: bool) -> float:
         """Seconds from the first push to the last byte in its block, of so many transfers at once."""
@@ -149,7 +158,6 @@ class Pair:
             self._transport.open(Inbound(number, 1, number, tuple(block_ids_of(number, first, num_blocks)), checksum))
             self._call("connect", number, addresses, checksum, first, num_blocks)
         time.sleep(0.02)
-        began = time.perf_counter()
         self._pipe.send(("push", numbers[0], count))
         num_landed = 0
         while num_landed < count:
@@ -157,7 +165,7 @@ class Pair:
                 raise TimeoutError(f"{count - num_landed} of {count} transfers did not land")
             self._landed.clear()
             num_landed += sum(isinstance(event, Landed) for event in self._transport.poll())
-        seconds = time.perf_counter() - began
+        seconds = self._told_at - self._call("began")
         for number in numbers:
             self._call("forget", number)
         return seconds
@@ -169,14 +177,19 @@ class Pair:
         self._transport.close()
         self._raw.close()
 
-    def _call(self, *call: Any) -> None:
-        self._pipe.send(call)
-        self._answer()
+    def _tell(self) -> None:
+        """Of the transport, on its thread: what happened ends here, however long the main thread takes to wake up."""
+        self._told_at = time.monotonic()
+        self._landed.set()
 
-    def _answer(self) -> None:
+    def _call(self, *call: Any) -> Any:
+        self._pipe.send(call)
+        return self._answer()
+
+    def _answer(self) -> Any:
         if not self._pipe.poll(_ANSWER_SECONDS):
             raise TimeoutError("the sender's process does not answer")
-        self._pipe.recv()
+        return self._pipe.recv()
 
 
 def measure(kind: Kind, sizes: list[int], counts: list[int], repeats: int, checks: bool) -> list[dict[str, Any]]:

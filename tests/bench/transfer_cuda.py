@@ -118,13 +118,15 @@ class _NcclReceiver:
 
         self.told = new_id()
         self._pair = Pair(self.told, 1)
+        self._met = False
         self._target = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def receive(self, num_bytes: int) -> None:
-        self._pair.wait_ready(_WAIT_SECONDS)
-        self._pair.receive(self._target.data_ptr(), num_bytes, int(self._stream.cuda_stream))
-        self._pair.settle()
+        if not self._met:
+            self._pair.meet(self._target.data_ptr(), int(self._stream.cuda_stream), _WAIT_SECONDS)
+            self._met = True
+        self._pair.move(self._target.data_ptr(), num_bytes, int(self._stream.cuda_stream))
         self._stream.synchronize()
 
     def close(self) -> None:
@@ -138,12 +140,15 @@ class _NcclSender:
         from baton.worker.transfer.nccl_pair import Pair
 
         self._pair = Pair(told, 0)
+        self._met = False
         self._source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def send(self, num_bytes: int) -> None:
-        self._pair.wait_ready(_WAIT_SECONDS)
-        self._pair.send(self._source.data_ptr(), num_bytes, int(self._stream.cuda_stream))
+        if not self._met:
+            self._pair.meet(self._source.data_ptr(), int(self._stream.cuda_stream), _WAIT_SECONDS)
+            self._met = True
+        self._pair.move(self._source.data_ptr(), num_bytes, int(self._stream.cuda_stream))
         self._stream.synchronize()
 
     def close(self) -> None:

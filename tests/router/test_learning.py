@@ -28,18 +28,18 @@ def test_one_wild_rate_moves_nothing_a_lasting_change_does():
     for rate in (10_000, 10_100, 9900, 10_050):
         model.observe(load(prefill_tokens_per_second=rate))
     model.observe(load(prefill_tokens_per_second=5e9))
-    assert model.smooth(view()).prefill_tokens_per_second == pytest.approx(10_050, rel=0.02)
+    assert model.speeds().prefill_tokens_per_second == pytest.approx(10_050, rel=0.02)
     for rate in (2000, 2010, 2020):
         model.observe(load(prefill_tokens_per_second=rate))
-    assert model.smooth(view()).prefill_tokens_per_second == pytest.approx(2010, rel=0.01)
+    assert model.speeds().prefill_tokens_per_second == pytest.approx(2010, rel=0.01)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_what_is_no_rate_is_ignored(value):
     model = RateModel()
     model.observe(load(prefill_tokens_per_second=value, decode_step_seconds=value, num_running=1))
-    assert model.smooth(view()).prefill_tokens_per_second == 0
-    assert model.smooth(view()).step is None
+    assert model.speeds().prefill_tokens_per_second == 0
+    assert model.speeds().step is None
 
 
 def test_a_cold_fleet_is_guessed_a_cold_worker_is_like_the_fleet():

@@ -229,6 +229,26 @@ def test_growth_keeps_every_block():
     assert index.lookup(blocks(1, 3, 5, 6)) == {"a": 3}
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 17])
+def test_blocks_that_come_in_small_batches_are_found_and_can_go(size):
+    index, whole = index_of(a=[], b=[]), index_of(a=[], b=[])
+    numbers = list(range(7000))
+    pieces = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    for sequence, piece in enumerate(pieces, 1):
+        assert index.apply(batch("a", sequence, stored(*piece)))
+        if sequence % 3 == 0:
+            assert index.apply(batch("b", sequence // 3, stored(*piece[1:], 10_000 + sequence, 10_000 + sequence)))
+    assert whole.apply(batch("a", 1, stored(*numbers)))
+    for prompt in (numbers, numbers[100:140], pieces[2]):
+        assert index.lookup(blocks(*prompt))["a"] == whole.lookup(blocks(*prompt))["a"] == len(prompt)
+    assert index.lookup(blocks(*pieces[2][1:], 10_003)) == {"a": size - 1, "b": size} if size > 1 else {"b": 1}
+    assert index.num_blocks("a") == len(numbers)
+    for sequence, piece in enumerate(pieces, len(pieces) + 1):
+        assert index.apply(batch("a", sequence, removed(*piece)))
+    assert index.num_blocks("a") == 0
+    assert index.lookup(blocks(10_003)) == {"b": 1}
+
+
 def test_workers_that_come_and_go_leave_no_rows_behind():
     index = index_of(a=range(1000))
     sizes = set()

@@ -72,8 +72,9 @@ def test_a_corrupt_byte_in_a_slot_fails_the_transfer_and_is_not_written(many):
             sender = super().connect(slots)
             put = sender.put
 
-            def put_and_spoil(piece, slot, conversion):
-                ticket = put(piece, slot, conversion)
+            def put_and_spoil(*piece_and_slot):
+                ticket = put(*piece_and_slot)
+                slot = piece_and_slot[1]
                 sender._memory[slot * SLOT_BYTES + 3] ^= 1
                 return ticket
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096  # words of a program at a time
+_NUM_WARPS = 8
 ALL_PROGRAMS = 1 << 30  # one for each part of a block; fewer take several in turn
+_NUM_ARGUMENTS = 6  # of the kernel, constants apart
+_NUM_ITEMS = 4  # where it is among them
+_NUM_SCRATCH = 2  # pointers that Triton appends; of this kernel nothing is behind them
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -74,7 +81,6 @@ class BlockCopier:
         self._start: int = words.data_ptr()
         self._stride: int = words.stride(0)
         self._num_parts = triton.cdiv(size, _BLOCK)
-        self._constants = {gather: (size, _BLOCK, gather) for gather in (True, False)}
         staging = torch.empty(1, 1, size, dtype=torch.int64, device=pool.device)
         block_ids = torch.zeros(1, dtype=torch.int32, device=pool.device)
         self._kernels = {
@@ -88,14 +94,32 @@ class BlockCopier:
                 SIZE=size,
                 BLOCK=_BLOCK,
                 GATHER=gather,
-                num_warps=8,
+                num_warps=_NUM_WARPS,
                 grid=(1,),
             )
             for gather in (True, False)
         }
 
+    def lane(self) -> BlockLane:
+        """For one thread at a time."""
+        return BlockLane(_Launch(self._kernels[True]), _Launch(self._kernels[False]))
+
+    def arguments(self, layers: range, block_ids: int, num_ids: int, staging: int) -> tuple[int, ...]:
+        """The kernel's, in its order."""
+        start = self._start + 8 * layers.start * self._stride
+        return start, staging, block_ids, self._stride, num_ids * len(layers) * self._num_parts, len(layers)
+
+
+class BlockLane:
+    """The copies of any pool of one shape. Keeps none."""
+
+    def __init__(self, gather: _Launch, scatter: _Launch) -> None:
+        self._gather = gather
+        self._scatter = scatter
+
     def gather(
         self,
+        pool: BlockCopier,
         layers: range,
         block_ids: int,
         num_ids: int,
@@ -104,26 +128,50 @@ class BlockCopier:
         max_programs: int = ALL_PROGRAMS,
     ) -> None:
         """Queues staging[i, layer - layers.start] = pool[layer, block_ids[i]]. Staging may be a peer's memory."""
-        self._launch(True, layers, block_ids, num_ids, staging, stream, max_programs)
+        self._gather(pool.arguments(layers, block_ids, num_ids, staging), stream, max_programs)
 
-    def scatter(self, layers: range, block_ids: int, num_ids: int, staging: int, stream: int) -> None:
-        """Queues the way back; block ids are distinct."""
-        self._launch(False, layers, block_ids, num_ids, staging, stream, ALL_PROGRAMS)
-
-    def _launch(
-        self, gather: bool, layers: range, block_ids: int, num_ids: int, staging: int, stream: int, max_programs: int
+    def scatter(
+        self,
+        pool: BlockCopier,
+        layers: range,
+        block_ids: int,
+        num_ids: int,
+        staging: int,
+        stream: int,
+        max_programs: int = ALL_PROGRAMS,
     ) -> None:
-        num_items = num_ids * len(layers) * self._num_parts
-        self._kernels[gather][(min(num_items, max_programs), 1, 1)](
-            self._start + 8 * layers.start * self._stride,
-            staging,
-            block_ids,
-            self._stride,
-            num_items,
-            len(layers),
-            *self._constants[gather],
-            stream=stream,
+        """Queues the way back; block ids are distinct."""
+        self._scatter(pool.arguments(layers, block_ids, num_ids, staging), stream, max_programs)
+
+
+class _Launch:
+    """A compiled kernel, launched by a call of the driver's: Triton's own launch takes an interpreter whose caches are
+    cold a tenth of a millisecond.
+
+    From the CUDA driver's documentation of cuLaunchKernel: it copies as many arguments as the kernel has before it
+    returns, from the addresses that it is given.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        kernel[(1, 1, 1)]  # loads it onto the device
+        self._function = ctypes.c_void_p(kernel.function)
+        self._shared = kernel.metadata.shared
+        self._arguments = (ctypes.c_uint64 * (_NUM_ARGUMENTS + _NUM_SCRATCH))()
+        start, size = ctypes.addressof(self._arguments), ctypes.sizeof(ctypes.c_uint64)
+        addresses = [start + index * size for index in range(len(self._arguments))]
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+
+    def __call__(self, arguments: tuple[int, ...], stream: int, max_programs: int) -> None:
+        """Raises RuntimeError where the driver refuses."""
+        self._arguments[:_NUM_ARGUMENTS] = list(arguments)
+        num_programs = min(arguments[_NUM_ITEMS], max_programs)
+        status = self._launch(
+            self._function, num_programs, 1, 1, 32 * _NUM_WARPS, 1, 1, self._shared, stream, self._addresses, None
         )
+        if status:
+            raise RuntimeError(f"a copy of {num_programs} programs was not launched: CUDA error {status}")
 
 
 def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> None:
@@ -145,7 +193,7 @@ def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> 
         SIZE=size,
         BLOCK=_BLOCK,
         GATHER=gather,
-        num_warps=8,
+        num_warps=_NUM_WARPS,
     )
 
 

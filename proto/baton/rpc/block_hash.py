@@ -32,8 +32,8 @@ def hash_blocks(parent: bytes, token_ids: Sequence[int], block_size: int) -> byt
     hash_0 = BLAKE2b-128(key=parent, tokens_0), hash_i = BLAKE2b-128(key=hash_{i-1}, tokens_i); tokens are
     little-endian uint32. `parent` is the cache namespace, or the hash of the block before the first.
     """
-    num_blocks = len(token_ids) // block_size
-    words = array("I", token_ids[: num_blocks * block_size])
+    rest = len(token_ids) % block_size
+    words = array("I", token_ids[:-rest] if rest else token_ids)
     if sys.byteorder == "big":
         words.byteswap()
     return hash_packed_blocks(parent, words.tobytes(), block_size)
@@ -42,6 +42,8 @@ def hash_blocks(parent: bytes, token_ids: Sequence[int], block_size: int) -> byt
 def hash_packed_blocks(parent: bytes, token_ids: bytes, block_size: int) -> bytes:
     """hash_blocks of tokens that are little-endian uint32 already."""
     stride = block_size * _TOKEN_BYTES
+    if len(token_ids) == stride:  # what grows grows block by block
+        return blake2b(token_ids, digest_size=HASH_BYTES, key=parent).digest()
     data = memoryview(token_ids)[: len(token_ids) // stride * stride]
     hashes = bytearray()
     for start in range(0, len(data), stride):

@@ -132,7 +132,7 @@ class Fleet:
         worker.state = state
         worker.rates.observe(state.load)
         cordoned = self.is_cordoned(state.worker_id)
-        worker.view = view = worker.rates.smooth(view_of(state, address, cordoned, now, None))
+        worker.view = view = view_of(state, address, cordoned, now, worker.rates.speeds())
         if is_new:
             if before is not None:
                 self._alive.pop(before.worker_id, None)

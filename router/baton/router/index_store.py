@@ -13,6 +13,8 @@ from baton.router.index_holders import DEVICE, HOST, NUM_TIERS, Columns, Holders
 from baton.router.index_lines import Fingerprints, LineNumbers
 from baton.router.index_table import BlockTable, add_at, rank_in_runs
 
+_FEW_CHANGES = 16
+
 
 @dataclass(slots=True)
 class Column:
@@ -75,6 +77,8 @@ class BlockStore:
         if not fingerprints.size:
             return
         self._note_host(columns)
+        if fingerprints.size <= _FEW_CHANGES and self._change_few(fingerprints, columns, stores):
+            return
         order = np.argsort(fingerprints, kind="stable")
         fingerprints, columns, stores = fingerprints[order], columns[order], stores[order]
         ranks = rank_in_runs(fingerprints)
@@ -85,6 +89,23 @@ class BlockStore:
         for number in range(num_rounds):
             chosen = ranks == number
             self._change_distinct(fingerprints[chosen], columns[chosen], stores[chosen], order[chosen])
+
+    def _change_few(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> bool:
+        """Adds new blocks one by one: quicker than array by array. False: others are among them, or there is no room;
+        nothing is changed."""
+        blocks = fingerprints.tolist()
+        if len(set(blocks)) < len(blocks) or not stores.all():
+            return False
+        places = self._table.free_places(blocks)
+        if places is None:
+            return False
+        lines = self._table.lines
+        added = lines.take(len(blocks))
+        self._table.put(places, fingerprints, added)
+        lines.codes[added] = columns + 1
+        for column in columns.tolist():
+            self._counts[column] += 1
+        return True
 
     def _change_distinct(
         self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_], order: NDArray[np.int64]
@@ -169,4 +190,5 @@ class BlockStore:
         table.remove(table.find(table.lines.fingerprints[gone]), gone)
 
     def _note_host(self, columns: Columns) -> None:
-        self.uses_host = self.uses_host or bool((columns % NUM_TIERS == HOST).any())
+        if not self.uses_host:
+            self.uses_host = bool((columns % NUM_TIERS == HOST).any())

@@ -164,6 +164,43 @@ class BlockTable:
             left = self._put(fingerprints, lines)
         return moved
 
+    def free_places(self, fingerprints: list[int]) -> list[int] | None:
+        """Where `put` can add these different blocks. None: one is there already, or has no room."""
+        places: list[int] = []
+        taken: dict[int, list[int]] = {}  # keys of buckets, with those of these blocks
+        fills: dict[int, int] = {}
+        for fingerprint in fingerprints:
+            base = self._directory.item(fingerprint >> (64 - self._bits))
+            fill = fills.get(base)
+            if fill is None:
+                fill = self._fill.item(base >> _BUCKETS_BITS)
+            if fill >= _MAX_FILL:
+                return None
+            fills[base] = fill + 1
+            place = -1
+            for bits in (fingerprint, fingerprint >> _BUCKETS_BITS):
+                bucket = base + bits % _SEGMENT_BUCKETS
+                keys = taken.get(bucket)
+                if keys is None:
+                    keys = taken[bucket] = self._keys[bucket].tolist()
+                if fingerprint in keys:
+                    return None
+                if place < 0 and 0 in keys:
+                    place = bucket * _BUCKET_PLACES + keys.index(0)
+            if place < 0:
+                return None
+            taken[place // _BUCKET_PLACES][place % _BUCKET_PLACES] = fingerprint
+            places.append(place)
+        return places
+
+    def put(self, places: list[int], fingerprints: Fingerprints, lines: LineNumbers) -> None:
+        """Adds blocks at their `free_places`; the codes of their lines are the caller's to set at once."""
+        self.lines.fingerprints[lines] = fingerprints
+        self._keys.reshape(-1)[places] = fingerprints
+        self._line_at[places] = lines
+        for place in places:
+            self._fill[place >> _SEGMENT_PLACES_BITS] += 1
+
     def remove(self, places: Places, lines: LineNumbers) -> None:
         """Takes blocks out, each once: where they are, and their lines."""
         self._keys.reshape(-1)[places] = 0

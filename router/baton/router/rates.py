@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
-from baton.router.worker_view import WorkerView
+from baton.router.worker_view import Speeds, WorkerView
 from baton.v1 import worker_pb2
 
 # For a fleet that has not worked yet. Equal for all workers, they matter against each other only.
@@ -43,6 +43,7 @@ class RateModel:
     def __init__(self) -> None:
         self._steps = StepModel()
         self._values: dict[str, deque[float]] = {}
+        self._middles: dict[str, float] = {}
 
     def observe(self, load: worker_pb2.WorkerLoad) -> None:
         """A state of the worker."""
@@ -51,28 +52,22 @@ class RateModel:
         self._keep("transfer", load.transfer_bytes_per_second)
         self._keep("restore", load.restore_bytes_per_second)
 
-    def smooth(self, view: WorkerView) -> WorkerView:
-        """The view with what is believed in place of what was told last."""
-        return replace(
-            view,
-            prefill_tokens_per_second=self._middle("prefill"),
-            transfer_bytes_per_second=self._middle("transfer"),
-            restore_bytes_per_second=self._middle("restore"),
-            step=self._steps.times,
+    def speeds(self) -> Speeds:
+        """What is believed by now, in place of what was told last."""
+        middles = self._middles
+        return Speeds(
+            middles.get("prefill", 0.0), middles.get("transfer", 0.0), middles.get("restore", 0.0), self._steps.times
         )
 
     def _keep(self, name: str, value: float) -> None:
         if not 0 < value < float("inf"):
             return
-        values = self._values.setdefault(name, deque(maxlen=_MEMORY))
+        values = self._values.get(name)
+        if values is None:
+            values = self._values[name] = deque(maxlen=_MEMORY)
         if not values or values[-1] != value:
             values.append(value)
-
-    def _middle(self, name: str) -> float:
-        values = self._values.get(name)
-        if not values:
-            return 0.0
-        return values[-1] if len(values) < 3 else median(values)
+            self._middles[name] = value if len(values) < 3 else median(values)
 
 
 def rates_of(view: WorkerView, fallback: Rates) -> Rates:

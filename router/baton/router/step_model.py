@@ -135,7 +135,7 @@ def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
     at, others = own.moments, fleet.moments
     if at is None or others is None:
         return own
-    mixed = Moments(*(mine + _FLEET_WEIGHT * theirs for mine, theirs in zip(at, others, strict=True)))
+    mixed = Moments(*[mine + _FLEET_WEIGHT * theirs for mine, theirs in zip(at, others, strict=True)])
     guess = fleet.seconds(at.n, at.c)
     believed = guess + at.known / (at.known + _FLEET_KNOWN) * (at.s - guess)
     return _plane(at._replace(s=believed), mixed)

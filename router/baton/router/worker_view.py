@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router.step_model import StepTimes
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
@@ -13,6 +14,15 @@ _DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
 
 # What must be equal for KV to pass from one worker to another. Senders convert block sizes and dtypes.
 LayoutKey = tuple[bytes, bool, int, int, int, int]
+
+
+class Speeds(NamedTuple):
+    """What is believed of a worker's speeds. 0, or None: not known yet."""
+
+    prefill_tokens_per_second: float
+    transfer_bytes_per_second: float
+    restore_bytes_per_second: float
+    step: StepTimes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,13 @@ class WorkerView:
 
 
 def view_of(
-    state: worker_pb2.WorkerState, address: str, cordoned: bool, received: float, step: StepTimes | None
+    state: worker_pb2.WorkerState, address: str, cordoned: bool, received: float, speeds: Speeds | None
 ) -> WorkerView:
-    """The view that a state stands for."""
+    """The view that a state stands for. `speeds` None: as the state tells them."""
     load = state.load
+    if speeds is None:
+        told = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
+        speeds = Speeds(*told, step=None)
     return WorkerView(
         worker_id=state.worker_id,
         epoch=state.epoch,
@@ -76,12 +89,12 @@ def view_of(
         num_blocks=load.num_blocks,
         num_free_blocks=load.num_free_blocks,
         max_num_requests=load.max_num_requests,
-        prefill_tokens_per_second=load.prefill_tokens_per_second,
-        transfer_bytes_per_second=load.transfer_bytes_per_second,
+        prefill_tokens_per_second=speeds.prefill_tokens_per_second,
+        transfer_bytes_per_second=speeds.transfer_bytes_per_second,
         kv_bytes_per_token=load.kv_bytes_per_token,
-        step=step,
+        step=speeds.step,
         num_context_tokens=load.num_context_tokens,
-        restore_bytes_per_second=load.restore_bytes_per_second,
+        restore_bytes_per_second=speeds.restore_bytes_per_second,
         adapter_load_seconds=load.adapter_load_seconds,
         adapters=frozenset(state.adapters),
         can_decode=state.role in _DECODES,

@@ -23,6 +23,7 @@ class Batch:
         self.last_step = np.zeros(num_rows, np.int64)
         self.constrained = np.zeros(num_rows, np.bool_)  # rows that draw under a mask
         self._decoding = np.zeros(num_rows, np.bool_)
+        self.num_constrained = 0
         self._held = np.zeros(num_rows, np.bool_)
         self._num_held = 0
         self._prefilling: list[RequestState] = []  # by rank
@@ -63,6 +64,7 @@ class Batch:
         self.limit[row] = state.limit
         self.last_step[row] = state.last_step
         self.constrained[row] = state.grammar is not None
+        self.num_constrained += state.grammar is not None
         state.row = row
         self._prefilling.append(state)
         self._prefilling.sort(key=lambda other: other.rank)
@@ -91,6 +93,8 @@ class Batch:
         state.last_step = int(self.last_step[row])
         state.row = NO_ROW
         self.states[row] = None
+        self.num_constrained -= bool(self.constrained[row])
+        self.constrained[row] = False
         self.release(row)
         if self._decoding[row]:
             self._decoding[row] = False

@@ -107,7 +107,7 @@ class BlockPool:
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
         """How many of these blocks touching would take from the free ones."""
         references = self._num_references
-        return sum(1 for block_id in block_ids if references[block_id] == 0)
+        return [references[block_id] for block_id in block_ids].count(0)
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
         """Ends one holder's hold. The last block is the first to be evicted: a prefix outlives its continuations."""

@@ -42,6 +42,8 @@ class CacheEvents:
 
     def take(self) -> list[StoredEvent | RemovedEvent]:
         """What happened since the last call, in order."""
+        if not self._changes:
+            return []
         changes, self._changes = self._changes, []
         self.removes = False
         return [(StoredEvent if stored else RemovedEvent)(bytes(hashes), self._tier) for stored, hashes in changes]

@@ -18,13 +18,13 @@ def load_snapshot(
 ) -> LoadSnapshot:
     """As of now."""
     batch = scheduler.batch
-    pending = sum(
-        len(state.token_ids) for state in scheduler.queued() if state.phase not in (Phase.READY, Phase.REMOTE)
-    )
-    pending += sum(len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling)
+    queue_depth = scheduler.num_queued
+    waiting = scheduler.queued() if queue_depth else ()
+    pending = sum([len(state.token_ids) for state in waiting if state.phase not in (Phase.READY, Phase.REMOTE)])
+    pending += sum([len(state.token_ids) - int(batch.num_computed[state.row]) for state in batch.prefilling])
     return LoadSnapshot(
         num_running=len(batch),
-        queue_depth=scheduler.num_queued,
+        queue_depth=queue_depth,
         num_pending_prefill_tokens=pending + num_prefill_tokens_in_flight,
         num_context_tokens=batch.num_context_tokens,
         num_blocks=scheduler.pool.num_blocks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
@@ -110,8 +111,7 @@ class StepOutputs:
             yield request, token_id, self.logprobs.get(index)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
+class LoadSnapshot(NamedTuple):
     """How busy and how fast the engine is; the units are those of baton.v1.WorkerLoad."""
 
     num_running: int

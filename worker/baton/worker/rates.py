@@ -47,8 +47,13 @@ class Rates:
         """Learns from steps that only decoded, in order; each given in seconds."""
         known = self._decode_seconds
         for seconds in steps:
-            if seconds > 0:
-                known = known + _DECODE_WEIGHT * (min(seconds, known * _OUTLIER) - known) if known else seconds
+            if seconds <= 0:
+                continue
+            if known:
+                most = known * _OUTLIER
+                known += _DECODE_WEIGHT * ((seconds if seconds < most else most) - known)
+            else:
+                known = seconds
         self._decode_seconds = known
 
     def _observe_mixed(self, num_prefill_tokens: int, seconds: float) -> None:

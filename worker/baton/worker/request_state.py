@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from baton.worker.grammar.match import GrammarMatch
 
 NO_ROW = -1
+_HASHES = np.dtype(f"V{HASH_BYTES}")
 
 
 class Phase(enum.Enum):
@@ -96,14 +97,17 @@ class RequestState:
         start, stop = len(self.block_hashes), min(num_tokens, self.num_cacheable_tokens) // block_size
         if stop <= start:
             return
-        parent = self.block_hashes[-1] if start else self.request.cache_namespace
-        token_ids = self.token_ids[start * block_size : stop * block_size]
+        request = self.request
+        parent = self.block_hashes[-1] if start else request.cache_namespace
+        token_ids = request.token_ids[start * block_size : stop * block_size]
         self.block_hashes += split_hashes(hash_blocks(parent, token_ids, block_size))
 
 
 def split_hashes(packed: bytes) -> list[BlockHash]:
     """16 bytes a block, one by one."""
-    hashes: list[BlockHash] = np.frombuffer(packed, f"V{HASH_BYTES}").tolist()
+    if len(packed) == HASH_BYTES:
+        return [BlockHash(packed)]
+    hashes: list[BlockHash] = np.frombuffer(packed, _HASHES).tolist()
     return hashes
 
 

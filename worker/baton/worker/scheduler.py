@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from baton.worker.arrivals import Arrivals
 from baton.worker.core import BlockId, Row, RowInit
 from baton.worker.holdings import Holdings
@@ -182,7 +180,7 @@ class Scheduler:
         self._holdings.evict_ahead(self.places.remote)
         draft = Draft(self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
-        draft.budget -= len(self.batch.decode_rows())
+        draft.budget -= len(draft.decode_rows(self.batch))
         self._continue_prefills(draft)
         if not draft.preempted:
             self._admit(draft)
@@ -195,10 +193,10 @@ class Scheduler:
         plan = scheduled.plan
         size = self._block_size
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
-        filled = computed // size > plan.num_computed_tokens // size
-        for index in np.flatnonzero(filled).tolist():
+        fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+        for index in fills.nonzero()[0].tolist():
             state = scheduled.states[index]
-            if state.row == plan.rows[index]:
+            if state.row == plan.rows.item(index):
                 self.store(state, int(computed[index]))
 
     def collected(self, step: int) -> None:
@@ -280,7 +278,7 @@ class Scheduler:
     def _grow_decodes(self, draft: Draft) -> None:
         """Gives each decode that starts a new block one, preempting where there is none."""
         batch = self.batch
-        rows = batch.decode_rows()
+        rows = draft.decode_rows(batch)
         needy = rows[batch.num_computed[rows] >= batch.capacity[rows]]
         for state in sorted(batch.states_at(needy), key=lambda other: other.rank):
             while state.row != NO_ROW:
@@ -426,6 +424,8 @@ class Scheduler:
 
     def _mask(self, scheduled: ScheduledStep) -> None:
         """Adds the masks of constrained rows, which are held until the token that each draws is in its grammar."""
+        if not self.batch.num_constrained:
+            return
         plan = scheduled.plan
         constrained = self.batch.constrained[plan.rows] & plan.samples
         if constrained.any():

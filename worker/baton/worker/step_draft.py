@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.worker.batch import Batch
-from baton.worker.core import BlockId, Row, RowInit, StepPlan
+from baton.worker.core import BlockId, Int32, Row, RowInit, StepPlan
 from baton.worker.outputs import PrefillStarted
 from baton.worker.request_state import RequestState
 
@@ -32,12 +32,20 @@ class Draft:
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
+    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not asked for yet, or others now
+
+    def decode_rows(self, batch: Batch) -> Int32:
+        """The rows that decode."""
+        if self._decode_rows is None:
+            self._decode_rows = batch.decode_rows()
+        return self._decode_rows
 
     def take_out(self, state: RequestState, row: Row) -> None:
         """The request will not run in this step after all."""
         self.new_blocks.pop(row, None)
         self.admitted.pop(row, None)
         self.chunks.pop(state, None)
+        self._decode_rows = None
 
     def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
@@ -49,21 +57,25 @@ class Draft:
             if whole and first >= state.request.num_prompt_tokens:
                 del self.chunks[state]
                 batch.start_decoding(state)
-        decode_rows = batch.decode_rows()
+                self._decode_rows = None
+        decode_rows = self.decode_rows(batch)
         num_decodes = len(decode_rows)
         states = batch.states_at(decode_rows) + list(self.chunks)
         if not states:
             return None
-        rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
+        rows = decode_rows
+        if self.chunks:
+            rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
         num_scheduled = np.ones(len(rows), np.int32)
-        num_scheduled[num_decodes:] = list(self.chunks.values())
+        if self.chunks:
+            num_scheduled[num_decodes:] = list(self.chunks.values())
         num_computed = batch.num_computed[rows]
         samples = np.ones(len(rows), np.bool_)
         for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):
             samples[index] = num_computed[index] + chunk == len(state.token_ids)
             if samples[index]:
                 batch.start_decoding(state)
-        batch.num_computed[rows] += num_scheduled
+        batch.num_computed[rows] = num_computed + num_scheduled
         batch.last_step[rows] = step
         plan = StepPlan(
             step=step,

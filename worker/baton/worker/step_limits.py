@@ -12,6 +12,7 @@ not hide the next.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter, ne
 from typing import NamedTuple
 
 from baton.worker.core import RowInit, SamplingParams, StepPlan
@@ -23,13 +24,13 @@ NOVEL_STEPS = 64
 NOVEL_SECONDS = 10.0
 OUTLIER = 4.0
 _FORGETS = 0.02  # of the difference to a quicker step, with each of them
-_NEUTRAL = SamplingParams()
 # What a kernel may be made for.
-_FEATURES = (
+_features_of = attrgetter(
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "logprobs",
     "logprob_token_ids", "prompt_logprobs", "suppressed_token_ids", "forbidden_sequences", "reasoning_limit",
     "top_p", "top_k", "min_p", "temperature",
 )  # fmt: skip
+_NEUTRAL = _features_of(SamplingParams())
 
 
 class Shape(NamedTuple):
@@ -94,7 +95,7 @@ class StepLimits:
 
     def _note_features(self, admitted: list[RowInit]) -> None:
         for init in admitted:
-            features = tuple(getattr(init.sampling, name) != getattr(_NEUTRAL, name) for name in _FEATURES)
+            features = tuple(map(ne, _features_of(init.sampling), _NEUTRAL))
             if features not in self._features:
                 self._features.add(features)
                 self._watched_from = max(self._watched_from, self._num_steps + NOVEL_STEPS)

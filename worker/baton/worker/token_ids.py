@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -30,9 +30,11 @@ class TokenIds(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         num_given = len(self.given)
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
+            start, stop, step = index.indices(num_given + len(self.generated))
             if step != 1:
                 return list(self)[index]
+            if start >= num_given:
+                return self.generated[start - num_given : max(0, stop - num_given)]
             head: list[int] = self.given[start:stop].tolist()
             return head + self.generated[max(0, start - num_given) : max(0, stop - num_given)]
         if index < 0:
@@ -57,7 +59,7 @@ class TokenIds(Sequence[int]):
         """One more token was generated."""
         self.generated.append(token_id)
 
-    def extend(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Iterable[int]) -> None:
         """More tokens were generated."""
         self.generated.extend(token_ids)
 

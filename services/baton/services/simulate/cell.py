@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ class Cell:
 @silenced()
 def run_cell(cell: Cell) -> Summary:
     """Runs one cell. Raises InvalidRequest for one that cannot be."""
+    gc.collect()  # what the run before left
     cell = _long_enough(cell)
     texts = Texts(cell.cluster.block_size)
     arrivals = arrivals_of(cell, texts)

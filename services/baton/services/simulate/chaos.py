@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 from collections import deque
@@ -279,6 +280,7 @@ def run_chaos(seed: int, seconds: float = 5.0, rate: float = 16.0) -> ChaosRepor
     timeline = LoopTimeline()
     began = process_time()
     try:
+        gc.collect()  # what the run before left
         with uncollected():
             report = timeline.loop.run_until_complete(_prepare(timeline, draws, seed, seconds, rate))(timeline)
     finally:

@@ -33,6 +33,8 @@ class DeviceModel:
         """How long the plan takes."""
         num_decodes = plan.num_decodes
         num_context = int(plan.num_computed_tokens[:num_decodes].sum())
+        if num_decodes == len(plan.rows):
+            return self.decode_seconds(num_decodes, num_context)
         num_prefill = num_pairs = 0
         chunks = plan.num_scheduled_tokens[num_decodes:].tolist()
         for chunk, computed in zip(chunks, plan.num_computed_tokens[num_decodes:].tolist(), strict=True):

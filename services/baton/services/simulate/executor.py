@@ -80,7 +80,8 @@ class VirtualExecutor:
         self._launched.popleft()
         self._clock.now = max(self._clock.now, step.ends)
         plan = step.plan
-        return StepResult(plan.step, self._tokens[plan.rows[plan.samples]], seconds=step.ends - step.starts)
+        sampled = plan.rows if plan.num_decodes == len(plan.rows) else plan.rows[plan.samples]
+        return StepResult(plan.step, self._tokens[sampled], seconds=step.ends - step.starts)
 
     def tell_layers(self, until: float) -> None:
         """Tells the layer hook of the layers that are written by then, in their time."""

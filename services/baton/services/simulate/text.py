@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from baton.rpc.block_hash import HASH_BYTES, cache_namespace
 from baton.worker.core import BlockHash
+from baton.worker.request_state import split_hashes
 
 _WORD_BYTES = 4
 
@@ -80,8 +81,7 @@ class Text:
 
     def hash_list(self) -> list[BlockHash]:
         """block_hashes, cut; a new list."""
-        packed = self.block_hashes
-        return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
+        return split_hashes(self.block_hashes)
 
     def _hash(self) -> bytes:
         texts, parent = self._texts, self.parent

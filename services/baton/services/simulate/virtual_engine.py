@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heapreplace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import sub
 
 import numpy as np
@@ -20,7 +20,7 @@ from baton.services.simulate.executor import VirtualExecutor
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, Int32, Request
 from baton.worker.engine import Engine
-from baton.worker.outputs import StepOutputs
+from baton.worker.outputs import LoadSnapshot, StepOutputs
 from baton.worker.request_state import RequestState
 from baton.worker.settings import EngineSettings
 
@@ -35,13 +35,16 @@ _Move = tuple[int, int, tuple[int, float, int] | int, int]
 class Coast:
     """Steps that need no decision: times[i] is when step i starts, the last is when the last one ends."""
 
-    __slots__ = ("done", "moves", "num_decodes", "rows", "times")
+    __slots__ = ("computed", "done", "last_step", "moves", "num_decodes", "rows", "states", "times")
 
-    def __init__(self, rows: Int32, times: list[float]) -> None:
+    def __init__(self, rows: Int32, states: list[RequestState], computed: list[int], times: list[float]) -> None:
         self.rows = rows
+        self.states = states
+        self.computed = computed  # each one's tokens before the first step: the batch hears of them when all is over
         self.num_decodes = len(rows)
         self.times = times
         self.done = 0  # steps taken
+        self.last_step = 0  # the number of the last one
         self.moves: list[_Move] | None = None  # a heap of each row's next ones; None: not looked at yet
 
     @property
@@ -88,6 +91,7 @@ class VirtualEngine(Engine):
         self._block_size = executor.layout.block_size
         self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
         self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
+        self._coast: Coast | None = None
         self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
 
     def know_hashes(self, request_id: str, block_hashes: list[BlockHash]) -> None:
@@ -114,6 +118,12 @@ class VirtualEngine(Engine):
         )
         return outputs
 
+    def load(self) -> LoadSnapshot:
+        load, coast = super().load(), self._coast
+        if coast is None:
+            return load
+        return load._replace(num_context_tokens=load.num_context_tokens + coast.done * coast.num_decodes)
+
     def plan_coast(self, now: float, changes: bool = True) -> Coast | None:
         """The steps from now on that need no decision, unless something reaches the engine. None: not even the next.
 
@@ -128,18 +138,18 @@ class VirtualEngine(Engine):
         rows = batch.decode_rows()
         if len(rows) != len(batch):
             return None
-        computed = batch.num_computed[rows]
-        num_steps = min(int((batch.limit[rows] - computed).min()) - 2, _MAX_STEPS)
-        spare = batch.capacity[rows] - computed
+        states, computed, size = batch.states_at(rows), batch.num_computed[rows].tolist(), self._block_size
+        num_steps = min([state.limit - tokens for state, tokens in zip(states, computed, strict=True)]) - 2
+        num_steps = min(num_steps, _MAX_STEPS)
         if not changes:
-            num_steps = min(
-                num_steps, int(spare.min()), int((self._block_size - 1 - computed % self._block_size).min())
-            )
-        if len(rows) * (num_steps // self._block_size + 2) > pool.num_free:
-            num_steps = self._fitting(num_steps, spare)
+            spare = (batch.capacity[rows] - batch.num_computed[rows]).min()
+            num_steps = min(num_steps, int(spare), min([size - 1 - tokens % size for tokens in computed]))
+        if len(rows) * (num_steps // size + 2) > pool.num_free:
+            num_steps = self._fitting(num_steps, batch.capacity[rows] - batch.num_computed[rows])
         if num_steps < 1:
             return None
-        return self._timed(rows, now, num_steps, int(computed.sum()))
+        coast = self._coast = Coast(rows, states, computed, self._times(len(rows), now, num_steps, sum(computed)))
+        return coast
 
     def _fitting(self, num_steps: int, spare: Int32) -> int:
         """As many steps as there are blocks for, or half as many, or a quarter..."""
@@ -162,47 +172,51 @@ class VirtualEngine(Engine):
 
     def end_coast(self, coast: Coast) -> None:
         """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
-        for state in self._scheduler.batch.states_at(coast.rows):
-            self._give_tokens(state, int(self._scheduler.batch.num_computed[state.row]))
+        self._coast = None
+        if not coast.done:
+            return
+        batch = self._scheduler.batch
+        batch.num_computed[coast.rows] += coast.done
+        batch.last_step[coast.rows] = coast.last_step
+        for state, computed in zip(coast.states, coast.computed, strict=True):
+            self._give_tokens(state, computed + coast.done)
 
     def _num_blocks_for(self, spare: Int32, num_steps: int) -> int:
         return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
 
-    def _timed(self, rows: Int32, now: float, num_steps: int, num_context: int) -> Coast:
-        device, count = self._device, len(rows)
+    def _times(self, count: int, now: float, num_steps: int, num_context: int) -> list[float]:
+        """When each step of so many requests starts, and the last one ends."""
+        device = self._device
         # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
         fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
-        context = num_context + count * np.arange(num_steps)
+        context = np.arange(num_context, num_context + count * num_steps, count)
         times = np.empty(num_steps + 1)
         times[0] = now
         np.add(fixed, slope * context, out=times[1:])
-        return Coast(rows, times.cumsum().tolist())
+        ends: list[float] = times.cumsum().tolist()
+        return ends
 
     def _take(self, coast: Coast, num_steps: int) -> None:
         scheduler, counters = self._scheduler, self._counters
-        batch, rows, count = scheduler.batch, coast.rows, coast.num_decodes
         done = coast.done
         self._move_blocks(coast, done + num_steps)
-        batch.num_computed[rows] += num_steps
-        batch.last_step[rows] = scheduler.skip_steps(num_steps)
+        coast.last_step = scheduler.skip_steps(num_steps)
         taken = coast.times[done : done + num_steps + 1]
         seconds = list(map(sub, taken[1:], taken))
         self._rates.observe_decodes(seconds)
         counters.step_seconds = deque(accumulate(seconds, initial=counters.step_seconds), 1)[0]  # rounded as one by one
         counters.num_steps += num_steps
-        counters.num_output_tokens += count * num_steps
+        counters.num_output_tokens += coast.num_decodes * num_steps
         coast.done += num_steps
         self._last_collect = coast.now
 
     def _first_moves(self, coast: Coast) -> list[_Move]:
         """Each row's next new block and next full one, before the coast's first step."""
-        batch, size = self._scheduler.batch, self._block_size
-        computed = batch.num_computed[coast.rows]
-        needs = (batch.capacity[coast.rows] - computed).tolist()
+        size, capacities = self._block_size, self._scheduler.batch.capacity[coast.rows].tolist()
         moves: list[_Move] = []
-        for index, state in enumerate(batch.states_at(coast.rows)):
-            moves.append((needs[index], 0, state.rank, index))
-        moves += [(step, 1, index, index) for index, step in enumerate((size - 1 - computed % size).tolist())]
+        for index, (state, computed) in enumerate(zip(coast.states, coast.computed, strict=True)):
+            moves.append((capacities[index] - computed, 0, state.rank, index))
+            moves.append((size - 1 - computed % size, 1, index, index))
         heapify(moves)
         return moves
 
@@ -213,33 +227,34 @@ class VirtualEngine(Engine):
         moves = coast.moves
         if moves[0][0] >= until:
             return
-        scheduler, size, rows = self._scheduler, self._block_size, coast.rows
-        batch = scheduler.batch
+        scheduler, size = self._scheduler, self._block_size
         before = moves[0][:2]
         while (move := moves[0])[0] < until:
             step, is_full, order, index = move
             if move[:2] != before:
-                self._tell_events(coast.times[sum(before)])  # evictions as the step begins, what it stored as it ends
+                # Evictions as the step begins, what it stored as it ends.
+                if before[1] or scheduler.pool.has_evicted:
+                    self._tell_events(coast.times[sum(before)])
                 before = move[:2]
-            row = int(rows[index])
-            state = batch.states[row]
-            assert state is not None, "a decoding row holds a request"
+            state = coast.states[index]
             if is_full:
-                num_computed = int(batch.num_computed[row]) + step - coast.done + 1
+                num_computed = coast.computed[index] + step + 1
                 self._give_tokens(state, num_computed)
                 scheduler.store(state, num_computed)
             else:
                 block_ids = scheduler.pool.allocate(1)
                 assert block_ids is not None, "a coast ends before memory does"
                 state.block_ids += block_ids
-                batch.capacity[row] += size
+                scheduler.batch.capacity[state.row] += size
             heapreplace(moves, (step + size, is_full, order, index))
         self._tell_events(coast.times[sum(before)])
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
         """A decoding request knows one token more than are computed."""
-        token_ids = state.request.token_ids
-        token_ids.extend([state.request.sampling.seed] * (num_computed + 1 - len(token_ids)))
+        request = state.request
+        missing = num_computed + 1 - len(request.token_ids)
+        if missing > 0:
+            request.token_ids.extend(repeat(request.sampling.seed, missing))
 
     def _tell_events(self, time: float) -> None:
         events = self.take_events()

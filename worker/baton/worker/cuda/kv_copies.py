@@ -84,14 +84,17 @@ class KvCopies:
 
 
 class CopyLane:
-    """Copies that cost the host little. A slot's copy must have ended before the slot is used again.
+    """Copies that cost the host little, of one thread at a time. A slot's copy must have ended before the slot is used
+    again.
 
     The kernels read block ids from pinned memory of the host.
     """
 
     def __init__(self, copier: Callable[[], BlockCopier], num_slots: int, slot_bytes: int) -> None:
         self._copier = copier
-        self._most = slot_bytes // copier().bytes_per_block_layer
+        self._lane = copier().lane()
+        self._block_bytes = copier().bytes_per_block_layer
+        self._most = slot_bytes // self._block_bytes
         self._pinned = torch.empty(num_slots, max(1, self._most), dtype=torch.int32, pin_memory=True)
         self._ids = self._pinned.numpy()
         self._row_bytes = 4 * self._pinned.shape[1]
@@ -108,14 +111,23 @@ class CopyLane:
     ) -> int:
         """Queues the copy of these blocks to an address. Returns its bytes. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
-        copier = self._copier()
-        copier.gather(layers, self._start + slot * self._row_bytes, count, to, stream, max_programs)
-        return count * len(layers) * copier.bytes_per_block_layer
+        ids = self._start + slot * self._row_bytes
+        self._lane.gather(self._copier(), layers, ids, count, to, stream, max_programs)
+        return count * len(layers) * self._block_bytes
 
-    def scatter(self, slot: int, layers: range, block_ids: Sequence[BlockId], source: int, stream: int) -> None:
+    def scatter(
+        self,
+        slot: int,
+        layers: range,
+        block_ids: Sequence[BlockId],
+        source: int,
+        stream: int,
+        max_programs: int = ALL_PROGRAMS,
+    ) -> None:
         """Queues the copy from an address into these blocks, which are distinct. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
-        self._copier().scatter(layers, self._start + slot * self._row_bytes, count, source, stream)
+        ids = self._start + slot * self._row_bytes
+        self._lane.scatter(self._copier(), layers, ids, count, source, stream, max_programs)
 
     def _put(self, slot: int, layers: range, block_ids: Sequence[BlockId]) -> int:
         count = len(block_ids)

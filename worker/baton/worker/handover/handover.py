@@ -81,6 +81,7 @@ class Handover:
         self._clock = clock
         self._counters = HandoverCounters()
         self._heartbeat = Heartbeat(settings.hang_seconds, clock)
+        self._beats = False  # somebody is told that this worker lives
         self._ticked_at = self._checked_at = clock()
         self._bandwidth = Bandwidth()
         self._bandwidth_of: dict[str, Bandwidth] = {}  # by transport
@@ -133,9 +134,10 @@ class Handover:
     @property
     def deadline(self) -> float | None:
         """When `tick` must be called next. None: when a frame comes, or a step was made."""
-        if not self.num_open and not self.decode_side.num_peers:
+        num_open = self.num_open
+        if not num_open and not self.decode_side.num_peers:
             return None
-        return self._checked_at + (_TICK_SECONDS if self.num_open else _IDLE_TICK_SECONDS)
+        return self._checked_at + (_TICK_SECONDS if num_open else _IDLE_TICK_SECONDS)
 
     @property
     def transfer_bytes_per_second(self) -> float:
@@ -236,11 +238,15 @@ class Handover:
                     self.prefill_side.on_push_fenced(event)
 
     def _beat(self) -> None:
+        prefilling, decoding = self.prefill_side.busy_channels, self.decode_side.busy_channels
+        if not prefilling and not decoding and not self._beats:
+            return
         beats: dict[object, Beat] = {}
-        for channel in self.prefill_side.busy_channels:
+        for channel in prefilling:
             beats[Kind.PREFILL, channel] = self._beat_of(Kind.PREFILL, channel, self._to_decode)
-        for channel in self.decode_side.busy_channels:
+        for channel in decoding:
             beats[Kind.PEER, channel] = self._beat_of(Kind.PEER, channel, self._to_prefill)
+        self._beats = bool(beats)
         self._heartbeat.set(beats, self.prefill_side.beat_seconds)
 
     def _beat_of(self, kind: Kind, channel: int, payload: bytes) -> Beat:

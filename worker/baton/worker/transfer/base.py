@@ -122,7 +122,7 @@ class PushFenced:
 TransportEvent = Landed | InboundFailed | InboundFenced | Pushed | PushFailed | PushFenced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransportTotals:
     """Since the start."""
 

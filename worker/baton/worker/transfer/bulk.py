@@ -8,7 +8,7 @@ receiver alone, so a peer that cannot be stopped can spoil no more than its own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,13 +47,19 @@ class Done:
         return True
 
 
+def announce_nothing() -> None:
+    """For a piece that somebody else announces, or nobody."""
+
+
 class BulkSender(Protocol):
     """The sender's end of one connection. Belongs to the connection's thread, but for `abort`."""
 
-    announces_first: bool  # the header goes before the copy is started, not after: the receiver gets ready meanwhile
+    announces_first: bool  # pieces are announced by `put`, which only queues them; else when their copy has ended
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None) -> Ticket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Callable[[], None]) -> Ticket:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
+
+        Calls `announce`, where `announces_first`, as soon as the receiver may hear of the piece; it raises nothing.
 
         The slot holds the piece: no connection stands whose slots are smaller than the sender's largest piece.
         """

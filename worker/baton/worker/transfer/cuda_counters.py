@@ -43,10 +43,13 @@ class Counters:
         number = self._next(index)
         _checked(driver.cuStreamWriteValue32(stream, self._addresses[index], number, _WITH_BARRIER))
 
+    def expect(self, index: int) -> None:
+        """One piece more will be waited for."""
+        self._next(index)
+
     def wait(self, index: int, stream: int) -> None:
-        """What is queued on the stream from now on comes after one piece more."""
-        number = self._next(index)
-        _checked(driver.cuStreamWaitValue32(stream, self._addresses[index], number, _AT_LEAST))
+        """What is queued on the stream from now on comes after the last piece that was expected."""
+        _checked(driver.cuStreamWaitValue32(stream, self._addresses[index], self._numbers[index], _AT_LEAST))
 
     def release(self, stream: int) -> None:
         """Queues that whoever waits goes on, now and later."""

@@ -8,21 +8,22 @@ pieces up, which a stream of the receiver's waits for.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots
+from baton.worker.transfer.bulk import Slots, announce_nothing
 from baton.worker.transfer.cuda_counters import Counters, counter_bytes
-from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory
+from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory, make_events
 from baton.worker.transfer.cuda_slots import DeviceSlots, converted
 from baton.worker.transfer.cuda_staging import Regions
 
 NUM_SLOTS = 3
 _MAX_SENDERS = 16
-_NUM_PROGRAMS = 96  # of a gather: NVLink is full with them, at 8 warps and 32 KiB each
+_NUM_PROGRAMS = 132  # of a gather: NVLink is full with them, at 8 warps and 32 KiB each
 
 
 class IpcPath:
@@ -76,7 +77,10 @@ class IpcReceiver(DeviceSlots):
         self.slots = Slots(NUM_SLOTS, slot_bytes, region.handle())
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Its counter is waited for."""
+        """It is counted."""
+        self._counters.expect(slot)
+
+    def _come_after(self, slot: int) -> None:
         self._counters.wait(slot, self._raw_stream)
 
     def abort(self) -> None:
@@ -110,9 +114,16 @@ class IpcSender:
         self._writing = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._writing.cuda_stream)
         self._peer = PeerMemory(slots.blob)
+        self._events = make_events(slots.num_slots, self._writing)
         self._counters = Counters(self._peer.address + slots.num_slots * slots.slot_bytes, slots.num_slots)
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
+    def put(
+        self,
+        piece: Piece,
+        slot: int,
+        conversion: KvConversion | None = None,
+        announce: Callable[[], None] = announce_nothing,
+    ) -> CudaTicket:
         """One launch: blocks of ours into the peer's slot. Then its count."""
         offset = slot * self._slot_bytes
         if conversion is None:
@@ -123,8 +134,9 @@ class IpcSender:
             with torch.cuda.stream(self._writing):
                 values = converted(self._kv, piece, conversion)
                 self._peer.copy_in(offset, values.data_ptr(), values.numel(), self._raw_stream)
+        announce()
         self._counters.count(slot, self._raw_stream)
-        return CudaTicket(self._writing, ends=True)
+        return CudaTicket(self._writing, ends=True, event=self._events[slot])
 
     def abort(self) -> None:
         """Copies between devices end by themselves."""

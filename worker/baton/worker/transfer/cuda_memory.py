@@ -24,11 +24,14 @@ _NAP_SECONDS = 50e-6
 
 
 class CudaTicket:
-    """What was queued on a stream so far. `ends`: it ends by itself, whatever other processes do."""
+    """What was queued on a stream so far. `ends`: it ends by itself, whatever other processes do.
 
-    def __init__(self, stream: torch.cuda.Stream, ends: bool = False) -> None:
+    `event`: one of the caller's, which need not be made anew. Who records it again waits for that, too.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, ends: bool = False, event: torch.cuda.Event | None = None) -> None:
         self._ends = ends
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
         self._done.record(stream)
 
     def done(self) -> bool:
@@ -51,6 +54,14 @@ class CudaTicket:
             else:
                 time.sleep(_NAP_SECONDS)
         return True
+
+
+def make_events(count: int, stream: torch.cuda.Stream) -> list[torch.cuda.Event]:
+    """That exist on the device already: torch makes an event when it is first recorded."""
+    events = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
+    for event in events:
+        event.record(stream)
+    return events
 
 
 class DeviceMemory:

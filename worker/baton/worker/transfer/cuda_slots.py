@@ -14,12 +14,13 @@ from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Ticket
 from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.cuda_memory import CudaTicket
+from baton.worker.transfer.cuda_memory import CudaTicket, make_events
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_NUM_PROGRAMS = 96  # of a copy within the device: what moves between devices finds multiprocessors beside it
 _TAKE_SECONDS = 5.0  # for a piece whose copy was started
 
 
@@ -64,7 +65,7 @@ class StagedPieces:
         if conversion is None:
             address = self.address + start
             layers = range(piece.layer, piece.layer + piece.num_layers)
-            num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream)
+            num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream, _NUM_PROGRAMS)
         else:
             with torch.cuda.stream(self._gathering):
                 values = converted(self._kv, piece, conversion)
@@ -97,7 +98,7 @@ class _Written:
 
 
 class DeviceSlots:
-    """One sender's slots in device memory, as a BulkReceiver has them: announced pieces are awaited by `_stream`."""
+    """One sender's slots in device memory, as a BulkReceiver has them: `_stream` takes each piece when it is there."""
 
     writes_ahead = True
 
@@ -109,13 +110,22 @@ class DeviceSlots:
         self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._stream.cuda_stream)
         self._address: int = memory.data_ptr()
+        self._events = make_events(memory.numel() // slot_bytes, self._stream)
         self.aborted = False  # what was awaited may not have come
 
     def take(self, slot: int, num_bytes: int) -> None:
-        """Waits for all that was announced. Raises DataLoss where it does not come in time, or the sender is gone."""
+        """Raises DataLoss where it does not come in time, or the sender is gone."""
+        self._come_after(slot)
         if not CudaTicket(self._stream).wait(_TAKE_SECONDS) or self.aborted:
             self.abort()
             raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS:g} s")
+
+    def _come_after(self, slot: int) -> None:
+        """What is queued on the stream from now on comes after the bytes that were announced for the slot. Not after
+        those of later pieces: the sender may wait for this slot. Raises DataLoss.
+
+        Here nothing: what is announced is there.
+        """
 
     def abort(self) -> None:
         """Nothing is waited for any more."""
@@ -124,19 +134,21 @@ class DeviceSlots:
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Copies the slot's bytes to the host."""
         with torch.cuda.stream(self._stream):
-            values = cast("NDArray[np.uint8]", self._bytes(slot, num_bytes).cpu().numpy())
+            start = self._address_of(slot, num_bytes) - self._address
+            values = cast("NDArray[np.uint8]", self._memory[start : start + num_bytes].cpu().numpy())
         return checksum_of(values.data)
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
-        """Raises InvalidRequest for a part of the heads: a CUDA worker has all of them."""
+        """Raises DataLoss, and InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
+        self._come_after(slot)
         self._kv.order(self._stream)
-        self._lane.scatter(slot, layers, block_ids, self._address + slot * self._slot_bytes, self._raw_stream)
-        return _Written(self, CudaTicket(self._stream))
+        self._lane.scatter(slot, layers, block_ids, self._address_of(slot, 0), self._raw_stream, _NUM_PROGRAMS)
+        return _Written(self, CudaTicket(self._stream, event=self._events[slot]))
 
-    def _bytes(self, slot: int, num_bytes: int) -> Tensor:
-        start = slot * self._slot_bytes
+    def _address_of(self, slot: int, num_bytes: int) -> int:
+        """Raises InvalidRequest for more bytes than a slot has."""
         if num_bytes > self._slot_bytes:
             raise InvalidRequest(f"{num_bytes} bytes in a slot of {self._slot_bytes}")
-        return self._memory[start : start + num_bytes]
+        return self._address + slot * self._slot_bytes

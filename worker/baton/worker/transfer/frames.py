@@ -11,11 +11,11 @@ Every frame protects itself: nothing that follows a damaged one on the connectio
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
 import zlib
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
@@ -67,8 +67,7 @@ class Open:
     key: bytes = field(default=bytes(KEY_BYTES), repr=False)  # the receiver's, as told over the control stream
 
 
-@dataclass(frozen=True, slots=True)
-class PieceHeader:
+class PieceHeader(NamedTuple):
     """Some layers of some neighbouring blocks of one transfer. Its bytes are [num_blocks, num_layers, bytes]."""
 
     transfer_id: int
@@ -84,9 +83,13 @@ class PieceHeader:
     slot: int | None = None  # None: the bytes follow
     copy_micros: int = 0  # that the copy into the slot took, as the sender saw it
 
+    def with_checksum(self, checksum: int) -> PieceHeader:
+        """The same, with the checksum of its bytes."""
+        return self._replace(checksum=checksum)
+
     def copied_in(self, seconds: float) -> PieceHeader:
         """The same, with the time of the copy."""
-        return dataclasses.replace(self, copy_micros=round(seconds * 1e6))
+        return self._replace(copy_micros=round(seconds * 1e6))
 
 
 def encode_greeting(what: Greeting, body: bytes) -> bytes:
@@ -182,27 +185,27 @@ def encode_piece(header: PieceHeader) -> bytes:
 
 def decode_piece(data: bytes | bytearray | memoryview) -> PieceHeader:
     """Raises DataLoss for bytes that are no header."""
-    magic, version, flags, *identity = _PIECE.unpack_from(data)
+    fields = _PIECE.unpack_from(data)
+    magic, version, flags, transfer_id, generation, receiver_epoch, layer, num_layers, first_index = fields[:9]
+    num_blocks, first_head, num_heads, slot, copy_micros, num_bytes, checksum = fields[9:]
     _check_magic(magic, version, "a piece")
     if _CRC.unpack_from(data, _PIECE.size)[0] != zlib.crc32(memoryview(data)[: _PIECE.size]):
         raise DataLoss("a piece's header is damaged")
-    transfer_id, generation, receiver_epoch, layer, num_layers, first_index, num_blocks = identity[:7]
-    first_head, num_heads, slot, micros, num_bytes, checksum = identity[7:]
     if num_bytes > MAX_PIECE_BYTES:
         raise DataLoss(f"a piece has {num_bytes} bytes; at most {MAX_PIECE_BYTES} are taken")
     return PieceHeader(
-        transfer_id=transfer_id,
-        generation=generation,
-        receiver_epoch=receiver_epoch,
-        layer=layer,
-        first_index=first_index,
-        num_blocks=num_blocks,
-        num_bytes=num_bytes,
-        checksum=checksum if flags & _HAS_CHECKSUM else None,
-        num_layers=num_layers,
-        heads=(first_head, num_heads) if num_heads else None,
-        slot=None if slot == _NO_SLOT else slot,
-        copy_micros=micros,
+        transfer_id,
+        generation,
+        receiver_epoch,
+        layer,
+        first_index,
+        num_blocks,
+        num_bytes,
+        checksum if flags & _HAS_CHECKSUM else None,
+        num_layers,
+        (first_head, num_heads) if num_heads else None,
+        None if slot == _NO_SLOT else slot,
+        copy_micros,
     )
 
 

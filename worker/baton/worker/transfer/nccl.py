@@ -8,21 +8,21 @@ one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 
 from baton.rpc.errors import DataLoss, DeadlineExceeded, InvalidRequest, NoCapacity, ServiceError
-from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots, Ticket
-from baton.worker.transfer.cuda_memory import CudaTicket
+from baton.worker.transfer.bulk import Slots, announce_nothing
+from baton.worker.transfer.cuda_memory import CudaTicket, make_events
 from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
 
 NUM_SLOTS = 3
 _MAX_COMMUNICATORS = 16
+_SOONER = -1  # than copies within the device, which have time until the next piece
 
 
 class _Seats:
@@ -80,9 +80,9 @@ class NcclReceiver(DeviceSlots):
         super().__init__(kv, memory, slot_bytes)
         seats.take()
         self._seats: _Seats | None = seats
-        self._receiving = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._receiving = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_receiving = int(self._receiving.cuda_stream)
-        self._received = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._received = make_events(NUM_SLOTS, self._receiving)
         self._pair = Pair(unique_id, rank=1)
         self._problem = "the sender did not join the communicator in time"
         self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
@@ -90,25 +90,15 @@ class NcclReceiver(DeviceSlots):
         self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Begins to queue the receive. Raises DataLoss where the sender is gone."""
+        """Queues the receive. Raises DataLoss where the sender is gone."""
         self._meeting.join(CONNECT_SECONDS)
         if self._problem:
             raise DataLoss(f"a piece could not be received: {self._problem}")
-        address = self._bytes(slot, num_bytes).data_ptr()
         try:
-            self._pair.receive(address, num_bytes, self._raw_receiving)
+            self._pair.move(self._address_of(slot, num_bytes), num_bytes, self._raw_receiving)
         except ServiceError as error:
             raise DataLoss(f"a piece could not be received: {error.message}") from error
-
-    def take(self, slot: int, num_bytes: int) -> None:
-        """Waits for all that was announced. Raises DataLoss."""
-        self._await_receives()
-        super().take(slot, num_bytes)
-
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
-        """Behind all that was announced. Raises DataLoss, and InvalidRequest for a part of the heads."""
-        self._await_receives()
-        return super().write(slot, layers, block_ids, heads)
+        self._received[slot].record(self._receiving)
 
     def abort(self) -> None:
         """A receive that waits ends."""
@@ -124,24 +114,16 @@ class NcclReceiver(DeviceSlots):
             self._receiving.synchronize()
             seats.give_back()
 
-    def _await_receives(self) -> None:
-        """What is queued for writing from now on comes after the receives."""
-        try:
-            self._pair.settle()
-        except ServiceError as error:
-            raise DataLoss(f"a piece could not be received: {error.message}") from error
-        self._received.record(self._receiving)
-        self._stream.wait_event(self._received)
+    def _come_after(self, slot: int) -> None:
+        self._stream.wait_event(self._received[slot])
 
     def _meet(self) -> None:
-        """Joins the communicator and takes its first byte, which makes the way between the two."""
         try:
-            self._pair.wait_ready(CONNECT_SECONDS)
-            self._pair.receive(self._address, 1, self._raw_receiving)
-            self._pair.settle()
-            self._problem = "" if CudaTicket(self._receiving).wait(CONNECT_SECONDS) else self._problem
+            _meet(self._pair, self._address, self._receiving)
         except ServiceError as error:
             self._problem = error.message
+        else:
+            self._problem = ""
 
 
 class NcclSender:
@@ -150,25 +132,30 @@ class NcclSender:
     announces_first = True
 
     def __init__(self, kv: KvCopies, slots: Slots, seats: _Seats) -> None:
-        self._sending = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._sending = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._sending.cuda_stream)
         self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._sending)
         seats.take()
         self._seats: _Seats | None = seats
+        self._events = make_events(slots.num_slots, self._sending)
         self._pair = Pair(slots.blob, rank=0)
         try:
-            self._pair.wait_ready(CONNECT_SECONDS)
-            self._pair.send(self._staged.address, 1, self._raw_stream)
-            if not CudaTicket(self._sending).wait(CONNECT_SECONDS):
-                raise DeadlineExceeded("the receiver did not join the communicator in time")
+            _meet(self._pair, self._staged.address, self._sending)
         except ServiceError:
             self.close()
             raise
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None = None) -> CudaTicket:
+    def put(
+        self,
+        piece: Piece,
+        slot: int,
+        conversion: KvConversion | None = None,
+        announce: Callable[[], None] = announce_nothing,
+    ) -> CudaTicket:
         """Gathers on one stream while the piece before is sent on the other."""
-        self._pair.send(*self._staged.gather(piece, slot, conversion), self._raw_stream)
-        return CudaTicket(self._sending)
+        announce()
+        self._pair.move(*self._staged.gather(piece, slot, conversion), self._raw_stream)
+        return CudaTicket(self._sending, event=self._events[slot])
 
     def abort(self) -> None:
         """A send that waits for its receive ends."""
@@ -181,3 +168,10 @@ class NcclSender:
             self._pair.abort()
             self._sending.synchronize()
             seats.give_back()
+
+
+def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:
+    """Joins the communicator, and moves its first byte. Raises DeadlineExceeded or Unavailable."""
+    pair.meet(address, int(stream.cuda_stream), CONNECT_SECONDS)
+    if not CudaTicket(stream).wait(CONNECT_SECONDS):
+        raise DeadlineExceeded("the other end joined the NCCL communicator, and nothing of it came")

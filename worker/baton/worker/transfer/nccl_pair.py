@@ -1,16 +1,16 @@
-"""A communicator of two ranks, the sender 0 and the receiver 1, that never blocks its caller for long.
+"""A communicator of two ranks, the sender 0 and the receiver 1.
 
-From NCCL's user guide: calls on a non-blocking communicator return ncclInProgress and go on in the background;
-ncclCommGetAsyncError says when they are done, and ncclCommAbort ends kernels that wait for a peer. Between two aborts
-or errors every send must meet its receive in the same order on both sides.
+From NCCL's user guide: calls on a non-blocking communicator return ncclInProgress and go on in the background, on a
+thread that each of them starts; ncclCommGetAsyncError says when they are done. So the two meet by such a one, which can
+be given up, and then split a blocking one off it, whose calls queue a kernel and return: 0.08 ms where the other takes
+0.23. ncclCommAbort ends kernels that wait for a peer. Between two aborts or errors every send must meet its receive in
+the same order on both sides.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
 
 from nccl.bindings import nccl
 from nccl.core import NCCLConfig, get_unique_id
@@ -19,9 +19,8 @@ from baton.rpc.errors import DeadlineExceeded, Unavailable
 
 ID_BYTES = 128
 CONNECT_SECONDS = 10.0
-_CALL_SECONDS = 5.0
-_SPIN_SECONDS = 200e-6
-_NAP_SECONDS = 100e-6
+_CALL_SECONDS = 1.0
+_NAP_SECONDS = 1e-3
 _UINT8 = 1  # ncclUint8
 _IN_PROGRESS = int(nccl.Result.InProgress)
 
@@ -35,67 +34,91 @@ class Pair:
     """One rank of the two. Calls belong to one thread, but for `abort`."""
 
     def __init__(self, unique_id: bytes, rank: int) -> None:
-        self._peer = 1 - rank
-        self._lock = threading.Lock()  # of the handle, against abort
+        """Begins to look for the other."""
+        self._rank = rank
+        self._lock = threading.Lock()  # of the handles, and of calls against abort
         config = NCCLConfig(blocking=False)._to_lowpp()
-        self._comm: int = nccl.comm_init_rank_scalable(2, rank, 1, bytearray(unique_id), config.ptr)
+        self._meeting = nccl.comm_init_rank_scalable(2, rank, 1, bytearray(unique_id), config.ptr)
+        self._child: nccl.Comm | None = None  # NCCL writes its handle whenever it is ready
+        self._comm: nccl.Comm | None = None  # the same, once it is
+        self._aborted = False
 
-    def wait_ready(self, seconds: float) -> None:
-        """Until both ranks have met. Raises DeadlineExceeded, or Unavailable where NCCL says why not."""
-        self._settle(seconds)
+    def meet(self, address: int, stream: int, seconds: float) -> None:
+        """Until both ranks have met. Queues the first byte, out of device memory or into it: it makes the way.
 
-    def send(self, address: int, num_bytes: int, stream: int) -> None:
-        """Queues the sending of device memory on the stream."""
-        self._call(lambda comm: nccl.send(address, num_bytes, _UINT8, self._peer, comm, stream))
-        self.settle()
+        Raises DeadlineExceeded, or Unavailable where NCCL says why not.
+        """
+        deadline = threading.Timer(seconds, self.abort)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            self._split()
+            if self._comm is not None:
+                self._move(self._comm, address, 1, stream)  # may wait for the other, and is ended by `abort`
+        except nccl.NCCLError as error:
+            raise Unavailable(f"NCCL: {error}") from error
+        finally:
+            deadline.cancel()
+        if self._aborted:
+            raise DeadlineExceeded(f"the other end did not join the NCCL communicator in {seconds:g} s")
+        self._leave_meeting()
 
-    def receive(self, address: int, num_bytes: int, stream: int) -> None:
-        """Begins to queue the receiving into device memory on the stream: it is there after `settle`."""
-        self._call(lambda comm: nccl.recv(address, num_bytes, _UINT8, self._peer, comm, stream))
-
-    def settle(self) -> None:
-        """What was begun is queued. Raises DeadlineExceeded or Unavailable."""
-        self._settle(_CALL_SECONDS)
+    def move(self, address: int, num_bytes: int, stream: int) -> None:
+        """Queues the sending of device memory on the stream, or the receiving into it. Raises Unavailable."""
+        with self._lock:
+            if self._comm is None:
+                raise Unavailable("the NCCL communicator was aborted")
+            try:
+                self._move(self._comm, address, num_bytes, stream)
+                status = int(nccl.comm_get_async_error(self._comm))
+            except nccl.NCCLError as error:
+                raise Unavailable(f"NCCL: {error}") from error
+        if status:
+            raise Unavailable(f"NCCL: {nccl.Result(status).name}")
 
     def abort(self) -> None:
         """Ends what waits, and the communicator. From any thread. Idempotent."""
-        with self._lock:
-            comm, self._comm = self._comm, 0
-        if comm:
+        locked = self._lock.acquire(timeout=_CALL_SECONDS)  # no call takes as long, but for one that hangs
+        try:
+            self._aborted = True
+            comms = [comm for comm in (self._comm, self._meeting) if comm is not None]
+            self._comm = self._meeting = None
+        finally:
+            if locked:
+                self._lock.release()
+        for comm in comms:
             nccl.comm_abort(comm)
 
-    @property
-    def aborted(self) -> bool:
-        """No call works any more."""
-        return self._comm == 0
-
-    def _call(self, call: Callable[[int], object]) -> None:
-        """One at a time: what was begun before comes to its end first."""
-        self.settle()
+    def _split(self) -> None:
+        """Waits for the other end, twice."""
+        self._settle()
         with self._lock:
-            if not self._comm:
-                raise Unavailable("the NCCL communicator was aborted")
-            try:
-                call(self._comm)
-            except nccl.NCCLError as error:
-                raise Unavailable(f"NCCL: {error}") from error
+            if self._aborted:
+                return
+            config = NCCLConfig(blocking=True)._to_lowpp()
+            self._child = nccl.comm_split(self._meeting, 0, self._rank, config.ptr)
+        self._settle()
+        with self._lock:
+            if not self._aborted:
+                self._comm = self._child
 
-    def _settle(self, seconds: float) -> None:
-        now = time.monotonic()
-        spun, ends = now + _SPIN_SECONDS, now + seconds
+    def _leave_meeting(self) -> None:
+        """The first communicator is of no more use. Its end takes longer than anybody should wait."""
+        with self._lock:
+            meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            threading.Thread(target=nccl.comm_abort, args=(meeting,), name="nccl-leave", daemon=True).start()
+
+    def _move(self, comm: nccl.Comm, address: int, num_bytes: int, stream: int) -> None:
+        call = nccl.send if self._rank == 0 else nccl.recv
+        call(address, num_bytes, _UINT8, 1 - self._rank, comm, stream)
+
+    def _settle(self) -> None:
         while (status := self._status()) == _IN_PROGRESS:
-            now = time.monotonic()
-            if now >= ends:
-                raise DeadlineExceeded(f"NCCL made no progress in {seconds} s")
-            if now < spun:
-                os.sched_yield()
-            else:
-                time.sleep(_NAP_SECONDS)
-        if status != 0:
+            time.sleep(_NAP_SECONDS)
+        if status:
             raise Unavailable(f"NCCL: {nccl.Result(status).name}")
 
     def _status(self) -> int:
         with self._lock:
-            if not self._comm:
-                raise Unavailable("the NCCL communicator was aborted")
-            return int(nccl.comm_get_async_error(self._comm))
+            return 0 if self._meeting is None else int(nccl.comm_get_async_error(self._meeting))

@@ -15,7 +15,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.ahead import Ahead, Result
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.blocks import read_piece
-from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
+from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, announce_nothing
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
 from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
@@ -38,6 +38,9 @@ class Outgoing(Protocol):
 
     def room(self) -> bool:
         """Whether a piece can be started."""
+
+    def starts_at_once(self, outbound: Outbound) -> bool:
+        """Whether `start` waits for nothing, so that any thread may call it where no other does."""
 
     def wait_for_room(self) -> None:
         """Raises TimeoutError where the receiver makes none."""
@@ -80,6 +83,9 @@ class InlineOutgoing:
 
     def room(self) -> bool:
         return self._num_started < _NUM_READ_AHEAD
+
+    def starts_at_once(self, outbound: Outbound) -> bool:
+        return False
 
     def wait_for_room(self) -> None:
         raise AssertionError("there is room when nothing is on its way")
@@ -151,6 +157,7 @@ class SlotOutgoing:
         self._num_slots = slots.num_slots
         self._slot_bytes = slots.slot_bytes
         self._ended = ""
+        self._broken: OSError | None = None  # no header leaves any more
         self._moved_at = 0.0  # when the piece before was done
         sock.settimeout(None)
         self._credits = threading.Thread(target=self._take_credits, name="kv-credits", daemon=True)
@@ -158,6 +165,9 @@ class SlotOutgoing:
 
     def room(self) -> bool:
         return bool(self._free)
+
+    def starts_at_once(self, outbound: Outbound) -> bool:
+        return self._sender.announces_first and outbound.conversion is None and not outbound.checksum
 
     def wait_for_room(self) -> None:
         deadline = time.monotonic() + SEND_SECONDS
@@ -178,20 +188,23 @@ class SlotOutgoing:
             raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
         slot = self._free.popleft()
         started = time.monotonic()
-        # The receiver gets ready while the copy is started; where that fails, the connection ends.
-        early = self._sender.announces_first and not outbound.checksum
         header = header_of(outbound, piece, num_bytes, None, slot)
-        if early:
-            self._sock.sendall(encode_piece(header))
-        ticket = self._sender.put(piece, slot, conversion)
-        if outbound.checksum:
+        if not outbound.checksum:
+            ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
+        else:
+            ticket = self._sender.put(piece, slot, conversion, announce_nothing)
             # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
-            checksum = checksum_of(*read_piece(self._executor, piece, conversion))
-            header = header_of(outbound, piece, num_bytes, checksum, slot)
-        shipment = _InSlot(header, ticket, started, num_bytes)
-        if self._sender.announces_first and not early:
+            header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
+            if self._sender.announces_first:
+                self._announce(header)
+        return _InSlot(header, ticket, started, num_bytes)
+
+    def _announce(self, header: PieceHeader) -> None:
+        """What goes wrong is raised by `finish`: the copy may be under way, and must be waited for."""
+        try:
             self._sock.sendall(encode_piece(header))
-        return shipment
+        except OSError as error:
+            self._broken = error
 
     def finish(self, shipment: Shipment) -> None:
         assert isinstance(shipment, _InSlot)
@@ -204,8 +217,9 @@ class SlotOutgoing:
         seconds = now - max(shipment.started, self._moved_at)
         self._moved_at = now
         if not self._sender.announces_first:
-            header = encode_piece(shipment.header.copied_in(seconds))
-            self._sock.sendall(header)
+            self._announce(shipment.header.copied_in(seconds))
+        if self._broken is not None:
+            raise self._broken
         self._totals.sent(shipment.num_bytes, seconds)
 
     def settle(self, shipment: Shipment) -> None:

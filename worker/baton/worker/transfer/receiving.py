@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton.rpc.errors import DataLoss, InternalError, PermissionDenied, ServiceError, Unsupported
@@ -89,7 +89,8 @@ class Receiving:
         self._slots = Slots(0, 0, b"")
         self._transfer_ids: set[int] = set()  # of transfers that had a piece on it
         self._staging = bytearray()
-        self._writing: deque[_Writing] = deque()  # out of slots
+        self._busy: set[int] = set()  # slots that are not the sender's
+        self._writing: deque[_Writing] = deque()  # out of them
         self._written_at = 0.0  # when the last piece was in its blocks
         self._moved_at = 0.0  # when the last piece was announced, or was in its blocks
         self._sender_closed = False
@@ -222,11 +223,15 @@ class Receiving:
         while announced or writing or not ended:
             if writing and _is_over(writing[0].ticket):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
-            elif not ended and (readable(self._sock, 0) or not (announced or writing)):
+            elif not ended and (not (announced or writing) or readable(self._sock, 0)):
                 header = self._receive_header()
                 ended = header is None
                 if header is not None:
-                    announced.append((self._announced(bulk, header, announced), header))
+                    slot = self._announced(bulk, header)
+                    if bulk.writes_ahead and header.checksum is None and not announced:
+                        self._begin_write(bulk, slot, header)
+                    else:
+                        announced.append((slot, header))
             elif announced:
                 self._begin_write(bulk, *announced.popleft())
             else:
@@ -242,10 +247,10 @@ class Receiving:
         else:
             time.sleep(_NAP_SECONDS)
 
-    def _announced(self, bulk: BulkReceiver, header: PieceHeader, before: Iterable[tuple[int, PieceHeader]]) -> int:
+    def _announced(self, bulk: BulkReceiver, header: PieceHeader) -> int:
         """The slot that the piece comes into."""
-        busy = {slot for slot, _ in before} | {one.slot for one in self._writing}
-        slot = self._slot_of(header, busy)
+        slot = self._slot_of(header)
+        self._busy.add(slot)
         if self._transfers.find(header) is not None:
             self._transfer_ids.add(header.transfer_id)
         bulk.announced(slot, header.num_bytes)
@@ -301,14 +306,14 @@ class Receiving:
             lambda: seconds,
         )
 
-    def _slot_of(self, header: PieceHeader, announced: Container[int]) -> int:
+    def _slot_of(self, header: PieceHeader) -> int:
         slot = header.slot
         if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
             raise DataLoss(
                 f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
                 f"slots of {self._slots.slot_bytes} bytes"
             )
-        if slot in announced:
+        if slot in self._busy:
             raise DataLoss(f"a piece in slot {slot} came, which was not given back")
         return slot
 
@@ -327,7 +332,7 @@ class Receiving:
             else:
                 self._writing.append(_Writing(slot, header, transfer, part, ticket, began))
                 return
-        self._sock.sendall(encode_credit(slot))
+        self._give_back(slot)
 
     def _finish_write(self, writing: _Writing) -> None:
         """Then the slot is the sender's again."""
@@ -345,7 +350,11 @@ class Receiving:
             self._totals.received(header.num_bytes, max(seconds, header.copy_micros / 1e6))
             self._transfers.leave(writing.transfer, header.num_bytes, writing.part)
         self._moved_at = time.monotonic()
-        self._sock.sendall(encode_credit(writing.slot))
+        self._give_back(writing.slot)
+
+    def _give_back(self, slot: int) -> None:
+        self._busy.discard(slot)
+        self._sock.sendall(encode_credit(slot))
 
     def _settle_writes(self) -> None:
         """Nothing is written any more when it returns; what was is not told of."""

@@ -31,6 +31,7 @@ class Push:
     num_pieces: int = 0
     num_bytes: int = 0
     num_started: int = 0  # pieces whose blocks are being read
+    complete: bool = False  # its last piece was started
     stopped: bool = False  # nothing more is started
     fencing: bool = False  # someone waits for what was started
 
@@ -69,6 +70,8 @@ class SenderLink:
         self._started: deque[tuple[Push, Shipment]] = deque()  # of the thread alone
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
+        self._resting = False  # the thread starts nothing, until it has the lock again
+        self._problem: BaseException | None = None  # of a piece that another thread started
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
         self._thread.start()
@@ -88,9 +91,12 @@ class SenderLink:
             return True
 
     def send(self, push: Push, piece: Piece) -> None:
-        """Queues a piece."""
+        """Queues a piece, or starts it at once where nothing is before it: to wake the thread takes as long."""
         with self._changed:
-            self._put(_Send(push, piece))
+            if self._can_start(push):
+                self._start_here(push, piece)
+            else:
+                self._put(_Send(push, piece))
 
     def end(self, push: Push) -> None:
         """Queues a push's end: Pushed follows."""
@@ -126,6 +132,24 @@ class SenderLink:
         """Waits for the thread's end, for a bounded time."""
         self._thread.join(_JOIN_SECONDS)
 
+    def _can_start(self, push: Push) -> bool:
+        connection = self._connection
+        return (
+            self._resting
+            and not (self._queue or self._ended or push.stopped or self._problem)
+            and connection is not None
+            and connection.starts_at_once(push.outbound)
+            and connection.room()
+        )
+
+    def _start_here(self, push: Push, piece: Piece) -> None:
+        push.num_started += 1
+        try:
+            self._start(push, piece)
+        except BaseException as error:
+            self._problem = error  # the thread's to tell
+        self._changed.notify_all()
+
     def _put(self, item: _Item) -> None:
         if not item.push.stopped:
             self._queue.append(item)
@@ -154,6 +178,8 @@ class SenderLink:
         if connection is not None and not self._started and connection.ended() and not self._is_needed():
             self._disconnect()
         item = self._next()
+        if self._problem is not None:
+            raise self._problem
         if item is not None:
             self._serve(item)
         elif self._ended:
@@ -172,17 +198,28 @@ class SenderLink:
     def _next(self) -> _Item | None:
         """What to do next. None: the link is closed, something must be finished first, or the connection changed."""
         with self._changed:
-            idle = not self._queue and not self._started and not self._ended
-            if idle and not self._changed.wait(_IDLE_SECONDS) and not self._pushes and not self._queue:
+            idle = not (self._queue or self._started or self._ended or self._problem)
+            if idle and not self._wait() and not self._pushes and not self._queue:
                 self._ended = True
             if self._ended or not self._queue:
                 return None
-            item = self._queue[0]
-            if not isinstance(item, _Send) or item.push.stopped:
-                # A push ends, and a connection is looked at, behind everything that was started.
-                return None if self._started and not item.push.stopped else self._queue.popleft()
-            assert self._connection is not None, "a push begins with a connection"
-            return self._queue.popleft() if self._connection.room() else None
+            return self._queue.popleft() if self._can_serve(self._queue[0]) else None
+
+    def _can_serve(self, item: _Item) -> bool:
+        connection = self._connection
+        if item.push.stopped or isinstance(item, _End):
+            return True
+        if isinstance(item, _Begin):  # what was started on a connection comes to its end before another is made
+            return not self._started or connection is None or not connection.ended()
+        assert connection is not None, "a push begins with a connection"
+        return connection.room()
+
+    def _wait(self) -> bool:
+        """For anything to do. False: for long in vain."""
+        self._resting = True
+        changed = self._changed.wait(_IDLE_SECONDS)
+        self._resting = False
+        return changed
 
     def _serve(self, item: _Item) -> None:
         push = item.push
@@ -192,15 +229,14 @@ class SenderLink:
         with self._changed:
             if push.stopped:
                 return
-            if isinstance(item, _End):
-                push.stopped = True
-                self._pushes.discard(push)
-            else:
+            if isinstance(item, _Send):
                 push.num_started += 1
-        if isinstance(item, _End):
-            self._events.post(Pushed(push.outbound.push_id, push.num_pieces, push.num_bytes))
-        else:
+            else:
+                push.complete = True
+        if isinstance(item, _Send):
             self._start(push, item.piece)
+        else:
+            self._tell(push)
 
     def _start(self, push: Push, piece: Piece) -> None:
         assert self._connection is not None, "a push begins with a connection"
@@ -214,7 +250,13 @@ class SenderLink:
     def _finish_oldest(self) -> None:
         assert self._connection is not None, "something was started on it"
         push, shipment = self._started[0]
-        self._connection.finish(shipment)
+        with self._changed:
+            self._resting = True
+        try:
+            self._connection.finish(shipment)
+        finally:
+            with self._changed:
+                self._resting = False
         self._started.popleft()
         push.num_pieces += 1
         push.num_bytes += shipment.num_bytes
@@ -224,9 +266,20 @@ class SenderLink:
         """A piece's blocks are not read any more."""
         with self._changed:
             push.num_started -= 1
+        self._tell(push)
+
+    def _tell(self, push: Push) -> None:
+        """What the end of its pieces means, if they have all ended."""
+        with self._changed:
             fenced = push.fencing and not push.num_started
+            pushed = push.complete and not push.stopped and not push.num_started
+            if pushed:
+                push.stopped = True
+                self._pushes.discard(push)
         if fenced:
             self._events.post(PushFenced(push.outbound.push_id))
+        elif pushed:
+            self._events.post(Pushed(push.outbound.push_id, push.num_pieces, push.num_bytes))
 
     def _connect(self) -> None:
         """Sees to a connection that was not closed meanwhile, as by a receiver that was restarted."""

@@ -19,59 +19,52 @@ class KindTotals:
     @property
     def now(self) -> TransportTotals:
         """A copy."""
-        return self._totals
+        with self._lock:
+            return dataclasses.replace(self._totals)
 
     def received(self, num_bytes: int, seconds: float) -> None:
         """A piece is in its blocks."""
         with self._lock:
-            now = self._totals
-            self._totals = dataclasses.replace(
-                now,
-                num_received_pieces=now.num_received_pieces + 1,
-                num_received_bytes=now.num_received_bytes + num_bytes,
-                receive_seconds=now.receive_seconds + seconds,
-            )
+            self._totals.num_received_pieces += 1
+            self._totals.num_received_bytes += num_bytes
+            self._totals.receive_seconds += seconds
 
     def sent(self, num_bytes: int, seconds: float) -> None:
         """A piece is on its way."""
         with self._lock:
-            now = self._totals
-            self._totals = dataclasses.replace(
-                now,
-                num_sent_pieces=now.num_sent_pieces + 1,
-                num_sent_bytes=now.num_sent_bytes + num_bytes,
-                send_seconds=now.send_seconds + seconds,
-            )
+            self._totals.num_sent_pieces += 1
+            self._totals.num_sent_bytes += num_bytes
+            self._totals.send_seconds += seconds
 
     def stray(self) -> None:
         """A piece of no open transfer."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_stray_pieces=self._totals.num_stray_pieces + 1)
+            self._totals.num_stray_pieces += 1
 
     def corrupt(self) -> None:
         """A checksum did not match."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_corrupt_pieces=self._totals.num_corrupt_pieces + 1)
+            self._totals.num_corrupt_pieces += 1
 
     def bad_connection(self) -> None:
         """A connection spoke something else."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_bad_connections=self._totals.num_bad_connections + 1)
+            self._totals.num_bad_connections += 1
 
     def stranger(self) -> None:
         """A connection did not show the receiver's key."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_strangers=self._totals.num_strangers + 1)
+            self._totals.num_strangers += 1
 
     def refused(self) -> None:
         """A sender was told no."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_refused=self._totals.num_refused + 1)
+            self._totals.num_refused += 1
 
     def fell_back(self) -> None:
         """A connection of this kind could not be had; another kind serves."""
         with self._lock:
-            self._totals = dataclasses.replace(self._totals, num_fallbacks=self._totals.num_fallbacks + 1)
+            self._totals.num_fallbacks += 1
 
 
 class Totals:
