@@ -1,7 +1,7 @@
 """Baton's placement beside other systems' policies under virtual time: goodput over the load, and disaggregation.
 
 python tests/bench/bench_policies.py [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
-python tests/bench/bench_policies.py --disaggregation [--seconds 10 --requests 600]
+python tests/bench/bench_policies.py --disaggregation [--seconds 10 --requests 400 --min-requests 150]
 Every run replays from its seed: `baton simulate` with the same flags shows one of them.
 """
 
@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--min-seconds", type=float, default=20.0, help="the least, with more workers")
     parser.add_argument("--rules", type=_words, default=["always", "never"], help=f"of {', '.join(DISAGGREGATION)}")
     parser.add_argument("--requests", type=int, default=0, help="of a cell of the grid at most; 0: all")
+    parser.add_argument(
+        "--min-requests", type=int, default=150, help="of a cell of the grid: its seconds last until so many come"
+    )
     parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
     parser.add_argument(
         "--ttft", type=float, default=Limits().ttft, help="seconds to the first token of a good request"
@@ -197,7 +200,17 @@ def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
     if options.cells:
         shapes = shapes[:: max(1, len(shapes) // options.cells)]
     cells = [
-        Cell(cluster, workload, load, options.seconds, options.seed, policy, limits, max_requests=options.requests)
+        Cell(
+            cluster,
+            workload,
+            load,
+            options.seconds,
+            options.seed,
+            policy,
+            limits,
+            max_requests=options.requests,
+            min_requests=options.min_requests,
+        )
         for workload, load in shapes
         for policy in names
     ]

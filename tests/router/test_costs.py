@@ -42,12 +42,15 @@ def test_a_full_batch_is_waited_for():
 def test_the_decodes_beside_stand_still_during_a_local_prefill_only():
     busy = standing("d", DECODE, num_running=10)
     there = standing("p", PREFILL)
-    assert local(busy).decode - remote(busy, there).decode == pytest.approx(10 * 0.4)
+    stalled = 10 * 0.4 * costs.echo(busy, demand())
+    assert local(busy).decode - remote(busy, there).decode == pytest.approx(stalled)
+    assert 10 * 0.4 < stalled < 10 * 0.4 * 1.5
 
 
 def test_a_worker_of_both_roles_slows_its_own_decodes_when_it_prefills_for_others():
     decode = standing("d", DECODE)
-    assert remote(decode, standing("b", BOTH, num_running=5)).decode == pytest.approx(5 * 0.4)
+    both = standing("b", BOTH, num_running=5)
+    assert remote(decode, both).decode == pytest.approx(5 * 0.4 * costs.echo(both, demand()))
     assert remote(decode, standing("p", PREFILL, num_running=5)).decode == 0
 
 

@@ -35,6 +35,22 @@ def test_a_state_that_comes_at_once_does_not_show_it_a_later_one_does():
     assert len(flight) == 1, "it has not been reported on"
 
 
+def test_what_came_after_a_state_is_what_it_cannot_show():
+    flight = InFlight()
+    begin(flight, 1, 10.0, Share("w", 1, 160, 10))
+    assert flight.load("w").num_unseen_tokens == 160
+    flight.hear("w", 10.05)
+    assert flight.load("w").num_unseen_tokens == 0
+    begin(flight, 2, 10.06, Share("w", 1, 320, 20))
+    begin(flight, 3, 10.07, Share("w", 1, 80, 5))
+    assert (flight.load("w").num_unseen_tokens, flight.load("w").num_prefill_tokens) == (400, 560)
+    flight.end(1)
+    flight.end(2)
+    assert flight.load("w").num_unseen_tokens == flight.load("w").num_prefill_tokens == 80
+    flight.hear("w", 11.0)
+    assert flight.load("w").num_unseen_tokens == 0
+
+
 def test_each_worker_settles_on_its_own():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from fleet_node import load, state
@@ -149,8 +150,38 @@ def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
     coming = PendingLoad(num_prefill_tokens=5000)
     assert standing(pending=coming).backlog_seconds == pytest.approx(0.5)
     told = view(num_pending_prefill_tokens=3000)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.4)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.7).backlog_seconds == pytest.approx(0.7)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.3)
     assert standing_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
+
+
+def test_what_a_state_cannot_show_comes_on_top_of_it():
+    told = view(num_pending_prefill_tokens=3000)
+    coming = PendingLoad(num_prefill_tokens=5000, num_unseen_tokens=4000)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.7)
+    assert standing_of(told, coming, RATES, 0, given_seconds=0.75).backlog_seconds == pytest.approx(0.75)
+    assert standing_of(told, coming, RATES, 0, given_seconds=9).backlog_seconds == pytest.approx(0.8)
+
+
+def test_what_the_first_worker_measures_counts_for_the_others_at_once():
+    learnt = Learnt()
+    unknown = view(prefill_tokens_per_second=0)
+    assert learnt.fleet_rates(b"m", [unknown, unknown], 0.0).prefill_tokens_per_second == 10_000
+    known = replace(view(prefill_tokens_per_second=40_000), step=StepTimes(0.004, 0.0))
+    fleet = learnt.fleet_rates(b"m", [unknown, known], 0.01)
+    assert fleet.prefill_tokens_per_second == 40_000
+    assert learnt.fleet_rates(b"m", [unknown, known], 0.02) is fleet, "the medians of a measured fleet are kept"
+
+
+def test_what_was_given_shrinks_as_fast_as_the_worker_is_now_known_to_be():
+    learnt = Learnt()
+    learnt.placed([Share("w", 1, 20_000, 10)], 0.0)
+    assert learnt.given_seconds("w", 0.0) == pytest.approx(2.0), "at the guessed speed"
+    learnt.rates(view("w", prefill_tokens_per_second=40_000), GUESS)
+    assert learnt.given_seconds("w", 0.0) == pytest.approx(0.5)
+    assert learnt.given_seconds("w", 0.4) == pytest.approx(0.1)
+    assert learnt.given_seconds("w", 0.6) == 0.0
+    assert learnt.stalled_part("w", 0.0) == pytest.approx(0.25)
 
 
 def test_workers_of_one_model_share_how_their_steps_grow():

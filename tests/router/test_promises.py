@@ -68,6 +68,29 @@ def test_how_promises_are_kept_is_learnt():
     assert kept.num_outcomes == before
 
 
+def test_a_quick_fleet_does_not_forget_sooner():
+    def kept_after(per_second):
+        kept = Kept()
+        for number in range(1000):
+            kept.observe(0.01, 0.02, now=number / per_second)
+        last = 1000 / per_second
+        for number in range(round(per_second)):
+            kept.observe(0.01, 0.04, now=last + number / per_second)
+        return kept.distance(0.01, 0.02)
+
+    assert kept_after(10.0) == pytest.approx(kept_after(500.0), abs=0.5), "a second of outcomes, however many"
+
+
+def test_a_short_stream_tells_less_than_a_long_one():
+    short, long = Kept(), Kept()
+    for kept, part in ((short, 0.1), (long, 1.0)):
+        for _ in range(20):
+            kept.observe(0.01, 0.01)
+        for _ in range(5):
+            kept.observe(0.01, 0.04, part=part)
+    assert short.distance(0.01, 0.05) > long.distance(0.01, 0.05)
+
+
 def test_an_idle_worker_takes_everything(promises):
     assert gain(promises, standing(), demand(4000)) > 0.9
     assert gain(promises, standing(), demand(100_000)) > 0, "a prompt that is never in time is not expected to be"

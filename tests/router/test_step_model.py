@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.router.step_model import StepModel
+from baton.router.step_model import StepModel, drawn_to_fleet, fleet_times
 
 
 def test_nothing_observed_is_nothing_known():
@@ -37,6 +37,34 @@ def test_a_stall_of_the_host_moves_little():
         model.observe(8, 0.02)
     model.observe(8, 60.0)
     assert model.times.seconds(8) < 0.03
+
+
+def test_one_that_looked_slow_and_is_idle_is_taken_to_be_like_the_others():
+    """Its first steps were measured beside long prompts; who looks slow gets no request that could show otherwise."""
+    busy, idle = StepModel(), StepModel()
+    for _ in range(3):
+        idle.observe(4, 0.08)
+    for _ in range(40):
+        busy.observe(8, 0.006)
+        idle.observe(0, 0.08)
+    drawn = drawn_to_fleet(idle.times, fleet_times([busy.times, idle.times]))
+    assert drawn.seconds(4) < 0.01
+    for _ in range(40):
+        idle.observe(4, 0.08)
+    drawn = drawn_to_fleet(idle.times, fleet_times([busy.times, idle.times]))
+    assert drawn.seconds(4) == pytest.approx(0.08, rel=0.1), "one that stays slow is slow"
+
+
+def test_a_faster_step_is_believed_sooner_than_a_slower_one():
+    faster, slower = StepModel(), StepModel()
+    for _ in range(20):
+        faster.observe(4, 0.02)
+        slower.observe(4, 0.005)
+    for _ in range(4):
+        faster.observe(4, 0.005)
+        slower.observe(4, 0.02)
+    assert faster.times.seconds(4) < 0.007
+    assert slower.times.seconds(4) < 0.010
 
 
 def test_a_step_never_shrinks_with_its_batch():

@@ -60,3 +60,14 @@ def test_what_comes_while_a_step_runs_joins_the_next() -> None:
     assert seen.count(first) == seen.count(second) == 4
     audit = rig.engine.audit()
     assert audit.num_held_blocks == 0
+
+
+def test_the_prompt_of_a_running_step_is_pending_until_it_is_computed() -> None:
+    rig, executor = make_slow_rig(1)
+    rig.engine.submit(make_request(range(10), max_tokens=3))
+    assert rig.engine.load().num_pending_prefill_tokens == 10
+    rig.engine.step(wait=False)
+    assert rig.engine.load().num_pending_prefill_tokens == 10, "it is launched, not computed"
+    executor.num_ended += 1
+    rig.engine.step(wait=False)
+    assert rig.engine.load().num_pending_prefill_tokens == 0

@@ -14,6 +14,7 @@ from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 
 # submit, started, accept, first token, complete: what a hand-over costs when nothing has to be moved.
 _HANDOVER_SECONDS = 0.002
+_MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
 
 
 class Costs(NamedTuple):
@@ -51,7 +52,7 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
         _seat_seconds(decode, demand),
         0.0,
         0.0,
-        (own + others) * decode.stream_part(demand),
+        (own + others * echo(decode, demand)) * decode.stream_part(demand),
         _memory_seconds(decode, demand),
         0.0,
         decode.adapter_seconds(demand) if demand.adapter else 0.0,
@@ -66,7 +67,7 @@ def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_
         max(alone.queue, decode.backlog_seconds),
         prefill,
         0.0,
-        alone.decode + decode.num_beside * prefill * decode.stream_part(demand),
+        alone.decode + _stall_seconds(decode, decode.num_beside, prefill, demand),
         alone.memory,
         restore,
         alone.adapter,
@@ -83,10 +84,11 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
     return Costs(
-        max(alone.queue, prefill.backlog_seconds),
+        # Prompts that the decode worker computes itself go before what others have computed for it.
+        max(alone.queue, prefill.backlog_seconds, decode.backlog_seconds - seconds),
         seconds,
         exposed + _HANDOVER_SECONDS,
-        alone.decode + prefill.num_stalled * seconds * prefill.stream_part(demand),
+        alone.decode + _stall_seconds(prefill, prefill.num_stalled, seconds, demand),
         alone.memory,
         restore,
         max(alone.adapter, prefill.adapter_seconds(demand)),
@@ -121,6 +123,9 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         prefill = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
         own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
         alone = beside * (step.slope + step.context_slope * context) * output / 2
+        growth = beside * (step.slope + step.context_slope * context) / own_step
+        echoed = 1.0 / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
+        alone *= echoed
         if own_step > floor_seconds:
             alone += output * (own_step - floor_seconds)
         felt = part * own_step / (1.0 - stalled) if strained else part
@@ -141,7 +146,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
         without.append(alone + moving + _HANDOVER_SECONDS)
         queued.append(alone + moving + _HANDOVER_SECONDS + queue)
         later = prefill * (arrivals * (backlog + prefill / 2) + behind)
-        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * felt) + alone + later
+        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * felt * echoed) + alone + later
         totals.append(total + one.restore_seconds() if host else total)
     return Screened(totals, queued, without)
 
@@ -178,6 +183,14 @@ def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic
     return RemoteBounds(queued, work)
 
 
+def echo(one: Standing, demand: Demand) -> float:
+    """What a delay of a batch grows to: streams that stay longer slow those that come, and these the next ones."""
+    step = one.rates.step
+    context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+    growth = one.num_beside * (step.slope + step.context_slope * context) / one.step_seconds(demand)
+    return 1.0 / (1.0 - min(growth, _MOST_GROWTH))
+
+
 def least_transfer(decode: Standing, demand: Demand) -> float:
     """What a hand-over to there costs at least, whoever prefills."""
     return moving_seconds(decode, demand) / max(1, decode.view.num_layers) + _HANDOVER_SECONDS
@@ -200,6 +213,11 @@ def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
     """Those that this one overtakes, and those expected to come until it is computed, wait for it."""
     coming = traffic.placements_per_second * (one.backlog_seconds + work / 2)
     return work * (coming + one.num_behind)
+
+
+def _stall_seconds(one: Standing, num_stalled: int, seconds: float, demand: Demand) -> float:
+    """Streams stand still for so long."""
+    return num_stalled * seconds * echo(one, demand) * one.stream_part(demand) if num_stalled else 0.0
 
 
 def _seat_seconds(decode: Standing, demand: Demand) -> float:

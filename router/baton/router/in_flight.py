@@ -8,6 +8,7 @@ is reported on it counts for its tenant. Placements of other routers count like 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class PendingLoad:
 
     num_requests: int = 0
     num_prefill_tokens: int = 0
+    num_unseen_tokens: int = 0  # those of them that were placed after the worker's last state: it cannot show them
     num_blocks: int = 0
     num_placements: int = 0
     version: int = 0  # another one after every change, of whatever worker
@@ -80,6 +82,7 @@ class _Placement:
 @dataclass(slots=True)
 class _WorkerPending:
     load: PendingLoad = field(default_factory=PendingLoad)
+    heard: float = -math.inf  # when its last state was received
     placements: OrderedDict[int, _Placement] = field(default_factory=OrderedDict)  # unsettled, oldest first
     priorities: dict[int, int] = field(default_factory=dict)  # of placements not reported on: how many of each
 
@@ -101,6 +104,11 @@ class InFlight:
         """Placements that nobody has reported on yet."""
         return len(self._placements)
 
+    @property
+    def oldest(self) -> float:
+        """When the oldest of them was made. Infinite: there is none."""
+        return next(iter(self._placements.values())).at if self._placements else math.inf
+
     def all(self) -> Iterator[tuple[Placed, float]]:
         """Every placement, and when it was made."""
         return ((one.placed, one.at) for one in self._placements.values())
@@ -118,6 +126,8 @@ class InFlight:
             pending.placements[placed.placement_id] = placement
             pending.priorities[placed.priority] = pending.priorities.get(placed.priority, 0) + 1
             _add(pending.load, share, 1)
+            if at >= pending.heard:
+                pending.load.num_unseen_tokens += share.num_prefill_tokens
             if placed.sketch.hashes:
                 self._remember_prefix(placed, share.worker_id)
         self._priorities[placed.priority] += 1
@@ -167,6 +177,9 @@ class InFlight:
             if oldest.at > limit:
                 break
             self._settle(worker_id, oldest)
+        if pending is not None:
+            pending.heard = received
+            pending.load.num_unseen_tokens = 0
 
     def lose(self, worker_id: str) -> None:
         """A worker died: nothing is on its way to it any more."""
@@ -227,6 +240,8 @@ class InFlight:
         if pending is not None and share is not None:
             pending.placements.pop(placement.placed.placement_id, None)
             _add(pending.load, share, -1)
+            if placement.at >= pending.heard:
+                pending.load.num_unseen_tokens -= share.num_prefill_tokens
 
     def _uncount(self, worker_id: str, priority: int) -> None:
         pending = self._workers.get(worker_id)

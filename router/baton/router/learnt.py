@@ -11,7 +11,7 @@ from baton.router.explain import Decision
 from baton.router.in_flight import Share
 from baton.router.output_lengths import OutputLengths
 from baton.router.promises import Promises, promise_of
-from baton.router.rates import Rates, fleet_rates, rates_of
+from baton.router.rates import GUESS, Rates, fleet_rates, rates_of
 from baton.router.standing import Traffic
 from baton.router.worker_view import WorkerView
 from baton.v1 import router_pb2
@@ -20,6 +20,7 @@ _FLEET_SECONDS = 1.0  # for which the fleet's medians are kept
 _STALL_MEMORY_SECONDS = 2.0  # of the prompts that a worker was given
 _MAX_STALLED = 0.9
 _FEWEST_GAPS = 4  # between tokens, to tell a stream's speed
+_MOST_LENGTH = 3.0  # times the expected one: no stream counts for more
 
 
 class Learnt:
@@ -29,8 +30,8 @@ class Learnt:
         self.lengths = OutputLengths()
         self.arrivals = Arrivals()
         self.promises = Promises()
-        self._stalls: dict[str, tuple[float, float]] = {}  # by worker: seconds of prompts given to it of late, and when
-        self._busy_until: dict[str, float] = {}  # by worker, with the prompts given to it
+        self._recent: dict[str, tuple[float, float]] = {}  # by worker: prompt tokens given to it of late, and when
+        self._given: dict[str, tuple[float, float]] = {}  # the same of those that it cannot have computed yet
         self._biases: dict[tuple[bytes, bool], Bias] = defaultdict(Bias)  # by model digest and whether remote
         self._rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
@@ -39,28 +40,37 @@ class Learnt:
         """A request was placed so, by this router or by another one."""
         self.arrivals.observe(now)
         for share in shares:
-            known = self._rates.get(share.worker_id)
-            if share.num_prefill_tokens and known is not None:
-                seconds = share.num_prefill_tokens / known[2].prefill_tokens_per_second
-                stalled = self._recent_stall(share.worker_id, now) + seconds
-                self._stalls[share.worker_id] = stalled, now
-                self._busy_until[share.worker_id] = max(self._busy_until.get(share.worker_id, now), now) + seconds
+            if share.num_prefill_tokens:
+                worker_id, num_tokens = share.worker_id, share.num_prefill_tokens
+                self._recent[worker_id] = self._recent_tokens(worker_id, now) + num_tokens, now
+                self._given[worker_id] = self._given_tokens(worker_id, now) + num_tokens, now
 
     def given_seconds(self, worker_id: str, now: float) -> float:
         """What is left of the prompts given to a worker, had it nothing else to do."""
-        return max(0.0, self._busy_until.get(worker_id, 0.0) - now)
+        return self._given_tokens(worker_id, now) / self._speed(worker_id)
 
     def stalled_part(self, worker_id: str, now: float) -> float:
         """The part of a worker's time, in [0, 0.9], in which its decodes stand still for prompts."""
-        return min(_MAX_STALLED, self._recent_stall(worker_id, now) / _STALL_MEMORY_SECONDS)
+        per_second = self._recent_tokens(worker_id, now) / _STALL_MEMORY_SECONDS
+        return min(_MAX_STALLED, per_second / self._speed(worker_id))
 
-    def _recent_stall(self, worker_id: str, now: float) -> float:
-        seconds, at = self._stalls.get(worker_id, (0.0, now))
-        return seconds * math.exp((at - now) / _STALL_MEMORY_SECONDS) if seconds else 0.0
+    def _recent_tokens(self, worker_id: str, now: float) -> float:
+        num_tokens, at = self._recent.get(worker_id, (0.0, now))
+        return num_tokens * math.exp((at - now) / _STALL_MEMORY_SECONDS) if num_tokens else 0.0
 
-    def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
-        """A placement went well."""
-        self.lengths.observe(decision.request.model, outcome.num_output_tokens)
+    def _given_tokens(self, worker_id: str, now: float) -> float:
+        num_tokens, at = self._given.get(worker_id, (0.0, now))
+        return max(0.0, num_tokens - (now - at) * self._speed(worker_id)) if num_tokens else 0.0
+
+    def _speed(self, worker_id: str) -> float:
+        known = self._rates.get(worker_id)
+        return (known[2] if known is not None else GUESS).prefill_tokens_per_second
+
+    def learn(
+        self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float, oldest: float = math.inf
+    ) -> None:
+        """A placement went well. `oldest`: when the oldest was made that nobody has reported on."""
+        self.lengths.observe(decision.request.model, outcome.num_output_tokens, decision.placed, oldest)
         if outcome.first_token_us:
             best = decision.chosen
             digest = best.decode.view.model_digest
@@ -68,12 +78,16 @@ class Learnt:
             bias = self._biases[digest, is_remote]
             factor = decision.grounds.traffic.remote_bias if is_remote else decision.grounds.traffic.bias
             first_token = outcome.first_token_us / 1e6
-            work = best.costs.prefill
-            bias.observe(work / factor, best.costs.to_first_token - work, first_token, now)
-            promise = promise_of(best.decode, best.costs, decision.grounds.asked.demand)
+            demand, work = decision.grounds.asked.demand, best.costs.prefill
+            # The step that runs when it comes is waited for, half of it on average, and its own decodes for others too.
+            steps = 0.0 if is_remote or not best.decode.num_beside else 1.5 * best.decode.step_seconds(demand)
+            bias.observe(work / factor, best.costs.to_first_token - work + steps, first_token, now)
+            promise = promise_of(best.decode, best.costs, demand)
             gaps = outcome.num_output_tokens - 1
             streamed = max(0.0, now - decision.placed - first_token)
-            self.promises.observe(promise, first_token, streamed / gaps if gaps >= _FEWEST_GAPS else 0.0)
+            between = streamed / gaps if gaps >= _FEWEST_GAPS else 0.0
+            length = outcome.num_output_tokens / demand.num_output_tokens
+            self.promises.observe(promise, first_token, between, now, min(length, _MOST_LENGTH))
 
     def traffic(self, digest: bytes, num_workers: int, now: float) -> Traffic:
         """What comes to each of so many workers, and what the estimates for a model are to be multiplied with."""
@@ -95,7 +109,8 @@ class Learnt:
     def fleet_rates(self, digest: bytes, views: Sequence[WorkerView], now: float) -> Rates:
         """What a worker of this model is taken to be like until it has measured itself."""
         known = self._fleet.get(digest)
-        if known is not None and now - known[0] <= _FLEET_SECONDS:
+        # What the first worker measures is worth more than a guess at once: the others would look slower than it.
+        if known is not None and known[1].is_measured and now - known[0] <= _FLEET_SECONDS:
             return known[1]
         rates = fleet_rates(views)
         self._fleet[digest] = (now, rates)
@@ -104,8 +119,8 @@ class Learnt:
     def lose(self, worker_id: str) -> None:
         """A worker died."""
         self._rates.pop(worker_id, None)
-        self._stalls.pop(worker_id, None)
-        self._busy_until.pop(worker_id, None)
+        self._recent.pop(worker_id, None)
+        self._given.pop(worker_id, None)
 
     def forget_fleet(self) -> None:
         """The models or their workers are others now."""

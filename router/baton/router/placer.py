@@ -118,7 +118,7 @@ class Placer:
             if self._fleet.suspect(decode.worker_id, decode.epoch) and self.listener is not None:
                 self.listener.on_suspected(decode.worker_id, decode.epoch)
         else:
-            self._learnt.learn(decision, outcome, self._clock())
+            self._learnt.learn(decision, outcome, self._clock(), self.in_flight.oldest)
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
 

@@ -12,7 +12,9 @@ from typing import NamedTuple
 from baton.router.costs import Costs
 from baton.router.standing import Demand, Objectives, Standing, Traffic
 
-_WEIGHT = 0.02  # of one outcome; about fifty of memory
+_MEMORY_OUTCOMES = 50.0  # that are remembered at least
+_MEMORY_SECONDS = 10.0  # in which others are forgotten
+_PRIOR_OUTCOMES = 10.0  # that the prior spread, and the prior slope, count for
 _PRIOR_SPREAD = 0.4
 _PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slope instead of 1
 _LEAST_SPREAD = 0.1
@@ -35,26 +37,33 @@ class Kept:
 
     def __init__(self) -> None:
         self.num_outcomes = 0
-        self._promised = self._actual = 0.0  # means
+        self._known = 0.0  # outcomes that the means stand for
+        self._heard = 0.0
+        self._promised = 0.0  # mean
+        self._offset = 0.0  # mean of what came later than promised
         self._varied = _PRIOR_VARIED  # of what was promised
         self._together = _PRIOR_VARIED
         self._square = _PRIOR_SPREAD**2
 
-    def observe(self, promised: float, actual: float) -> None:
-        """One outcome."""
+    def observe(self, promised: float, actual: float, now: float = 0.0, part: float = 1.0) -> None:
+        """One outcome. `part`: what it counts for, beside others."""
         if promised <= 0 or actual <= 0:
             return
         promise, came = math.log(promised), math.log(actual)
         self.num_outcomes += 1
-        weight = max(_WEIGHT, 1.0 / self.num_outcomes)
-        off = min(max(came - self._expected(promise), -_MOST_OFF), _MOST_OFF) if self.num_outcomes > 1 else 0.0
-        self._square += _WEIGHT * (off * off - self._square)
-        dx, dy = promise - self._promised, came - self._actual
+        # However quickly outcomes come, they tell of the last seconds, and of a whole batch.
+        faded = self._known * math.exp(min(0.0, self._heard - now) / _MEMORY_SECONDS)
+        self._known = max(faded, min(self._known, _MEMORY_OUTCOMES)) + part
+        self._heard = max(self._heard, now)
+        weight, drawn = part / self._known, part / (self._known + _PRIOR_OUTCOMES)
+        off = min(max(came - self._expected(promise), -_MOST_OFF), _MOST_OFF)
+        self._square += drawn * (off * off * min(part, 1.0) - self._square)
+        dx, dy = promise - self._promised, came - promise - self._offset
         self._promised += weight * dx
-        self._actual += weight * dy
+        self._offset += weight * dy
         if self.num_outcomes > 1:
-            self._varied += _WEIGHT * (dx * dx - self._varied)
-            self._together += _WEIGHT * (dx * dy - self._together)
+            self._varied += drawn * (dx * dx - self._varied)
+            self._together += drawn * (dx * (dx + dy) - self._together)
 
     @property
     def spread(self) -> float:
@@ -67,7 +76,7 @@ class Kept:
 
     def _expected(self, promise: float) -> float:
         slope = (self._together + _PRIOR_VARIED) / (self._varied + _PRIOR_VARIED)
-        return self._actual + min(max(slope, 0.0), 1.0) * (promise - self._promised)
+        return self._promised + self._offset + min(max(slope, 0.0), 1.0) * (promise - self._promised)
 
 
 class Promises:
@@ -77,11 +86,16 @@ class Promises:
         self.first_token = Kept()
         self.between = Kept()
 
-    def observe(self, promise: Promise, first_token: float, between: float) -> None:
-        """How one stream went; `between` 0: it had too few tokens to tell."""
-        self.first_token.observe(promise.first_token, first_token)
+    def observe(
+        self, promise: Promise, first_token: float, between: float, now: float = 0.0, length: float = 1.0
+    ) -> None:
+        """How one stream went; `between` 0: it had too few tokens to tell. `length`: how many times the usual one.
+
+        A batch consists of long streams more than of short ones, and the short ones end first.
+        """
+        self.first_token.observe(promise.first_token, first_token, now)
         if between:
-            self.between.observe(promise.between, between)
+            self.between.observe(promise.between, between, now, length)
 
     def gain(
         self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic

@@ -29,7 +29,7 @@ class Rates:
     prefill_tokens_per_second: float
     transfer_bytes_per_second: float
     step: StepTimes
-    is_measured: bool  # prefill and step are the worker's own
+    is_measured: bool  # prefill and step are the worker's own, or of the fleet somebody's
     restore_bytes_per_second: float = _RESTORE_BYTES_PER_SECOND
     adapter_load_seconds: float = _ADAPTER_LOAD_SECONDS
 
@@ -90,13 +90,12 @@ def fleet_rates(views: Iterable[WorkerView]) -> Rates:
         values: Sequence[float] = [value for view in known if (value := read(view)) > 0]
         return median(values) if values else default
 
-    steps = [view.step for view in known if view.step is not None]
-    step = fleet_times(steps) or _STEP
+    step = fleet_times([view.step for view in known if view.step is not None])
     return Rates(
         middle(lambda view: view.prefill_tokens_per_second, _PREFILL_TOKENS_PER_SECOND),
         middle(lambda view: view.transfer_bytes_per_second, _TRANSFER_BYTES_PER_SECOND),
-        step,
-        False,
+        step or _STEP,
+        step is not None and any(view.prefill_tokens_per_second > 0 for view in known),
         middle(lambda view: view.restore_bytes_per_second, _RESTORE_BYTES_PER_SECOND),
         middle(lambda view: view.adapter_load_seconds, _ADAPTER_LOAD_SECONDS),
     )

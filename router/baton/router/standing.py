@@ -112,13 +112,15 @@ def standing_of(
 ) -> Standing:
     """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken.
 
-    `given_seconds`: what can be left of the prompts on their way; `age_seconds`: how old the view is.
+    `given_seconds`: what is left of all prompts given to it, had it nothing else to do; `age_seconds`: the view's age.
     """
     num_requests = view.num_running + view.queue_depth + pending.num_requests
     seats = view.max_num_requests
     speed = rates.prefill_tokens_per_second
     told = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
-    backlog_seconds = (told + min(pending.num_prefill_tokens / speed, given_seconds)) * ahead
+    # A state may show placements of just before it, or not: then no more is left than what was given.
+    at_least = told + pending.num_unseen_tokens / speed
+    backlog_seconds = max(at_least, min(told + pending.num_prefill_tokens / speed, given_seconds)) * ahead
     num_waiting = max(view.queue_depth, num_requests - seats)
     return Standing(
         view,

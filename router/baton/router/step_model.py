@@ -1,7 +1,8 @@
 """How a worker's decode step grows with its batch and its context, learnt from its own states. Owns no clock.
 
 One worker's batches hardly vary while its contexts grow with them, so that its own slopes are mostly noise. Workers of
-one model share theirs: each keeps its own mean, and a plane through it that leans as all of theirs do.
+one model share theirs: each keeps its own mean, and a plane through it that leans as all of theirs do. A mean of few
+observations, or of long ago, is drawn to the others' plane: a worker that once looked slow would never be asked again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _WEIGHT = 0.05  # of one observation; about twenty of memory
+_FASTER_WEIGHT = 0.5  # of one below the plane: much can make a step slow, but only a fast worker makes it fast
+_IDLE_KEEP = 0.9  # of what is known, after each state of an idle worker; they come once a second
+_LEAST_KNOWN = 1e-3
+_FLEET_KNOWN = 2.0  # observations that the fleet's plane counts for, against a worker's own mean
 _MOMENT_WEIGHT = 0.01  # and about a hundred, for what hardly changes: how steps grow
 _FLEET_WEIGHT = 4.0  # of the fleet's slopes against a worker's own
 # Until batches of different sizes were seen: every request beside makes a step so much longer.
@@ -33,6 +38,7 @@ class Moments(NamedTuple):
     nc: float
     ns: float
     cs: float
+    known: float  # observations that the means stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +61,31 @@ class StepModel:
     def __init__(self) -> None:
         self._n = self._context = self._seconds = 0.0  # weighted means
         self._nn = self._cc = self._nc = self._ns = self._cs = 0.0  # weighted moments around them
+        self._known = 0.0
         self._times: StepTimes | None = None
         self._error = 0.0  # usual distance of an observation from the plane, in seconds
 
     def observe(self, num_running: int, seconds: float, num_context_tokens: int = 0) -> None:
         """One state of the worker: what its steps took, with how many requests and tokens of context."""
-        if not 0 < seconds < float("inf") or num_running <= 0:
+        if num_running <= 0:
+            self._known = max(self._known * _IDLE_KEEP, _LEAST_KNOWN)
+            self._times = None
+            return
+        if not 0 < seconds < float("inf"):
             return
         if self._seconds == 0.0:
             self._n, self._context, self._seconds = float(num_running), float(num_context_tokens), seconds
-            self._error = seconds / 2
+            self._error, self._known = seconds / 2, 1.0
             return
-        seconds = self._clipped(num_running, num_context_tokens, seconds)
+        expected = self._expected(num_running, num_context_tokens)
+        seconds = self._clipped(expected, seconds)
+        weight = max(_WEIGHT, 1.0 / (self._known + 1.0), _FASTER_WEIGHT if seconds < expected else 0.0)
+        self._known = min(self._known + 1.0, 1.0 / _WEIGHT)
         self._times = None
         dn, dc, ds = num_running - self._n, num_context_tokens - self._context, seconds - self._seconds
-        self._n += _WEIGHT * dn
-        self._context += _WEIGHT * dc
-        self._seconds += _WEIGHT * ds
+        self._n += weight * dn
+        self._context += weight * dc
+        self._seconds += weight * ds
         keep, added = 1 - _MOMENT_WEIGHT, _MOMENT_WEIGHT
         self._nn = keep * (self._nn + added * dn * dn)
         self._cc = keep * (self._cc + added * dc * dc)
@@ -85,15 +99,18 @@ class StepModel:
         if self._seconds == 0.0:
             return None
         if self._times is None:
-            moments = Moments(self._n, self._context, self._seconds, self._nn, self._cc, self._nc, self._ns, self._cs)
+            means = (self._n, self._context, self._seconds)
+            moments = Moments(*means, self._nn, self._cc, self._nc, self._ns, self._cs, self._known)
             self._times = _plane(moments, moments)
         return self._times
 
-    def _clipped(self, num_running: int, num_context_tokens: int, seconds: float) -> float:
-        """The observation, no further from what is expected than others usually are."""
+    def _expected(self, num_running: int, num_context_tokens: int) -> float:
         times = self.times
-        assert times is not None
-        expected = times.seconds(num_running, num_context_tokens)
+        assert times is not None, "something was observed"
+        return times.seconds(num_running, num_context_tokens)
+
+    def _clipped(self, expected: float, seconds: float) -> float:
+        """The observation, no further from what is expected than others usually are."""
         bound = _OUTLIER * max(self._error, expected)
         clipped = min(max(seconds, expected - bound), expected + bound)
         self._error += _WEIGHT * (abs(clipped - expected) - self._error)
@@ -105,21 +122,23 @@ def fleet_times(times: Sequence[StepTimes]) -> StepTimes | None:
     known = [one.moments for one in times if one.moments is not None]
     if not known:
         return times[0] if times else None
-    count = len(known)
+    total = sum(one.known for one in known)
     # Each around its own mean: a slow worker and a fast one do not make a slope.
+    means = [sum(one.known * one[place] for one in known) / total for place in range(3)]
     within = [sum(values) for values in zip(*(one[3:] for one in known), strict=True)]
-    means = [sum(values) / count for values in zip(*(one[:3] for one in known), strict=True)]
     moments = Moments(*means, *within)
     return _plane(moments, moments)
 
 
 def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
-    """A worker's plane: through its own mean, and leaning mostly as the fleet's."""
-    if own.moments is None or fleet.moments is None:
+    """A worker's plane: through its own mean as far as that is known, and leaning mostly as the fleet's."""
+    at, others = own.moments, fleet.moments
+    if at is None or others is None:
         return own
-    pairs = zip(own.moments, fleet.moments, strict=True)
-    mixed = Moments(*[mine + _FLEET_WEIGHT * theirs for mine, theirs in pairs])
-    return _plane(own.moments, mixed)
+    mixed = Moments(*[mine + _FLEET_WEIGHT * theirs for mine, theirs in zip(at, others, strict=True)])
+    guess = fleet.seconds(at.n, at.c)
+    believed = guess + at.known / (at.known + _FLEET_KNOWN) * (at.s - guess)
+    return _plane(at._replace(s=believed), mixed)
 
 
 def _plane(at: Moments, of: Moments) -> StepTimes:

@@ -171,6 +171,11 @@ class Engine:
         return bool(working or pending or (not self.frozen and scheduler.runnable()))
 
     @property
+    def wants_prefills(self) -> bool:
+        """Whether the next step's outputs list remote prefills: they need not wait for its end."""
+        return bool(self._scheduler.prefill_wanted)
+
+    @property
     def settled(self) -> bool:
         """Whether the device has nothing to do: no step in flight, no block on its way from host memory."""
         return not self._in_flight and not self._copier.busy
@@ -189,7 +194,8 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy and how fast the engine is now."""
-        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second)
+        left = self._in_flight.num_prefill_tokens_left
+        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""

@@ -207,7 +207,7 @@ class EngineLoop:
 
     def _advance(self) -> StepOutputs:
         """While KV moves, frames and transfers are served beside the running step: nobody waits for its end."""
-        watching = self._handover.num_open > 0
+        watching = self._handover.num_open > 0 or self._engine.wants_prefills
         if watching != self._watching:
             self._watching = watching
             self._executor.watch(self._link.wake if watching else None)

@@ -10,7 +10,11 @@ from baton.worker.settings import EngineSettings
 
 
 def load_snapshot(
-    scheduler: Scheduler, settings: EngineSettings, rates: Rates, restore_bytes_per_second: float
+    scheduler: Scheduler,
+    settings: EngineSettings,
+    rates: Rates,
+    restore_bytes_per_second: float,
+    num_prefill_tokens_in_flight: int,
 ) -> LoadSnapshot:
     """As of now."""
     batch = scheduler.batch
@@ -21,7 +25,7 @@ def load_snapshot(
     return LoadSnapshot(
         num_running=len(batch),
         queue_depth=queue_depth,
-        num_pending_prefill_tokens=pending,
+        num_pending_prefill_tokens=pending + num_prefill_tokens_in_flight,
         num_context_tokens=batch.num_context_tokens,
         num_blocks=scheduler.pool.num_blocks,
         num_free_blocks=scheduler.pool.num_free,

@@ -69,6 +69,15 @@ class StepsInFlight:
         return len(self._launched)
 
     @property
+    def num_prefill_tokens_left(self) -> int:
+        """Prompt tokens of these steps that are not computed by now, as far as the measured speed tells."""
+        num_tokens = sum(one.scheduled.num_prefill_tokens for one in self._launched)
+        if not num_tokens:
+            return 0
+        elapsed = self._clock() - max(self._launched[0].launched, self._last_collect)
+        return max(0, num_tokens - int(elapsed * self._rates.prefill_tokens_per_second))
+
+    @property
     def full(self) -> bool:
         """Whether one must be collected before the next is launched."""
         return len(self._launched) >= self._executor.depth

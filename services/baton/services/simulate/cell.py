@@ -43,12 +43,14 @@ class Cell:
     rate: float = 0.0  # requests a second, instead of the load
     drain_seconds: float = 60.0
     max_requests: int = 0  # 0: all
+    min_requests: int = 0  # of a workload: arrivals go on until so many are to be expected
 
 
 @silenced()
 def run_cell(cell: Cell) -> Summary:
     """Runs one cell. Raises InvalidRequest for one that cannot be."""
     gc.collect()  # what the run before left
+    cell = _long_enough(cell)
     texts = Texts(cell.cluster.block_size)
     arrivals = arrivals_of(cell, texts)
     simulation = Simulation(cell.cluster, policy_factory(cell.policy), texts.namespace, cell.seed)
@@ -145,6 +147,14 @@ def arrivals_of(cell: Cell, texts: Texts) -> list[Arrival]:
     rate = cell.rate or cell.load * _capacity(cell, workload)
     arrivals = generate(workload, texts, rate, cell.seconds, cell.seed)
     return arrivals[: cell.max_requests] if cell.max_requests else arrivals
+
+
+def _long_enough(cell: Cell) -> Cell:
+    workload = workload_of(cell.workload)
+    if workload is None or not cell.min_requests:
+        return cell
+    rate = cell.rate or cell.load * _capacity(cell, workload)
+    return replace(cell, rate=rate, seconds=max(cell.seconds, cell.min_requests / rate))
 
 
 def _capacity(cell: Cell, workload: Workload) -> float:

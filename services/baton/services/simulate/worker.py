@@ -216,7 +216,7 @@ class SimWorker:
         while self._inbox:
             self._inbox.popleft()()
         self.handover.tick()
-        outputs = self.engine.step(wait=not self.handover.num_open)
+        outputs = self.engine.step(wait=not self.handover.num_open and not self.engine.wants_prefills)
         self.handover.on_step(outputs)
         self._on_outputs(self, outputs)
         self._is_changed = True
