@@ -38,15 +38,15 @@ def test_seeds_together_believe_in_next_to_no_phantoms_while_nothing_is_broken()
 
 
 def test_an_eviction_on_its_way_is_no_fault():
-    """Decisions fall between an eviction and its arrival: of few decisions, a large part."""
-    report = run_chaos(5388)
-    assert report.counts[STEADY].num_phantom > 0
-    assert report.problems == []
+    """Decisions fall between an eviction and its arrival, in some seed."""
+    met = next(one for one in map(run_chaos, range(20, 80)) if one.counts[STEADY].num_phantom)
+    assert met.problems == []
 
 
 def test_an_eviction_that_is_told_late_is_found_out(monkeypatch):
-    monkeypatch.setattr(watch, "_GATHER_SECONDS", 0.02)
-    assert any("is believed, in steady times" in problem for problem in run_chaos(5388).problems)
+    monkeypatch.setattr(watch, "_GATHER_SECONDS", 0.03)
+    problems = (problem for one in map(run_chaos, range(20, 80)) for problem in one.problems)
+    assert "is believed, in steady times" in next(problems)
 
 
 @pytest.mark.parametrize(
