@@ -1,0 +1,222 @@
+"""The link's own order: who starts a piece, what a push's end waits for, and who hears of what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.worker.core import BlockId
+from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced
+from baton.worker.transfer.event_queue import EventQueue
+from baton.worker.transfer.sender_link import Push, SenderLink
+
+WAIT_SECONDS = 10.0
+
+
+@dataclass
+class Copy:
+    piece: Piece
+    num_bytes: int = 100
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class Way:
+    """An Outgoing whose copies end when the test says so."""
+
+    def __init__(self, *, at_once: bool = True, num_slots: int = 3) -> None:
+        self.at_once = at_once
+        self.copies: list[Copy] = []
+        self.starters: list[threading.Thread] = []
+        self.is_ended = False
+        self.problem: OSError | None = None
+        self.num_free = num_slots
+
+    def room(self) -> bool:
+        return self.num_free > 0
+
+    def starts_at_once(self, outbound: Outbound) -> bool:
+        return self.at_once
+
+    def wait_for_room(self) -> None:
+        raise AssertionError("no test fills the slots without a copy under way")
+
+    def start(self, outbound: Outbound, piece: Piece) -> Copy:
+        self.starters.append(threading.current_thread())
+        if self.problem is not None:
+            raise self.problem
+        self.num_free -= 1
+        self.copies.append(Copy(piece))
+        return self.copies[-1]
+
+    def finish(self, shipment: Copy) -> None:
+        assert shipment.ended.wait(WAIT_SECONDS)
+        self.num_free += 1
+
+    def settle(self, shipment: Copy) -> None:
+        assert shipment.ended.wait(WAIT_SECONDS)
+
+    def ended(self) -> bool:
+        return self.is_ended
+
+    def cut(self) -> None:
+        self.is_ended = True
+
+    def close(self) -> None:
+        pass
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def push_of(number: int) -> Push:
+    return Push(Outbound(number, [], number, 1, 1, False))
+
+
+def piece(layer: int) -> Piece:
+    return Piece(layer, 0, 1, [BlockId(5)])
+
+
+class Rig:
+    """A link over ways that are dialled one after the other."""
+
+    def __init__(self, *ways: Way) -> None:
+        self.events = EventQueue(lambda: None)
+        self._ways = list(ways)
+        self.num_dialled = 0
+        self.link = SenderLink("there", self._open, self.events)
+
+    def begin(self, number: int) -> Push:
+        push = push_of(number)
+        assert self.link.begin(push)
+        return push
+
+    def rested(self) -> None:
+        """The link has dialled and found nothing else to do."""
+        eventually(lambda: self.num_dialled and self.link._resting)
+
+    def _open(self, changed: threading.Condition, dialled: object) -> Way:
+        self.num_dialled += 1
+        return self._ways.pop(0)
+
+    def told(self) -> list[object]:
+        """What the link tells next."""
+        found: list[object] = []
+        eventually(lambda: found.extend(self.events.take()) or found)
+        return found
+
+
+@pytest.fixture
+def way():
+    return Way()
+
+
+@pytest.fixture
+def rig(way):
+    made = Rig(way, Way())
+    yield made
+    for copy in way.copies:
+        copy.ended.set()
+    made.link.close()
+    made.link.join()
+
+
+def test_a_piece_that_nothing_is_before_is_started_by_whoever_pushes_it(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    assert way.starters == [threading.current_thread()]
+
+
+def test_a_piece_that_may_wait_is_started_by_the_links_thread(way, rig):
+    way.at_once = False
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    eventually(lambda: way.copies)
+    assert threading.current_thread() not in way.starters
+
+
+def test_pieces_keep_their_order_and_wait_for_room(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    for layer in range(5):
+        rig.link.send(push, piece(layer))
+    rig.link.end(push)
+    assert [copy.piece.layer for copy in way.copies] == [0, 1, 2]
+    for index in range(5):
+        eventually(lambda index=index: len(way.copies) > index)
+        way.copies[index].ended.set()
+    assert rig.told() == [Pushed(1, 5, 500)]
+    assert [copy.piece.layer for copy in way.copies] == [0, 1, 2, 3, 4]
+
+
+def test_a_push_ends_with_its_own_pieces_whatever_else_is_under_way(rig, way):
+    first, second = rig.begin(1), rig.begin(2)
+    rig.rested()
+    rig.link.send(first, piece(0))
+    rig.link.end(first)
+    rig.link.send(second, piece(1))
+    eventually(lambda: len(way.copies) == 2)
+    way.copies[0].ended.set()
+    assert rig.told() == [Pushed(1, 1, 100)]
+
+
+def test_a_push_does_not_end_before_its_last_piece(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    rig.link.end(push)
+    time.sleep(0.05)
+    assert rig.events.take() == []
+    way.copies[0].ended.set()
+    assert rig.told() == [Pushed(1, 1, 100)]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_what_goes_wrong_with_a_piece_started_elsewhere_fails_the_link(rig, way, is_busy):
+    push = rig.begin(1)
+    rig.rested()
+    if is_busy:
+        rig.link.send(push, piece(0))
+        eventually(lambda: rig.link._resting)
+    way.problem = OSError("the cable is cut")
+    rig.link.send(push, piece(1))  # raises nothing here
+    for copy in way.copies:
+        copy.ended.set()
+    assert rig.told() == [PushFailed(1, "there: the cable is cut")]
+    assert rig.link.ended
+
+
+def test_a_fence_waits_for_pieces_whoever_started_them(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    rig.link.fence(push)
+    rig.link.send(push, piece(1))
+    time.sleep(0.05)
+    assert rig.events.take() == []
+    way.copies[0].ended.set()
+    assert rig.told() == [PushFenced(1)]
+    assert len(way.copies) == 1
+
+
+def test_another_connection_is_made_when_what_is_under_way_has_ended(rig, way):
+    first = rig.begin(1)
+    rig.rested()
+    rig.link.send(first, piece(0))
+    rig.link.end(first)
+    way.is_ended = True  # the receiver was restarted
+    rig.begin(2)
+    time.sleep(0.05)
+    assert rig.num_dialled == 1
+    way.copies[0].ended.set()
+    assert rig.told() == [Pushed(1, 1, 100)]
+    eventually(lambda: rig.num_dialled == 2)
