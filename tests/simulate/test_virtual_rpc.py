@@ -39,7 +39,8 @@ def begin(link, server):
     return VirtualChannel(link, server).unary_stream("Watch")(index_pb2.WatchRequest())
 
 
-def test_a_server_hears_that_its_client_is_gone_when_the_link_heals(timeline, server):
+@pytest.mark.parametrize("end", [Link.heal, Link.cut])
+def test_a_server_hears_that_its_client_gave_up_when_a_stalled_link_heals_or_is_cut(timeline, server, end):
     async def scenario():
         link = Link()
         call = begin(link, server)
@@ -48,22 +49,7 @@ def test_a_server_hears_that_its_client_is_gone_when_the_link_heals(timeline, se
         call.cancel()
         await asyncio.sleep(1.0)
         assert not server.has_ended
-        link.heal()
-        await asyncio.sleep(0.01)
-        assert server.has_ended
-        assert link.calls == []
-
-    timeline.loop.run_until_complete(scenario())
-
-
-def test_a_cut_ends_the_server_of_a_call_that_its_client_gave_up_while_the_link_was_stalled(timeline, server):
-    async def scenario():
-        link = Link()
-        call = begin(link, server)
-        await call.read()
-        link.is_stalled = True
-        call.cancel()
-        link.cut()
+        end(link)
         await asyncio.sleep(0.01)
         assert server.has_ended
         assert link.calls == []

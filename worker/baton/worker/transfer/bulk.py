@@ -47,8 +47,11 @@ class Done:
         return True
 
 
-def announce_nothing() -> None:
-    """For a piece that somebody else announces, or nobody."""
+Announce = Callable[[], None]
+
+
+def unheard() -> None:
+    """An Announce for a piece that somebody else announces, or nobody."""
 
 
 class BulkSender(Protocol):
@@ -56,7 +59,7 @@ class BulkSender(Protocol):
 
     announces_first: bool  # pieces are announced by `put`, which only queues them; else when their copy has ended
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Callable[[], None]) -> Ticket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Ticket:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
 
         Calls `announce`, where `announces_first`, as soon as the receiver may hear of the piece; it raises nothing.

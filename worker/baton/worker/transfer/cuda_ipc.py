@@ -8,14 +8,13 @@ pieces up, which a stream of the receiver's waits for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots, announce_nothing
+from baton.worker.transfer.bulk import Announce, Slots, unheard
 from baton.worker.transfer.cuda_counters import Counters, counter_bytes
 from baton.worker.transfer.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory, make_events
 from baton.worker.transfer.cuda_slots import DeviceSlots, converted
@@ -117,13 +116,7 @@ class IpcSender:
         self._events = make_events(slots.num_slots, self._writing)
         self._counters = Counters(self._peer.address + slots.num_slots * slots.slot_bytes, slots.num_slots)
 
-    def put(
-        self,
-        piece: Piece,
-        slot: int,
-        conversion: KvConversion | None = None,
-        announce: Callable[[], None] = announce_nothing,
-    ) -> CudaTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> CudaTicket:
         """One launch: blocks of ours into the peer's slot. Then its count."""
         offset = slot * self._slot_bytes
         if conversion is None:

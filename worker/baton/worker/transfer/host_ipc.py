@@ -22,7 +22,7 @@ from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.blocks import gather_piece, write_piece
-from baton.worker.transfer.bulk import Done, Slots, Ticket, announce_nothing
+from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket, unheard
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.host_identity import process_identity
 
@@ -163,13 +163,7 @@ class HostIpcSender:
         self._slot_bytes = slots.slot_bytes
         self._memory: NDArray[np.uint8] | None = _open(slots)
 
-    def put(
-        self,
-        piece: Piece,
-        slot: int,
-        conversion: KvConversion | None = None,
-        announce: Callable[[], None] = announce_nothing,
-    ) -> DoneTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> DoneTicket:
         """The piece is in when it returns."""
         assert self._memory is not None, "not after close"
         start = slot * self._slot_bytes

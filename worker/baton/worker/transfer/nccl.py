@@ -8,14 +8,13 @@ one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from baton.rpc.errors import DataLoss, DeadlineExceeded, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots, announce_nothing
+from baton.worker.transfer.bulk import Announce, Slots, unheard
 from baton.worker.transfer.cuda_memory import CudaTicket, make_events
 from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
@@ -145,13 +144,7 @@ class NcclSender:
             self.close()
             raise
 
-    def put(
-        self,
-        piece: Piece,
-        slot: int,
-        conversion: KvConversion | None = None,
-        announce: Callable[[], None] = announce_nothing,
-    ) -> CudaTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> CudaTicket:
         """Gathers on one stream while the piece before is sent on the other."""
         announce()
         self._pair.move(*self._staged.gather(piece, slot, conversion), self._raw_stream)

@@ -15,7 +15,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.ahead import Ahead, Result
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.blocks import read_piece
-from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, announce_nothing
+from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, unheard
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
 from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
@@ -192,7 +192,7 @@ class SlotOutgoing:
         if not outbound.checksum:
             ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
         else:
-            ticket = self._sender.put(piece, slot, conversion, announce_nothing)
+            ticket = self._sender.put(piece, slot, conversion, unheard)
             # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
             if self._sender.announces_first:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, ServiceError, Unavailable
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Slots, announce_nothing
+from baton.worker.transfer.bulk import Announce, Slots, unheard
 from baton.worker.transfer.rdma_blob import RemoteRegion
 from baton.worker.transfer.rdma_nixl import Agent, Copy, Memory
 from baton.worker.transfer.rdma_staging import Gathered, Region, Staging
@@ -86,13 +86,7 @@ class RdmaSender:
             self.close()
             raise
 
-    def put(
-        self,
-        piece: Piece,
-        slot: int,
-        conversion: KvConversion | None = None,
-        announce: Callable[[], None] = announce_nothing,
-    ) -> RdmaTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> RdmaTicket:
         """Raises InvalidRequest for a slot or a piece that does not fit, Unavailable after a copy failed."""
         if not 0 <= slot < self._slots.num_slots:
             raise InvalidRequest(f"slot {slot} is out of range: the receiver has {self._slots.num_slots}")
