@@ -1,6 +1,7 @@
 """Requests cancelled, and workers killed, at random phases of the KV hand-over: what is left behind, and for how long.
 
 python tests/bench/transfer_churn.py --requests 10000 --seed 1
+python tests/bench/transfer_churn.py --requests 16000 --batch 100    # about a thousand aborts a minute for ten minutes
 """
 
 from __future__ import annotations
@@ -55,11 +56,12 @@ class Churn:
 class Churner:
     """Batches of requests on one rig."""
 
-    def __init__(self, rig: TransferRig, seed: int, report: Churn, kill_every: int) -> None:
+    def __init__(self, rig: TransferRig, seed: int, report: Churn, kill_every: int, batch: int) -> None:
         self._rig = rig
         self._rng = random.Random(seed)
         self._report = report
         self._kill_every = kill_every  # batches
+        self._num_together = batch
         self._counted: dict[str, Mapping[str, int]] = {}
 
     async def run(self, num_requests: int) -> None:
@@ -70,7 +72,7 @@ class Churner:
         while self._report.num_requests < num_requests:
             number += 1
             victim = self._rng.choice(self._rig.workers) if number % self._kill_every == 0 else None
-            await self._batch(min(BATCH, num_requests - self._report.num_requests), victim)
+            await self._batch(min(self._num_together, num_requests - self._report.num_requests), victim)
         sampling.cancel()
         await self._count_transfers()
         self._report.seconds = time.monotonic() - began
@@ -175,14 +177,14 @@ class Churner:
             self._counted[worker.name] = now
 
 
-def churn(num_requests: int, seed: int, transports: str = "tcp", kill_every: int = 8) -> Churn:
+def churn(num_requests: int, seed: int, transports: str = "tcp", kill_every: int = 8, batch: int = BATCH) -> Churn:
     """Runs it on workers of its own."""
     report = Churn()
     with (
         tempfile.TemporaryDirectory() as folder,
         transfer_rig(Path(folder), {**SIM, "num_blocks": 3000}, transports) as rig,
     ):
-        asyncio.run(Churner(rig, seed, report, kill_every).run(num_requests))
+        asyncio.run(Churner(rig, seed, report, kill_every, batch).run(num_requests))
     return report
 
 
@@ -206,9 +208,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transports", default="tcp")
+    parser.add_argument("--batch", type=int, default=BATCH, help="requests at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    report = churn(options.requests, options.seed, options.transports)
+    report = churn(options.requests, options.seed, options.transports, batch=options.batch)
     facts = machine_facts(("grpcio",))
     print(f"KV hand-over churn, {options.transports}, seed {options.seed}; {facts_line(facts)}")
     print(table(report))
