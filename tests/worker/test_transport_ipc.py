@@ -336,7 +336,7 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
         connect(number)
     wait_until(lambda: receiver.transport.num_connections == 0)
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    shared = sorted(os.listdir("/dev/shm"))
+    shared = set(os.listdir("/dev/shm"))
     for number in range(1000):
         connect(number)
     wait_until(lambda: receiver.transport.num_connections == 0)
@@ -344,7 +344,7 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
     assert kv_mappings() == []
     assert len(os.listdir("/proc/self/fd")) <= before
     assert threading.active_count() <= threads
-    assert sorted(os.listdir("/dev/shm")) == shared
+    wait_until(lambda: shared.issuperset(os.listdir("/dev/shm")))  # other processes' come and go: UCX makes some
 
 
 def test_closing_a_transport_gives_its_slots_up(many):

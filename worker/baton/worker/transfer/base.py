@@ -184,7 +184,7 @@ class Transport(Protocol):
         """
 
     def push(self, push_id: int, piece: Piece) -> None:
-        """Queues one piece. Ignored for an unknown push."""
+        """Queues one piece, or starts it. Ignored for an unknown push."""
 
     def finish(self, push_id: int) -> None:
         """That was the last piece. Pushed follows when all are sent."""

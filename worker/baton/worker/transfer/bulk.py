@@ -55,7 +55,7 @@ def unheard() -> None:
 
 
 class BulkSender(Protocol):
-    """The sender's end of one connection. Belongs to the connection's thread, but for `abort`."""
+    """The sender's end of one connection. Called by one thread at a time, but for `abort`."""
 
     announces_first: bool  # pieces are announced by `put`, which only queues them; else when their copy has ended
 

@@ -1,8 +1,8 @@
 """CUDA IPC: a sender of the same host writes straight into its slots of the receiver's device memory.
 
-One kernel gathers a piece's blocks into the slot, over NVLink and without staging. A few programs reach 93 % of what
-one large copy does, so that the multiprocessors stay with the model. Behind each piece the sender counts the slot's
-pieces up, which a stream of the receiver's waits for.
+One kernel gathers a piece's blocks into the slot, over NVLink and without staging. One program for each of an H200's
+multiprocessors reaches 90 % of what one large copy does, and leaves most of each to the model. Behind each piece the
+sender counts the slot's pieces up, which a stream of the receiver's waits for.
 """
 
 from __future__ import annotations

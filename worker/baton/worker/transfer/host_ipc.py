@@ -163,12 +163,12 @@ class HostIpcSender:
         self._slot_bytes = slots.slot_bytes
         self._memory: NDArray[np.uint8] | None = _open(slots)
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> DoneTicket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> Done:
         """The piece is in when it returns."""
         assert self._memory is not None, "not after close"
         start = slot * self._slot_bytes
         gather_piece(self._executor, piece, conversion, self._memory[start : start + self._slot_bytes])
-        return DoneTicket()
+        return Done()
 
     def abort(self) -> None:
         """A copy between memories ends by itself."""
@@ -176,18 +176,6 @@ class HostIpcSender:
     def close(self) -> None:
         """Unmaps the slots."""
         self._memory = None
-
-
-class DoneTicket:
-    """A Ticket of a copy that has ended."""
-
-    def done(self) -> bool:
-        """True."""
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        """True."""
-        return True
 
 
 def _open(slots: Slots) -> NDArray[np.uint8]:

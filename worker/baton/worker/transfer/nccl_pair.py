@@ -31,7 +31,7 @@ def new_id() -> bytes:
 
 
 class Pair:
-    """One rank of the two. Calls belong to one thread, but for `abort`."""
+    """One rank of the two. Called by one thread at a time, but for `abort`."""
 
     def __init__(self, unique_id: bytes, rank: int) -> None:
         """Begins to look for the other."""

@@ -1,4 +1,7 @@
-"""The way to one receiver: one connection, and one thread that reads and sends pieces in order."""
+"""The way to one receiver: one connection, whose pieces are started in order, and a thread that sees to their ends.
+
+The thread starts pieces too, but for one that nothing is before: whoever pushes that starts it, while the thread rests.
+"""
 
 from __future__ import annotations
 
