@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -102,7 +102,7 @@ class BlockCopier:
 
     def lane(self) -> BlockLane:
         """For one thread at a time."""
-        return BlockLane(_Launch(self._kernels[True]), _Launch(self._kernels[False]))
+        return BlockLane(BlockCopy(self._kernels[True]), BlockCopy(self._kernels[False]))
 
     def arguments(self, layers: range, block_ids: int, num_ids: int, staging: int) -> tuple[int, ...]:
         """The kernel's, in its order."""
@@ -110,41 +110,14 @@ class BlockCopier:
         return start, staging, block_ids, self._stride, num_ids * len(layers) * self._num_parts, len(layers)
 
 
-class BlockLane:
+class BlockLane(NamedTuple):
     """The copies of any pool of one shape. Keeps none."""
 
-    def __init__(self, gather: _Launch, scatter: _Launch) -> None:
-        self._gather = gather
-        self._scatter = scatter
-
-    def gather(
-        self,
-        pool: BlockCopier,
-        layers: range,
-        block_ids: int,
-        num_ids: int,
-        staging: int,
-        stream: int,
-        max_programs: int = ALL_PROGRAMS,
-    ) -> None:
-        """Queues staging[i, layer - layers.start] = pool[layer, block_ids[i]]. Staging may be a peer's memory."""
-        self._gather(pool.arguments(layers, block_ids, num_ids, staging), stream, max_programs)
-
-    def scatter(
-        self,
-        pool: BlockCopier,
-        layers: range,
-        block_ids: int,
-        num_ids: int,
-        staging: int,
-        stream: int,
-        max_programs: int = ALL_PROGRAMS,
-    ) -> None:
-        """Queues the way back; block ids are distinct."""
-        self._scatter(pool.arguments(layers, block_ids, num_ids, staging), stream, max_programs)
+    gather: BlockCopy  # staging[i, layer - layers.start] = pool[layer, block_ids[i]]; staging may be a peer's memory
+    scatter: BlockCopy  # the way back; block ids are distinct
 
 
-class _Launch:
+class BlockCopy:
     """A compiled kernel, launched by a call of the driver's: Triton's own launch takes an interpreter whose caches are
     cold a tenth of a millisecond.
 
@@ -163,8 +136,18 @@ class _Launch:
         self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
 
-    def __call__(self, arguments: tuple[int, ...], stream: int, max_programs: int) -> None:
-        """Raises RuntimeError where the driver refuses."""
+    def __call__(
+        self,
+        pool: BlockCopier,
+        layers: range,
+        block_ids: int,
+        num_ids: int,
+        staging: int,
+        stream: int,
+        max_programs: int = ALL_PROGRAMS,
+    ) -> None:
+        """Queues it: `block_ids` and `staging` are addresses. Raises RuntimeError where the driver refuses."""
+        arguments = pool.arguments(layers, block_ids, num_ids, staging)
         self._arguments[:_NUM_ARGUMENTS] = list(arguments)
         num_programs = min(arguments[_NUM_ITEMS], max_programs)
         status = self._launch(
