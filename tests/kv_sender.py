@@ -53,7 +53,7 @@ def main(kind: str) -> None:
             layer, num_layers, first, count, slot = map(int, rest)
             block_ids = [BlockId((first + 7 * index) % SHAPE[1]) for index in range(count)]
             assert sender is not None
-            tickets.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot))
+            tickets.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
             answer = "queued"
         else:
             assert all(ticket.wait(10) for ticket in tickets)
