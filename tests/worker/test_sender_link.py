@@ -100,7 +100,7 @@ class Rig:
 
     def rested(self) -> None:
         """The link has dialled and found nothing else to do."""
-        eventually(lambda: self.num_dialled and self.link._resting)
+        eventually(lambda: self.num_dialled and not self.link._serving)
 
     def _open(self, changed: threading.Condition, dialled: object) -> Way:
         self.num_dialled += 1
@@ -186,7 +186,6 @@ def test_what_goes_wrong_with_a_piece_started_elsewhere_fails_the_link(rig, way,
     rig.rested()
     if is_busy:
         rig.link.send(push, piece(0))
-        eventually(lambda: rig.link._resting)
     way.problem = OSError("the cable is cut")
     rig.link.send(push, piece(1))  # raises nothing here
     for copy in way.copies:

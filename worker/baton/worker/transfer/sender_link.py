@@ -1,6 +1,6 @@
 """The way to one receiver: one connection, whose pieces are started in order, and a thread that sees to their ends.
 
-The thread starts pieces too, but for one that nothing is before: whoever pushes that starts it, while the thread rests.
+The thread starts pieces too, but for one that nothing is before: whoever pushes that starts it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SenderLink:
         self._started: deque[tuple[Push, Shipment]] = deque()  # of the thread alone
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
-        self._resting = False  # the thread starts nothing, until it has the lock again
+        self._serving = False  # the thread has taken something out of the queue, and may start it
         self._problem: BaseException | None = None  # of a piece that another thread started
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
@@ -138,9 +138,8 @@ class SenderLink:
     def _can_start(self, push: Push) -> bool:
         connection = self._connection
         return (
-            self._resting
-            and not (self._queue or self._ended or push.stopped or self._problem)
-            and connection is not None
+            connection is not None
+            and not (self._serving or self._queue or self._ended or push.stopped or self._problem)
             and connection.starts_at_once(push.outbound)
             and connection.room()
         )
@@ -185,6 +184,7 @@ class SenderLink:
             raise self._problem
         if item is not None:
             self._serve(item)
+            self._served()
         elif self._ended:
             return False
         elif self._started:
@@ -202,11 +202,18 @@ class SenderLink:
         """What to do next. None: the link is closed, something must be finished first, or the connection changed."""
         with self._changed:
             idle = not (self._queue or self._started or self._ended or self._problem)
-            if idle and not self._wait() and not self._pushes and not self._queue:
+            if idle and not self._changed.wait(_IDLE_SECONDS) and not self._pushes and not self._queue:
                 self._ended = True
             if self._ended or not self._queue:
                 return None
-            return self._queue.popleft() if self._can_serve(self._queue[0]) else None
+            if not self._can_serve(self._queue[0]):
+                return None
+            self._serving = True
+            return self._queue.popleft()
+
+    def _served(self) -> None:
+        with self._changed:
+            self._serving = False
 
     def _can_serve(self, item: _Item) -> bool:
         connection = self._connection
@@ -216,13 +223,6 @@ class SenderLink:
             return not self._started or connection is None or not connection.ended()
         assert connection is not None, "a push begins with a connection"
         return connection.room()
-
-    def _wait(self) -> bool:
-        """For anything to do. False: for long in vain."""
-        self._resting = True
-        changed = self._changed.wait(_IDLE_SECONDS)
-        self._resting = False
-        return changed
 
     def _serve(self, item: _Item) -> None:
         push = item.push
@@ -253,13 +253,7 @@ class SenderLink:
     def _finish_oldest(self) -> None:
         assert self._connection is not None, "something was started on it"
         push, shipment = self._started[0]
-        with self._changed:
-            self._resting = True
-        try:
-            self._connection.finish(shipment)
-        finally:
-            with self._changed:
-                self._resting = False
+        self._connection.finish(shipment)
         self._started.popleft()
         push.num_pieces += 1
         push.num_bytes += shipment.num_bytes
