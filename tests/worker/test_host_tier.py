@@ -370,8 +370,11 @@ TestHostMemoryHoldsWhatItSays = OffloadMachine.TestCase
 # What pays.
 
 
-def make_cost(min_tokens: int = 256, prefill_rate: float = 0.0, seconds_per_block: float = 0.0) -> RestoreCost:
+def make_cost(
+    min_tokens: int = 256, prefill_rate: float = 0.0, seconds_per_block: float = 0.0, step: float = 0.0
+) -> RestoreCost:
     rates = Rates()
+    rates.observe(0, 1, step)
     if prefill_rate:
         rates.observe(8192, 0, 8192 / prefill_rate)
     cost = RestoreCost(rates, min_tokens)
@@ -389,6 +392,13 @@ def test_until_rates_are_known_short_hits_are_computed():
 def test_known_rates_decide():
     assert make_cost(prefill_rate=1000.0, seconds_per_block=0.001).pays(16, 1, 0)
     assert not make_cost(prefill_rate=1e6, seconds_per_block=0.001).pays(4096, 256, 0)
+
+
+def test_a_restore_that_gains_nothing_is_not_taken():
+    # An 8B model on an H200: 256 tokens from host memory came as late as computed ones, 512 tokens 1.3 times sooner.
+    cost = make_cost(prefill_rate=44_000.0, seconds_per_block=50e-6, step=0.0044)
+    assert not cost.pays(256, 16, 0)
+    assert cost.pays(512, 32, 0)
 
 
 def test_copies_ahead_count():

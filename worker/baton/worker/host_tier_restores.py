@@ -57,8 +57,8 @@ class RestoreCost:
         rate = self._rates.prefill_tokens_per_second
         if self._min_tokens == 0 or not rate or not self.seconds_per_block:
             return num_tokens >= self._min_tokens
-        # The request misses the step that is under way.
-        seconds = (num_blocks + num_ahead) * self.seconds_per_block + self._rates.decode_step_seconds
+        # The request misses the step that is under way, and what is left of it takes a step as well.
+        seconds = (num_blocks + num_ahead) * self.seconds_per_block + 2 * self._rates.decode_step_seconds
         if seconds < num_tokens / rate:
             return True
         self.seconds_per_block *= _FORGETTING
