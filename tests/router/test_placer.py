@@ -107,6 +107,7 @@ def test_placements_stop_counting_when_the_state_shows_them():
 def test_reports_end_placements_and_teach_the_output_length():
     world = World(state("a"))
     for _ in range(300):
+        world.now += 0.01
         placed = world.place(max_tokens=0)
         outcome = router_pb2.PlacementOutcome(
             placement_id=placed.placement_id, num_output_tokens=1000, num_cached_tokens=16

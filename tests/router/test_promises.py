@@ -11,10 +11,11 @@ from baton.router.in_flight import TenantLoad
 from baton.router.placement import Asked, admitted
 from baton.router.policy import Option
 from baton.router.promises import Kept, Promise, Promises, promise_of
-from baton.router.standing import NO_TRAFFIC, Objectives
+from baton.router.standing import Objectives, Traffic
 from baton.rpc.errors import NoCapacity
 from baton.v1 import types_pb2
 
+TRAFFIC = Traffic(num_output_tokens=100.0)
 LIMITS = Objectives(ttft_seconds=1.0, itl_seconds=0.05, sheds=True)
 
 
@@ -25,7 +26,7 @@ def option(decode, asked):
 
 def gain(promises, decode, asked):
     cost = option(decode, asked).costs
-    return promises.gain(decode, None, cost, asked, LIMITS, NO_TRAFFIC)
+    return promises.gain(decode, None, cost, asked, LIMITS, TRAFFIC)
 
 
 @pytest.fixture
@@ -48,9 +49,17 @@ def test_a_promise_grows_with_the_batch_and_with_the_prompts_before():
     assert stalled.between == pytest.approx(2 * idle.between)
 
 
+def test_a_worker_that_has_no_prompts_now_is_promised_those_to_come():
+    idle, (decode, costs_of, asked, traffic) = promise_of(*_parts(standing())), _parts(standing())
+    busy_fleet = promise_of(decode, costs_of, asked, traffic._replace(lasting_stall=0.5))
+    assert busy_fleet.between == pytest.approx(2 * idle.between)
+    already = promise_of(decode._replace(stalled_part=0.6), costs_of, asked, traffic._replace(lasting_stall=0.5))
+    assert already.between == pytest.approx(2.5 * idle.between)
+
+
 def _parts(decode):
     asked = demand()
-    return decode, option(decode, asked).costs, asked
+    return decode, option(decode, asked).costs, asked, TRAFFIC
 
 
 def test_how_promises_are_kept_is_learnt():
@@ -106,16 +115,16 @@ def test_nobody_is_refused_on_a_guess():
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(30_000))
     guessed = standing(num_running=60, rates=replace(RATES, is_measured=False))._replace(stalled_part=0.8)
     full = option(guessed, asked.demand)
-    assert admitted([full], asked, Promises(), LIMITS, NO_TRAFFIC, {}) == [full]
+    assert admitted([full], asked, Promises(), LIMITS, TRAFFIC, {}) == [full]
 
 
 def test_the_first_option_that_adds_is_taken_or_the_request_is_refused_with_numbers(promises):
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(16_000))
     full = option(standing("full", num_running=60)._replace(stalled_part=0.5), asked.demand)
     free = option(standing("free"), asked.demand)
-    assert admitted([full, free], asked, promises, LIMITS, NO_TRAFFIC, {}) == [free, full]
+    assert admitted([full, free], asked, promises, LIMITS, TRAFFIC, {}) == [free, full]
     with pytest.raises(NoCapacity, match="ms would pass between tokens") as refused:
-        admitted([full], asked, promises, LIMITS, NO_TRAFFIC, {})
+        admitted([full], asked, promises, LIMITS, TRAFFIC, {})
     assert refused.value.retry_after_ms >= 1000
 
 
@@ -131,7 +140,7 @@ def waiting(seconds):
 
 
 def admit(decode, asked, tenants=None):
-    return admitted([option(decode, asked.demand)], asked, Promises(), LIMITS, NO_TRAFFIC, tenants or {})
+    return admitted([option(decode, asked.demand)], asked, Promises(), LIMITS, TRAFFIC, tenants or {})
 
 
 def asked_by(tenant="", weight=1.0, priority=0):

@@ -45,22 +45,32 @@ class Bias:
 
 
 class Arrivals:
-    """Placements a second, over the last ones."""
+    """What comes in a second, over the last ones."""
 
     def __init__(self, memory_seconds: float = 2.0) -> None:
         self._memory = memory_seconds
         self._count = 0.0
         self._at = 0.0
+        self._began: float | None = None
 
-    def observe(self, now: float) -> None:
-        """One more."""
+    def observe(self, now: float, count: float = 1.0) -> None:
+        """So many more."""
         now = max(now, self._at)
-        self._count = self._decayed(now) + 1.0
+        self._count = self._decayed(now) + count
         self._at = now
+        if self._began is None:
+            self._began = now
 
     def per_second(self, now: float) -> float:
         """The rate of late."""
         return self._decayed(now) / self._memory
+
+    def since_begun(self, now: float) -> float:
+        """The same, where the first came within the memory: the rate since then, and over a second at least."""
+        if self._began is None:
+            return 0.0
+        seen = 1.0 - math.exp(-max(1.0, now - self._began) / self._memory)
+        return self._decayed(now) / (self._memory * seen)
 
     def _decayed(self, now: float) -> float:
         return self._count * math.exp((self._at - now) / self._memory) if self._count else 0.0

@@ -14,11 +14,13 @@ from baton.router.promises import Promises, promise_of
 from baton.router.rates import GUESS, Rates, fleet_rates, rates_of
 from baton.router.standing import Traffic
 from baton.router.worker_view import WorkerView
-from baton.v1 import router_pb2
+from baton.v1 import router_pb2, types_pb2
 
 _FLEET_SECONDS = 1.0  # for which the fleet's medians are kept
 _STALL_MEMORY_SECONDS = 2.0  # of the prompts that a worker was given
 _MAX_STALLED = 0.9
+_LASTING_SECONDS = 10.0  # about as long as a stream lives
+_MAX_LASTING_STALL = 0.8  # a fleet that has just begun computes what it will soon have cached
 _FEWEST_GAPS = 4  # between tokens, to tell a stream's speed
 _MOST_LENGTH = 3.0  # times the expected one: no stream counts for more
 
@@ -29,6 +31,8 @@ class Learnt:
     def __init__(self) -> None:
         self.lengths = OutputLengths()
         self.arrivals = Arrivals()
+        self._lasting = Arrivals(_LASTING_SECONDS)
+        self._prompt_seconds = Arrivals()  # of those that stand in the way of decodes
         self.promises = Promises()
         self._recent: dict[str, tuple[float, float]] = {}  # by worker: prompt tokens given to it of late, and when
         self._given: dict[str, tuple[float, float]] = {}  # the same of those that it cannot have computed yet
@@ -39,7 +43,10 @@ class Learnt:
     def placed(self, shares: Sequence[Share], now: float) -> None:
         """A request was placed so, by this router or by another one."""
         self.arrivals.observe(now)
+        self._lasting.observe(now)
         for share in shares:
+            if share.num_prefill_tokens and share.num_requests:
+                self._prompt_seconds.observe(now, share.num_prefill_tokens / self._speed(share.worker_id))
             if share.num_prefill_tokens:
                 worker_id, num_tokens = share.worker_id, share.num_prefill_tokens
                 self._recent[worker_id] = self._recent_tokens(worker_id, now) + num_tokens, now
@@ -66,11 +73,8 @@ class Learnt:
         known = self._rates.get(worker_id)
         return (known[2] if known is not None else GUESS).prefill_tokens_per_second
 
-    def learn(
-        self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float, oldest: float = math.inf
-    ) -> None:
-        """A placement went well. `oldest`: when the oldest was made that nobody has reported on."""
-        self.lengths.observe(decision.request.model, outcome.num_output_tokens, decision.placed, oldest)
+    def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
+        """A placement went well."""
         if outcome.first_token_us:
             best = decision.chosen
             digest = best.decode.view.model_digest
@@ -82,19 +86,24 @@ class Learnt:
             # The step that runs when it comes is waited for, half of it on average, and its own decodes for others too.
             steps = 0.0 if is_remote or not best.decode.num_beside else 1.5 * best.decode.step_seconds(demand)
             bias.observe(work / factor, best.costs.to_first_token - work + steps, first_token, now)
-            promise = promise_of(best.decode, best.costs, demand)
+            promise = promise_of(best.decode, best.costs, demand, decision.grounds.traffic)
             gaps = outcome.num_output_tokens - 1
             streamed = max(0.0, now - decision.placed - first_token)
             between = streamed / gaps if gaps >= _FEWEST_GAPS else 0.0
             length = outcome.num_output_tokens / demand.num_output_tokens
             self.promises.observe(promise, first_token, between, now, min(length, _MOST_LENGTH))
 
-    def traffic(self, digest: bytes, num_workers: int, now: float) -> Traffic:
+    def traffic(self, model: types_pb2.ModelInfo, num_workers: int, now: float) -> Traffic:
         """What comes to each of so many workers, and what the estimates for a model are to be multiplied with."""
+        digest = model.digest
+        per_second, count = self.arrivals.per_second(now), max(1, num_workers)
+        prompt_seconds = self._prompt_seconds.per_second(now) / per_second if per_second else 0.0
         return Traffic(
-            self.arrivals.per_second(now) / max(1, num_workers),
+            per_second / count,
             self._biases[digest, False].factor(now),
             self._biases[digest, True].factor(now),
+            self.lengths.expected(model.name, 0),
+            min(_MAX_LASTING_STALL, self._lasting.since_begun(now) / count * prompt_seconds),
         )
 
     def rates(self, view: WorkerView, fallback: Rates) -> Rates:

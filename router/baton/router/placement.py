@@ -77,7 +77,7 @@ def admitted(
         ):
             return [option, *options[:place], *options[place + 1 :]] if place else options
     best = options[0]
-    promise = promise_of(best.decode, best.costs, asked.demand)
+    promise = promise_of(best.decode, best.costs, asked.demand, now)
     raise NoCapacity(
         f"it would spoil more streams than it adds: its first token would take {promise.first_token:.2f} s, and "
         f"{1000 * promise.between:.0f} ms would pass between tokens",

@@ -92,7 +92,7 @@ class Placer:
         standings = self._standings.of(request, model, usable.views, now)
         asked = self._asked(request, model, usable, now)
         placement_id = next(self._placement_ids)
-        traffic = self._learnt.traffic(model.digest, usable.num_decodes, now)
+        traffic = self._learnt.traffic(model, usable.num_decodes, now)
         options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
         if self._objectives.sheds:
             options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, self.in_flight.tenants)
@@ -113,12 +113,15 @@ class Placer:
         if decision is None:
             return None
         decision.outcome = outcome
+        now = self._clock()
+        num_tokens = 0 if outcome.worker_failed else outcome.num_output_tokens
+        self._learnt.lengths.end(decision.request.model, outcome.placement_id, num_tokens, now)
         if outcome.worker_failed:
             decode = decision.response.decode
             if self._fleet.suspect(decode.worker_id, decode.epoch) and self.listener is not None:
                 self.listener.on_suspected(decode.worker_id, decode.epoch)
         else:
-            self._learnt.learn(decision, outcome, self._clock(), self.in_flight.oldest)
+            self._learnt.learn(decision, outcome, now)
         predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
         return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
 
@@ -194,6 +197,7 @@ class Placer:
         )
         self.in_flight.begin(placed, now)
         self._learnt.placed(placed.shares, now)
+        self._learnt.lengths.begin(request.model, placement_id, now)
         if request.session_id:
             view = best.decode.view
             self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)

@@ -22,7 +22,7 @@ _MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
 _MOST_STALLED = 0.95
 _PATIENCE = 2.0  # times what an idle worker takes: nobody expects a long prompt's first token sooner
 _LIKELY = 0.5  # a chance below it is not worth its work
-_MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
+_MOST_GROWTH = 0.7  # of steps with their batch: beyond it a queue grows, not the batch
 
 
 class Promise(NamedTuple):
@@ -101,7 +101,7 @@ class Promises:
         self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
     ) -> float:
         """Good streams that the placement adds, those that it spoils taken off."""
-        promise = promise_of(decode, costs, demand)
+        promise = promise_of(decode, costs, demand, now)
         alone = _alone(decode, costs, demand)
         own = 1.0
         for kept, promised, idle, limit in (
@@ -132,7 +132,7 @@ class Promises:
         longer = beside * growth
         if prefill is None:
             prefills = decode.prefill_seconds(demand)
-            longer += beside * prefills / (max(1.0, demand.num_output_tokens) * promise.between * (1.0 - stalled))
+            longer += beside * prefills / (now.num_output_tokens * promise.between * (1.0 - stalled))
         # Slower streams stay longer, and make the others slower.
         longer /= 1.0 - min(_MOST_GROWTH, beside * growth)
         between = self.between
@@ -144,9 +144,9 @@ class Promises:
         return spoilt + later * _density(first.distance(promise.first_token, limits.ttft_seconds)) / first.spread
 
 
-def promise_of(decode: Standing, costs: Costs, demand: Demand) -> Promise:
-    """What such a placement is expected to bring."""
-    stalled = min(_MOST_STALLED, decode.stalled_part)
+def promise_of(decode: Standing, costs: Costs, demand: Demand, now: Traffic) -> Promise:
+    """What such a placement is expected to bring: a worker that has few prompts now gets its part of those to come."""
+    stalled = min(_MOST_STALLED, max(decode.stalled_part, now.lasting_stall))
     return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - stalled))
 
 

@@ -41,6 +41,8 @@ class Traffic(NamedTuple):
     placements_per_second: float = 0.0
     bias: float = 1.0  # local prefills take so many times what is estimated
     remote_bias: float = 1.0  # and remote ones
+    num_output_tokens: float = 1.0  # of those that are served already
+    lasting_stall: float = 0.0  # the part of the time in which decodes stand still for prompts, over a stream's life
 
 
 NO_TRAFFIC = Traffic()
