@@ -219,3 +219,13 @@ def test_another_connection_is_made_when_what_is_under_way_has_ended(rig, way):
     way.copies[0].ended.set()
     assert rig.told() == [Pushed(1, 1, 100)]
     eventually(lambda: rig.num_dialled == 2)
+
+
+def test_pieces_that_follow_are_started_by_whoever_pushes_them_while_the_thread_waits_for_an_end(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    time.sleep(0.02)  # the thread waits for its end by now
+    rig.link.send(push, piece(1))
+    rig.link.send(push, piece(2))
+    assert way.starters == [threading.current_thread()] * 3
