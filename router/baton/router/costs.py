@@ -172,12 +172,11 @@ def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic
         seconds = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
         met = 1.0 + arrivals * (backlog + seconds / 2) + behind
         if view.mixes_phases:
-            felt = part
-            if strained:
-                step = rates.step
-                context_seconds = step.context_slope * (view.num_context_tokens + context)
-                felt *= (step.base + step.slope * (beside + 1) + context_seconds) / (1.0 - stalled)
-            met += beside * felt
+            step = rates.step
+            own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
+            growth = beside * (step.slope + step.context_slope * context) / own_step
+            felt = part * own_step / (1.0 - stalled) if strained else part
+            met += beside * felt / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
         work.append(seconds * met)
         queued.append(backlog + seconds * met)
     return RemoteBounds(queued, work)

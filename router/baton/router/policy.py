@@ -15,6 +15,7 @@ from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 _PAIRED_DECODES = 4
 _PAIRED_PREFILLS = 4
 _LOCALS = 2  # of which the parts of the cost are told
+_EQUAL = 1.0 - 1e-9
 
 
 class Option(NamedTuple):
@@ -99,15 +100,16 @@ class _Decider:
         partners.sort()
         options: list[Option] = []
         for _, turn, side in sides[:_PAIRED_DECODES]:
-            decode = self.decodes[side]
-            alone = costs.decode_alone(decode, self.demand, self.floor)
+            decode, alone = self.decodes[side], None
             num_paired = 0
             for least, _, place in partners:
-                if num_paired == _PAIRED_PREFILLS or least + screened.alone[side] > best:
+                # Bounds are met where a prompt's transfer hides: between equals the first one stays.
+                if num_paired == _PAIRED_PREFILLS or least + screened.alone[side] >= best * _EQUAL:
                     break
                 prefill = self.prefills[place]
                 if _fit(decode, prefill):
                     num_paired += 1
+                    alone = alone or costs.decode_alone(decode, self.demand, self.floor)
                     cost = costs.remote(decode, prefill, self.demand, alone, self.traffic)
                     options.append(Option(decode, prefill, cost, sum(cost), turn))
                     best = best if best == math.inf else min(best, options[-1].total)
