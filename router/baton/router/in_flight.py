@@ -104,11 +104,6 @@ class InFlight:
         """Placements that nobody has reported on yet."""
         return len(self._placements)
 
-    @property
-    def oldest(self) -> float:
-        """When the oldest of them was made. Infinite: there is none."""
-        return next(iter(self._placements.values())).at if self._placements else math.inf
-
     def all(self) -> Iterator[tuple[Placed, float]]:
         """Every placement, and when it was made."""
         return ((one.placed, one.at) for one in self._placements.values())

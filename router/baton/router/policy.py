@@ -15,7 +15,7 @@ from baton.router.standing import NO_TRAFFIC, Demand, Standing, Traffic
 _PAIRED_DECODES = 4
 _PAIRED_PREFILLS = 4
 _LOCALS = 2  # of which the parts of the cost are told
-_EQUAL = 1.0 - 1e-9
+_EQUAL = 1.0 - 1e-9  # sums of the same parts, added in another order
 
 
 class Option(NamedTuple):
