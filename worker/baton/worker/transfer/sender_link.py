@@ -70,7 +70,7 @@ class SenderLink:
         self._connection: Outgoing | None = None
         self._dialling: socket.socket | None = None  # waits for the receiver's greeting
         self._queue: deque[_Item] = deque()
-        self._started: deque[tuple[Push, Shipment]] = deque()  # of the thread alone
+        self._started: deque[tuple[Push, Shipment]] = deque()  # taken off by the thread alone
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
         self._serving = False  # the thread has taken something out of the queue, and may start it
