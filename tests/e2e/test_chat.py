@@ -1,3 +1,6 @@
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import openai
 import pytest
@@ -139,10 +142,23 @@ def test_what_operators_ask_for_is_there(tandem_stack, path):
 
 
 def test_a_request_id_is_the_same_in_every_service(tandem_stack, stub):
-    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="A long letter to a friend. " * 12)])
-    request = pb.GenerateRequest(chat=chat, request_id="letter-to-a-friend")
-    request.stop.max_tokens = 2
-    list(stub.Generate(request, timeout=60))
-    for name, service in tandem_stack.services.items():
-        if name != "kvstore":  # which hears of blocks, never of requests
-            wait_until(lambda service=service: "letter-to-a-friend" in service.log(), f"{name} logs the request", 2)
+    """Of a request whose prompt the prefill worker computes, as some of many at once are."""
+    services = {name: service for name, service in tandem_stack.services.items() if name != "kvstore"}
+    ids = (f"letter-{number}-to-a-friend" for number in itertools.count())
+
+    def ask(request_id):
+        chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=f"To {request_id}, a long letter. " * 8)])
+        request = pb.GenerateRequest(chat=chat, request_id=request_id)
+        request.stop.max_tokens = 2
+        list(stub.Generate(request, timeout=60))
+        return request_id
+
+    def handed_over():
+        with ThreadPoolExecutor(16) as pool:
+            asked = list(pool.map(ask, itertools.islice(ids, 16)))
+        log = services["worker-prefill-0"].log()
+        return next((request_id for request_id in asked if request_id in log), None)
+
+    request_id = wait_until(handed_over, "a prompt goes to the prefill worker", 60)
+    for name, service in services.items():  # all but the kvstore, which hears of blocks, never of requests
+        wait_until(lambda service=service: request_id in service.log(), f"{name} logs the request", 2)

@@ -48,18 +48,6 @@ async def test_requests_of_one_turn_go_in_one_message_on_one_stream(router, link
     assert router.num_streams == 1
 
 
-async def test_those_that_come_soon_after_a_message_share_the_next(router):
-    link = RouterLink(router.address, gather_seconds=0.5)
-    await link.place(REQUEST, 5)
-    soon = []
-    for _ in range(3):
-        soon.append(asyncio.create_task(link.place(REQUEST, 5)))
-        await asyncio.sleep(0.01)
-    await asyncio.gather(*soon)
-    assert [len(message.entries) for message in router.stream_messages] == [1, 3]
-    await link.close()
-
-
 async def test_a_stream_that_cannot_be_written_ends(link, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(link, "_take_unsent", lambda: 1 / 0)

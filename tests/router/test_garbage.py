@@ -1,25 +1,54 @@
-"""How often garbage in cycles is looked for."""
+"""When garbage in cycles is looked for."""
 
 import gc
+import weakref
 
-from baton.router.garbage import rare_collections
+import pytest
+
+from baton.router.garbage import CallGarbage, rare_collections
 
 
-def test_a_router_looks_for_garbage_only_when_much_has_come():
+@pytest.fixture
+def looks():
+    """The generations that were looked at, one for each look."""
+    heard = []
+
+    def hear(phase, info):
+        if phase == "start":
+            heard.append(info["generation"])
+
+    gc.callbacks.append(hear)
+    yield heard
+    gc.callbacks.remove(hear)
+
+
+def test_containers_that_come_from_anywhere_are_looked_at_seldom(looks):
     before = gc.get_threshold()
-    looks = []
     kept = []
+    with rare_collections():
+        looks.clear()
+        kept += [[] for _ in range(9_000)]
+        assert not looks
+        kept += [[] for _ in range(200_000)]
+        assert 15 <= len(looks) <= 21
+        assert set(looks) == {0}
+    assert gc.get_threshold() == before
 
-    def heard(phase, _):
-        looks.append(phase)
+
+def test_what_calls_leave_is_looked_at_a_little_at_a_time(looks):
+    class Node:
+        pass
 
     with rare_collections():
-        gc.callbacks.append(heard)
-        try:
-            kept += [[] for _ in range(30_000)]
-            assert not looks
-            kept += [[] for _ in range(30_000)]
-            assert looks
-        finally:
-            gc.callbacks.remove(heard)
-    assert gc.get_threshold() == before
+        looks.clear()
+        garbage = CallGarbage()
+        left = []
+        for _ in range(640):
+            node = Node()
+            node.itself = node
+            left.append(weakref.ref(node))
+            del node
+            garbage.called()
+        assert looks == [0] * 10
+        gc.collect(0)
+        assert not any(one() for one in left)

@@ -134,16 +134,16 @@ def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them()
         learnt.rates(view(name, prefill_tokens_per_second=10_000), GUESS)
     for number in range(1000):
         learnt.placed([Share("a", 1, 500, 8)], number / 10)  # 50 ms every 100 ms
-    assert learnt.stalled_part("a", 100.0) == pytest.approx(0.5, rel=0.1)
-    assert learnt.stalled_part("b", 100.0) == 0.0
+    assert learnt.given("a", 100.0)[0] == pytest.approx(0.5, rel=0.1)
+    assert learnt.given("b", 100.0)[0] == 0.0
     for number in range(1000):
         learnt.placed([Share("a", 1, 0, 8), Share("b", 0, 5000, 8)], 100 + number / 10)
-    assert learnt.stalled_part("a", 200.0) < 0.01, "another worker computed them"
-    assert learnt.stalled_part("b", 200.0) == 0.9
-    assert learnt.given_seconds("b", 200.0) == pytest.approx(400, rel=0.01)
-    assert learnt.given_seconds("b", 700.0) == learnt.given_seconds("a", 200.0) == 0.0
+    assert learnt.given("a", 200.0)[0] < 0.01, "another worker computed them"
+    assert learnt.given("b", 200.0)[0] == 0.9
+    assert learnt.given("b", 200.0)[1] == pytest.approx(400, rel=0.01)
+    assert learnt.given("b", 700.0)[1] == learnt.given("a", 200.0)[1] == 0.0
     learnt.lose("b")
-    assert learnt.given_seconds("b", 200.0) == 0.0
+    assert learnt.given("b", 200.0)[1] == 0.0
 
 
 def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
@@ -176,12 +176,12 @@ def test_what_the_first_worker_measures_counts_for_the_others_at_once():
 def test_what_was_given_shrinks_as_fast_as_the_worker_is_now_known_to_be():
     learnt = Learnt()
     learnt.placed([Share("w", 1, 20_000, 10)], 0.0)
-    assert learnt.given_seconds("w", 0.0) == pytest.approx(2.0), "at the guessed speed"
+    assert learnt.given("w", 0.0)[1] == pytest.approx(2.0), "at the guessed speed"
     learnt.rates(view("w", prefill_tokens_per_second=40_000), GUESS)
-    assert learnt.given_seconds("w", 0.0) == pytest.approx(0.5)
-    assert learnt.given_seconds("w", 0.4) == pytest.approx(0.1)
-    assert learnt.given_seconds("w", 0.6) == 0.0
-    assert learnt.stalled_part("w", 0.0) == pytest.approx(0.25)
+    assert learnt.given("w", 0.0)[1] == pytest.approx(0.5)
+    assert learnt.given("w", 0.4)[1] == pytest.approx(0.1)
+    assert learnt.given("w", 0.6)[1] == 0.0
+    assert learnt.given("w", 0.0)[0] == pytest.approx(0.25)
 
 
 def test_workers_of_one_model_share_how_their_steps_grow():

@@ -239,19 +239,25 @@ demands = st.builds(
 @settings(deadline=None)
 def test_the_quick_pass_agrees_with_the_costs_in_full(fleet, wanted, traffic, rotation):
     floor = min(one.rates.step.seconds(1) for one in fleet)
-    for one, total, queued_there, alone_there in zip(fleet, *costs.screen(fleet, wanted, floor, traffic), strict=True):
+    screened = costs.screen(fleet, wanted, floor, traffic)
+    for one, total, queued_there, alone_there, stall in zip(fleet, *screened, strict=True):
         alone = costs.decode_alone(one, wanted, floor)
         assert total == pytest.approx(sum(costs.local(one, wanted, alone, traffic)))
         there = sum(alone) + costs.least_transfer(one, wanted)
         assert alone_there == pytest.approx(there - alone.queue, abs=1e-12 * there)  # what a long queue leaves of it
         assert queued_there == pytest.approx(there)
-        (queued,), (work,) = costs.remote_bounds([one], wanted, traffic)
+        (queued,), (work,), (seconds,) = costs.remote_bounds([one], wanted, traffic)
+        if one.view.mixes_phases:
+            known = costs.remote_bounds([one], wanted, traffic, [stall])
+            assert (known.queued, known.work) == (pytest.approx([queued]), pytest.approx([work]))
         for other in fleet:
             if other is not one:
                 base = costs.decode_alone(other, wanted, floor)
                 pair = costs.remote(other, one, wanted, base, traffic)
                 there = sum(base) + costs.least_transfer(other, wanted)
-                assert sum(pair) * (1 + 1e-9) >= queued + there - base.queue - 1e-9
+                moving = costs.moving_seconds(other, wanted)
+                shown = costs.not_hidden(other, moving, one.backlog_seconds, seconds)
+                assert sum(pair) * (1 + 1e-9) >= queued + there - base.queue + shown - 1e-9
                 assert sum(pair) * (1 + 1e-9) >= work + there - 1e-9
 
 
@@ -264,7 +270,9 @@ def test_the_choice_is_the_best_of_all_candidates(fleet, wanted, traffic, rotati
         return
     quick = rank(decodes, prefills, wanted, rotation, traffic)
     whole = candidates(Asked(MODEL, wanted), fleet, rotation, traffic)
+    alone = rank(decodes, decodes if prefills == decodes else prefills, wanted, rotation, traffic, spare=False)
     assert quick[0].total == pytest.approx(whole[0].total)
+    assert alone[0].total == pytest.approx(whole[0].total)
     assert [option.total for option in quick] == sorted(option.total for option in quick)
     assert all(one.prefill is None or one.prefill.view.worker_id != one.decode.view.worker_id for one in whole)
 

@@ -27,8 +27,6 @@ from baton.v1 import router_pb2, router_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 1 << 20  # of block hashes in one message; more goes out in several
-# A message costs a router as much as a placement: those that come so soon after one share the next.
-_GATHER_SECONDS = 0.001
 _PLAIN = Dial()
 
 
@@ -48,19 +46,17 @@ class _NoStreamError(Exception):
 class RouterLink:
     """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss.
 
-    A message goes out at once, or `gather_seconds` after the one before.
+    A message goes out at once, and what comes while it is written goes into the next.
     """
 
     def __init__(
         self,
         address: str,
         dial: Dial = _PLAIN,
-        gather_seconds: float = _GATHER_SECONDS,
         on_unwanted: Callable[[router_pb2.PlaceResponse], None] = lambda response: None,
     ) -> None:
         self.address = address
         self._on_unwanted = on_unwanted  # a placement that nobody waits for any more
-        self._gather_seconds = gather_seconds
         self._dial = dial
         self._dial_version = dial.version
         self._channel = dial(address)
@@ -171,15 +167,10 @@ class RouterLink:
             await retired.close()
 
     async def _write(self, call: Any) -> None:
-        loop = asyncio.get_running_loop()
-        next_at = 0.0
         try:
             while True:
                 await self._wake.wait()
-                if (delay := next_at - loop.time()) > 0:
-                    await asyncio.sleep(delay)
                 self._wake.clear()
-                next_at = loop.time() + self._gather_seconds
                 while self._unsent:
                     await call.write(self._take_unsent())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -103,6 +103,7 @@ class Screened(NamedTuple):
     # What each adds at least to a remote prefill, its transfer and hand-over included: with its queue, and without.
     queued: list[float]
     alone: list[float]
+    stalls: list[float]  # seconds that its streams feel of each one that it prefills
 
 
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
@@ -111,44 +112,46 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
     places = demand.num_choices
     strained = demand.itl_seconds > 0
     part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
-    context = prompt + output / 2
+    half = output / 2
+    context = prompt + half
     bias, arrivals = traffic.bias, traffic.placements_per_second
     totals: list[float] = []
     queued: list[float] = []
     without: list[float] = []
+    stalls: list[float] = []
     for one in decodes:
         view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _, stalled = one
-        step, block_size = rates.step, view.block_size or 1
+        step, block_size, speed = rates.step, view.block_size or 1, rates.prefill_tokens_per_second
         uncached = prompt - cached
-        prefill = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
+        prefill = (uncached if uncached > 1 else 1) / speed * bias
         own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
-        alone = beside * (step.slope + step.context_slope * context) * output / 2
-        growth = beside * (step.slope + step.context_slope * context) / own_step
-        echoed = 1.0 / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
-        alone *= echoed
+        felt = part * own_step / (1.0 - stalled) if strained else part
+        alone = stall = 0.0
+        if beside:
+            slowed = beside * (step.slope + step.context_slope * context)
+            growth = slowed / own_step
+            echoed = 1.0 / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
+            alone = slowed * half * echoed
+            stall = beside * felt * echoed
         if own_step > floor_seconds:
             alone += output * (own_step - floor_seconds)
-        felt = part * own_step / (1.0 - stalled) if strained else part
         alone *= felt
-        missing = (uncached + output + beside * output / 2) / block_size + coming - view.num_free_blocks
+        missing = (uncached + output + beside * half) / block_size + coming - view.num_free_blocks
         if missing > 0:
-            alone += missing * block_size / rates.prefill_tokens_per_second
+            alone += missing * block_size / speed
         if adapter:
             alone += one.adapter_seconds(demand)
         excess = requests + places - behind - view.max_num_requests
         queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
-        moving = (
-            (uncached if uncached > 0 else 0)
-            * view.kv_bytes_per_token
-            / rates.transfer_bytes_per_second
-            / (view.num_layers or 1)
-        )
-        without.append(alone + moving + _HANDOVER_SECONDS)
-        queued.append(alone + moving + _HANDOVER_SECONDS + queue)
+        moving = (uncached if uncached > 0 else 0) * view.kv_bytes_per_token / rates.transfer_bytes_per_second
+        there = alone + moving / (view.num_layers or 1) + _HANDOVER_SECONDS
+        without.append(there)
+        queued.append(there + queue)
+        stalls.append(stall)
         later = prefill * (arrivals * (backlog + prefill / 2) + behind)
-        total = (queue if queue > backlog else backlog) + prefill * (1 + beside * felt * echoed) + alone + later
+        total = (queue if queue > backlog else backlog) + prefill * (1 + stall) + alone + later
         totals.append(total + one.restore_seconds() if host else total)
-    return Screened(totals, queued, without)
+    return Screened(totals, queued, without, stalls)
 
 
 class RemoteBounds(NamedTuple):
@@ -156,30 +159,35 @@ class RemoteBounds(NamedTuple):
 
     queued: list[float]
     work: list[float]
+    seconds: list[float]  # of the prefill alone
 
 
-def remote_bounds(prefills: Sequence[Standing], demand: Demand, traffic: Traffic) -> RemoteBounds:
-    """Bounds for every prefill worker, in one pass."""
+def remote_bounds(
+    prefills: Sequence[Standing], demand: Demand, traffic: Traffic, stalls: Sequence[float] | None = None
+) -> RemoteBounds:
+    """Bounds for every prefill worker, in one pass. `stalls`: those of `screen`, if it was given the same workers."""
     prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
-    context = prompt + demand.num_output_tokens / 2
-    strained = demand.itl_seconds > 0
-    part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
+    if stalls is None:
+        stalls = [_stall_seconds(one, one.num_stalled, 1.0, demand) for one in prefills]
     queued: list[float] = []
     work: list[float] = []
-    for one in prefills:
-        view, rates, cached, _, beside, _, _, backlog, _, behind, _, _, stalled = one
-        uncached = prompt - cached
-        seconds = (uncached if uncached > 1 else 1) / rates.prefill_tokens_per_second * bias
-        met = 1.0 + arrivals * (backlog + seconds / 2) + behind
-        if view.mixes_phases:
-            step = rates.step
-            own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
-            growth = beside * (step.slope + step.context_slope * context) / own_step
-            felt = part * own_step / (1.0 - stalled) if strained else part
-            met += beside * felt / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
-        work.append(seconds * met)
-        queued.append(backlog + seconds * met)
-    return RemoteBounds(queued, work)
+    alone: list[float] = []
+    for one, stall in zip(prefills, stalls, strict=True):
+        uncached, backlog = prompt - one.num_cached_tokens, one.backlog_seconds
+        seconds = (uncached if uncached > 1 else 1) / one.rates.prefill_tokens_per_second * bias
+        there = seconds * (1.0 + stall + arrivals * (backlog + seconds / 2) + one.num_behind)
+        alone.append(seconds)
+        work.append(there)
+        queued.append(backlog + there)
+    return RemoteBounds(queued, work, alone)
+
+
+def not_hidden(decode: Standing, moving: float, backlog: float, prefill: float) -> float:
+    """Seconds that a pair costs beyond the bounds of both its sides: its prefill, behind such a backlog, ends before
+    the transfer, or before the decode worker's own prompts."""
+    exposed = moving - prefill - moving / max(1, decode.view.num_layers)
+    waits = decode.backlog_seconds - prefill - backlog
+    return (exposed if exposed > 0 else 0.0) + (waits if waits > 0 else 0.0)
 
 
 def echo(one: Standing, demand: Demand) -> float:

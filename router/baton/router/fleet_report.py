@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from baton.router.explain import Decision
+from baton.router.placer import Outcome
 from baton.v1 import control_pb2, router_pb2
 
 _BOUNDS_A_DECADE = 16  # neighbours differ by 15 %
@@ -39,11 +41,25 @@ class _Counts:
         return control_pb2.Histogram(bounds=self._bounds, counts=self._counts, sum=self._sum)
 
 
+@dataclass(slots=True)
+class _Totals:
+    """Fields of router.proto's PlacementTotals: counting in a message takes longer."""
+
+    num_placed: int = 0
+    num_remote: int = 0
+    num_refused: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_predicted_tokens: int = 0
+    num_output_tokens: int = 0
+
+
 class FleetReport:
     """Counts what becomes of placements. Cheap enough for each of them."""
 
     def __init__(self) -> None:
-        self._totals = router_pb2.PlacementTotals()
+        self._totals = _Totals()
         self._ttft = _Counts(bounds_of(_TTFT_DECADES))
         self._itl = _Counts(bounds_of(_ITL_DECADES))
         self._placed: deque[Decision] = deque(maxlen=_MAX_REMEMBERED)
@@ -52,38 +68,39 @@ class FleetReport:
     def placed(self, decision: Decision) -> None:
         """A request was placed."""
         self._totals.num_placed += 1
-        self._totals.num_remote += decision.response.HasField("prefill")
+        self._totals.num_remote += decision.chosen.prefill is not None
         self._placed.append(decision)
 
     def refused(self) -> None:
         """A request was not placed."""
         self._totals.num_refused += 1
 
-    def reported(self, decision: Decision, outcome: router_pb2.PlacementOutcome) -> None:
-        """A placement was reported on."""
-        self._reported.append(decision)
+    def reported(self, outcome: Outcome, told: router_pb2.PlacementOutcome) -> None:
+        """A placement was reported on: what that tells, and the words."""
+        self._reported.append(outcome.decision)
         totals = self._totals
         if outcome.worker_failed:
             totals.num_failed += 1
             return
-        totals.num_prompt_tokens += decision.request.num_prompt_tokens
-        totals.num_cached_tokens += outcome.num_cached_tokens
-        totals.num_predicted_tokens += predicted_tokens(decision.response)
-        totals.num_output_tokens += outcome.num_output_tokens
-        if outcome.first_token_us:
-            self._ttft.observe((outcome.first_token_us + outcome.times.place_us) * 1e-6)
-        if outcome.times.mean_itl_us and outcome.num_output_tokens > 1:
-            self._itl.observe(outcome.times.mean_itl_us * 1e-6, outcome.num_output_tokens - 1)
+        totals.num_prompt_tokens += outcome.decision.grounds.asked.demand.num_prompt_tokens
+        totals.num_cached_tokens += outcome.actual_tokens
+        totals.num_predicted_tokens += outcome.predicted_tokens
+        totals.num_output_tokens += told.num_output_tokens
+        if told.first_token_us:
+            self._ttft.observe((told.first_token_us + told.times.place_us) * 1e-6)
+        if told.times.mean_itl_us and told.num_output_tokens > 1:
+            self._itl.observe(told.times.mean_itl_us * 1e-6, told.num_output_tokens - 1)
 
     def message(
         self, workers: Iterable[router_pb2.WorkerEntry], num_in_flight: int, max_placements: int, now: float
     ) -> router_pb2.GetFleetResponse:
         """The answer to GetFleet, as of `now` (monotonic seconds)."""
-        totals = router_pb2.PlacementTotals()
-        totals.CopyFrom(self._totals)
-        totals.num_in_flight = num_in_flight
-        totals.ttft_seconds.CopyFrom(self._ttft.message())
-        totals.itl_seconds.CopyFrom(self._itl.message())
+        totals = router_pb2.PlacementTotals(
+            num_in_flight=num_in_flight,
+            ttft_seconds=self._ttft.message(),
+            itl_seconds=self._itl.message(),
+            **asdict(self._totals),
+        )
         return router_pb2.GetFleetResponse(
             workers=workers,
             totals=totals,

@@ -7,7 +7,6 @@ is reported on it counts for its tenant. Placements of other routers count like 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -57,7 +56,6 @@ class PendingLoad:
     num_unseen_tokens: int = 0  # those of them that were placed after the worker's last state: it cannot show them
     num_blocks: int = 0
     num_placements: int = 0
-    version: int = 0  # another one after every change, of whatever worker
 
 
 NO_LOAD = PendingLoad()
@@ -99,10 +97,21 @@ class InFlight:
         self._workers: dict[str, _WorkerPending] = {}
         # First block -> worker -> last block -> the last prompts placed there.
         self._prefixes: dict[bytes, dict[str, OrderedDict[bytes, tuple[int, Sketch]]]] = {}
+        self._watchers: list[set[str]] = []
 
     def __len__(self) -> int:
         """Placements that nobody has reported on yet."""
         return len(self._placements)
+
+    def watch(self) -> set[str]:
+        """A set to which each worker is added whose load changes from now on; whoever reads it may clear it."""
+        changed: set[str] = set()
+        self._watchers.append(changed)
+        return changed
+
+    def unwatch(self, changed: set[str]) -> None:
+        """Nothing is added any more."""
+        self._watchers = [one for one in self._watchers if one is not changed]
 
     def all(self) -> Iterator[tuple[Placed, float]]:
         """Every placement, and when it was made."""
@@ -120,7 +129,7 @@ class InFlight:
                 pending = self._workers[share.worker_id] = _WorkerPending()
             pending.placements[placed.placement_id] = placement
             pending.priorities[placed.priority] = pending.priorities.get(placed.priority, 0) + 1
-            _add(pending.load, share, 1)
+            self._add(pending.load, share, 1)
             if at >= pending.heard:
                 pending.load.num_unseen_tokens += share.num_prefill_tokens
             if placed.sketch.hashes:
@@ -234,9 +243,17 @@ class InFlight:
         share = placement.unsettled.pop(worker_id, None)
         if pending is not None and share is not None:
             pending.placements.pop(placement.placed.placement_id, None)
-            _add(pending.load, share, -1)
+            self._add(pending.load, share, -1)
             if placement.at >= pending.heard:
                 pending.load.num_unseen_tokens -= share.num_prefill_tokens
+
+    def _add(self, load: PendingLoad, share: Share, sign: int) -> None:
+        load.num_requests += sign * share.num_requests
+        load.num_prefill_tokens += sign * share.num_prefill_tokens
+        load.num_blocks += sign * share.num_blocks
+        load.num_placements += sign
+        for changed in self._watchers:
+            changed.add(share.worker_id)
 
     def _uncount(self, worker_id: str, priority: int) -> None:
         pending = self._workers.get(worker_id)
@@ -270,14 +287,3 @@ class InFlight:
                 del workers[worker_id]
         if not workers:
             del self._prefixes[first]
-
-
-_versions = itertools.count(1)
-
-
-def _add(load: PendingLoad, share: Share, sign: int) -> None:
-    load.num_requests += sign * share.num_requests
-    load.num_prefill_tokens += sign * share.num_prefill_tokens
-    load.num_blocks += sign * share.num_blocks
-    load.num_placements += sign
-    load.version = next(_versions)

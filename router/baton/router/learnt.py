@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baton.router.calibration import Arrivals, Bias
 from baton.router.explain import Decision
@@ -25,6 +26,17 @@ _FEWEST_GAPS = 4  # between tokens, to tell a stream's speed
 _MOST_LENGTH = 3.0  # times the expected one: no stream counts for more
 
 
+class _Given(NamedTuple):
+    """Tokens of prompts that a worker was given."""
+
+    of_late: float
+    left: float  # that it cannot have computed yet
+    at: float
+
+
+_NOTHING_GIVEN = _Given(0.0, 0.0, 0.0)
+
+
 class Learnt:
     """Grows with every outcome; nothing in it is configured."""
 
@@ -34,8 +46,7 @@ class Learnt:
         self._lasting = Arrivals(_LASTING_SECONDS)
         self._prompt_seconds = Arrivals()  # of those that stand in the way of decodes
         self.promises = Promises()
-        self._recent: dict[str, tuple[float, float]] = {}  # by worker: prompt tokens given to it of late, and when
-        self._given: dict[str, tuple[float, float]] = {}  # the same of those that it cannot have computed yet
+        self._given: dict[str, _Given] = {}  # by worker
         self._biases: dict[tuple[bytes, bool], Bias] = defaultdict(Bias)  # by model digest and whether remote
         self._rates: dict[str, tuple[WorkerView, Rates, Rates]] = {}
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
@@ -48,26 +59,25 @@ class Learnt:
             if share.num_prefill_tokens and share.num_requests:
                 self._prompt_seconds.observe(now, share.num_prefill_tokens / self._speed(share.worker_id))
             if share.num_prefill_tokens:
-                worker_id, num_tokens = share.worker_id, share.num_prefill_tokens
-                self._recent[worker_id] = self._recent_tokens(worker_id, now) + num_tokens, now
-                self._given[worker_id] = self._given_tokens(worker_id, now) + num_tokens, now
+                given = self._given_until(share.worker_id, now)
+                num_tokens = share.num_prefill_tokens
+                self._given[share.worker_id] = _Given(given.of_late + num_tokens, given.left + num_tokens, now)
 
-    def given_seconds(self, worker_id: str, now: float) -> float:
-        """What is left of the prompts given to a worker, had it nothing else to do."""
-        return self._given_tokens(worker_id, now) / self._speed(worker_id)
+    def given(self, worker_id: str, now: float) -> tuple[float, float]:
+        """The part of a worker's time, in [0, 0.9], in which its decodes stand still for prompts; and the seconds that
+        are left of the prompts given to it, had it nothing else to do."""
+        given = self._given_until(worker_id, now)
+        speed = self._speed(worker_id)
+        return min(_MAX_STALLED, given.of_late / _STALL_MEMORY_SECONDS / speed), given.left / speed
 
-    def stalled_part(self, worker_id: str, now: float) -> float:
-        """The part of a worker's time, in [0, 0.9], in which its decodes stand still for prompts."""
-        per_second = self._recent_tokens(worker_id, now) / _STALL_MEMORY_SECONDS
-        return min(_MAX_STALLED, per_second / self._speed(worker_id))
-
-    def _recent_tokens(self, worker_id: str, now: float) -> float:
-        num_tokens, at = self._recent.get(worker_id, (0.0, now))
-        return num_tokens * math.exp((at - now) / _STALL_MEMORY_SECONDS) if num_tokens else 0.0
-
-    def _given_tokens(self, worker_id: str, now: float) -> float:
-        num_tokens, at = self._given.get(worker_id, (0.0, now))
-        return max(0.0, num_tokens - (now - at) * self._speed(worker_id)) if num_tokens else 0.0
+    def _given_until(self, worker_id: str, now: float) -> _Given:
+        given = self._given.get(worker_id)
+        if given is None:
+            return _NOTHING_GIVEN
+        seconds = now - given.at
+        of_late = given.of_late * math.exp(-seconds / _STALL_MEMORY_SECONDS)
+        left = given.left - seconds * self._speed(worker_id)
+        return _Given(of_late, left if left > 0 else 0.0, now)
 
     def _speed(self, worker_id: str) -> float:
         known = self._rates.get(worker_id)
@@ -128,7 +138,6 @@ class Learnt:
     def lose(self, worker_id: str) -> None:
         """A worker died."""
         self._rates.pop(worker_id, None)
-        self._recent.pop(worker_id, None)
         self._given.pop(worker_id, None)
 
     def forget_fleet(self) -> None:

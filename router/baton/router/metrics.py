@@ -27,36 +27,28 @@ class RouterMetrics:
             return Counter(f"baton_router_{name}", text, labels, registry=registry)
 
         self.refusals = counter("refusals", "Requests not placed, by gRPC code.", ("code",))
-        self._placements = _Placements()
-        registry.register(self._placements)
-        self._predicted = counter("predicted_cached_tokens", "Prompt tokens expected in caches, of reported requests.")
-        self._actual = counter("actual_cached_tokens", "Prompt tokens that workers found in their caches.")
-        self._missed = counter("phantom_cached_tokens", "Prompt tokens expected in a cache, and not found there.")
-        self._failed = counter("failed_placements", "Placements whose worker failed.")
+        self._counts = _Counts()
+        registry.register(self._counts)
 
     def placed(self, remote: bool, seconds: float) -> None:
         """A request was placed."""
-        self._placements.count(remote, seconds)
+        self._counts.placed(remote, seconds)
 
     def reported(self, outcome: Outcome) -> None:
         """A placement was reported on."""
-        if outcome.worker_failed:
-            self._failed.inc()
-            return
-        self._predicted.inc(outcome.predicted_tokens)
-        self._actual.inc(outcome.actual_tokens)
-        self._missed.inc(max(0, outcome.predicted_tokens - outcome.actual_tokens))
+        self._counts.reported(outcome)
 
 
-class _Placements(Collector):
-    """A counter and a histogram in plain numbers: the client library's own cost as much as a tenth of a placement."""
+class _Counts(Collector):
+    """Counters and a histogram in plain numbers: the client library's own cost as much as a tenth of a placement."""
 
     def __init__(self) -> None:
         self._local = self._remote = 0
         self._seconds = 0.0
         self._buckets = [0] * (len(_PLACE_BUCKETS) + 1)
+        self._predicted = self._actual = self._missed = self._failed = 0
 
-    def count(self, remote: bool, seconds: float) -> None:
+    def placed(self, remote: bool, seconds: float) -> None:
         """A request was placed."""
         if remote:
             self._remote += 1
@@ -64,6 +56,15 @@ class _Placements(Collector):
             self._local += 1
         self._seconds += seconds
         self._buckets[bisect_left(_PLACE_BUCKETS, seconds)] += 1
+
+    def reported(self, outcome: Outcome) -> None:
+        """A placement was reported on."""
+        if outcome.worker_failed:
+            self._failed += 1
+            return
+        self._predicted += outcome.predicted_tokens
+        self._actual += outcome.actual_tokens
+        self._missed += max(0, outcome.predicted_tokens - outcome.actual_tokens)
 
     def collect(self) -> Iterable[Metric]:
         """As of now."""
@@ -78,6 +79,13 @@ class _Placements(Collector):
         times = HistogramMetricFamily("baton_router_place_seconds", "Time of a decision.")
         times.add_metric([], buckets, self._seconds)
         yield times
+        for name, text, value in (
+            ("predicted_cached_tokens", "Prompt tokens expected in caches, of reported requests.", self._predicted),
+            ("actual_cached_tokens", "Prompt tokens that workers found in their caches.", self._actual),
+            ("phantom_cached_tokens", "Prompt tokens expected in a cache, and not found there.", self._missed),
+            ("failed_placements", "Placements whose worker failed.", self._failed),
+        ):
+            yield CounterMetricFamily(f"baton_router_{name}", text, value)
 
 
 class RouterCollector(Collector):

@@ -42,18 +42,22 @@ def decide(
     max_queue_depth: int,
     rotation: int = 0,
     traffic: Traffic = NO_TRAFFIC,
+    spare: bool = True,
 ) -> list[Option]:
-    """The options, the chosen one first. `standings`: usable workers, one that decodes at least.
+    """The options, the chosen one first. `standings`: usable workers, one that decodes at least. Without `spare`
+    nobody asks for the others.
 
     InvalidRequest: no pool can ever hold the prompt. NoCapacity: queues are full, the tenant has more than its share
     of full queues, or no option meets the time limit.
     """
     demand = asked.demand
     bound = queue_bound(max_queue_depth, asked.priority)
-    decodes = _with_room([one for one in standings if one.view.can_decode], asked, bound)
+    decoding = [one for one in standings if one.view.can_decode]
+    lending = [one for one in standings if one.view.can_prefill_for_others]
+    decodes = _with_room(decoding, asked, bound)
     _check_share(asked, decodes, tenants, max_queue_depth)
-    prefills = filters.with_room([one for one in standings if one.view.can_prefill_for_others], demand, bound)
-    options = rank(decodes, prefills, demand, rotation, traffic)
+    prefills = decodes if lending == decoding else filters.with_room(lending, demand, bound)
+    options = rank(decodes, prefills, demand, rotation, traffic, spare=spare or asked.timeout_seconds > 0)
     return _in_time(options, asked) if asked.timeout_seconds else options
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.router.answer import response_of
 from baton.router.explain import Decision, Decisions, Grounds
@@ -29,10 +28,10 @@ from baton.v1 import router_pb2, types_pb2
 _NO_WORKER_RETRY_MS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a report says of one placement, beside what was predicted."""
 
+    decision: Decision
     predicted_tokens: int
     actual_tokens: int
     worker_failed: bool
@@ -93,9 +92,10 @@ class Placer:
         asked = self._asked(request, model, usable, now)
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model, usable.num_decodes, now)
-        options = decide(asked, standings, self.in_flight.tenants, self._max_queue_depth, placement_id, traffic)
-        if self._objectives.sheds:
-            options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, self.in_flight.tenants)
+        tenants, sheds = self.in_flight.tenants, self._objectives.sheds
+        options = decide(asked, standings, tenants, self._max_queue_depth, placement_id, traffic, spare=sheds)
+        if sheds:
+            options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, tenants)
         response = response_of(placement_id, options[0])
         self._begin(placement_id, request, asked, options[0], now)
         grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
@@ -122,8 +122,11 @@ class Placer:
                 self.listener.on_suspected(decode.worker_id, decode.epoch)
         else:
             self._learnt.learn(decision, outcome, now)
-        predicted = max(decision.response.decode_cached_tokens, decision.response.prefill_cached_tokens)
-        return Outcome(predicted, outcome.num_cached_tokens, outcome.worker_failed)
+        best = decision.chosen
+        predicted = best.decode.num_cached_tokens
+        if best.prefill is not None:
+            predicted = max(predicted, best.prefill.num_cached_tokens)
+        return Outcome(decision, predicted, outcome.num_cached_tokens, outcome.worker_failed)
 
     def hear_of_placement(self, placed: Placed, at: float) -> None:
         """Another router placed a request."""
@@ -147,7 +150,6 @@ class Placer:
         self.in_flight.lose(worker_id)
         self._learnt.lose(worker_id)
         self._adapters.lose(worker_id)
-        self._standings.lose(worker_id)
 
     def on_models(self) -> None:
         """Rates are kept by model."""

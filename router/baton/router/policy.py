@@ -35,25 +35,29 @@ def rank(
     rotation: int = 0,
     traffic: Traffic = NO_TRAFFIC,
     complete: bool = False,
+    spare: bool = True,
 ) -> list[Option]:
     """The options, best first. Between equals the session wins, then `rotation`, a growing number, decides.
 
-    Unless `complete`, only the best ones: pairs that cannot win, whatever the transfer takes, are left out.
+    Unless `complete`, only the best ones: pairs that cannot win, whatever the transfer takes, are left out; without
+    `spare` only the first is of use, and others are left out where that is quicker.
     """
     if not decodes:
         return []
     floor = min([one.rates.step.base + one.rates.step.slope for one in decodes])
     screened = costs.screen(decodes, demand, floor, traffic)
-    count = len(decodes)
-    order = [
-        (total, -1 if one.is_preferred else (place - rotation) % count, place)
-        for place, (total, one) in enumerate(zip(screened.totals, decodes, strict=True))
-    ]
-    order.sort()
-    decider = _Decider(decodes, prefills, demand, floor, rotation, traffic)
-    options = [decider.local(place, turn) for _, turn, place in (order if complete else order[:_LOCALS])]
+    decider = _Decider(decodes, prefills, demand, floor, rotation, traffic, spare or complete)
+    totals = screened.totals
+    if spare or complete:
+        places = sorted(range(len(totals)), key=lambda place: (totals[place], decider.turn(place)))
+        del places[len(totals) if complete else _LOCALS :]
+    else:
+        least = min(totals)
+        places = [min((place for place, total in enumerate(totals) if total == least), key=decider.turn)]
+    options = list(map(decider.local, places))
     if prefills:
-        bounds = costs.remote_bounds(prefills, demand, traffic)
+        stalls = screened.stalls if prefills is decodes else None
+        bounds = costs.remote_bounds(prefills, demand, traffic, stalls)
         best = math.inf if complete else options[0].total
         if max(min(bounds.queued) + min(screened.alone), min(bounds.work) + min(screened.queued)) <= best:
             options += decider.pairs(screened, bounds, best)
@@ -62,7 +66,7 @@ def rank(
     return options
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Decider:
     """One decision's values, for the options that are costed in full."""
 
@@ -72,13 +76,18 @@ class _Decider:
     floor: float
     rotation: int
     traffic: Traffic
+    spare: bool
 
-    def local(self, place: int, turn: int) -> Option:
+    def turn(self, place: int) -> int:
+        """Of a decode worker: between equals the lowest wins."""
+        return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
+
+    def local(self, place: int) -> Option:
         """A decode worker prefills itself."""
         decode = self.decodes[place]
         alone = costs.decode_alone(decode, self.demand, self.floor)
         cost = costs.local(decode, self.demand, alone, self.traffic)
-        return Option(decode, None, cost, sum(cost), turn)
+        return Option(decode, None, cost, sum(cost), self.turn(place))
 
     def pairs(self, screened: Screened, bounds: RemoteBounds, best: float) -> list[Option]:
         """Two stages: each side is ranked by what it costs on its own, then the first are paired while they may win.
@@ -87,7 +96,7 @@ class _Decider:
         """
         count, least_work, least_alone = len(bounds.work), min(bounds.work), min(screened.alone)
         sides = [
-            (seconds, self._turn(place), place)
+            (seconds, self.turn(place), place)
             for place, seconds in enumerate(screened.queued)
             if seconds + least_work <= best
         ]
@@ -101,22 +110,26 @@ class _Decider:
         options: list[Option] = []
         for _, turn, side in sides[:_PAIRED_DECODES]:
             decode, alone = self.decodes[side], None
+            moving = costs.moving_seconds(decode, self.demand)
             num_paired = 0
-            for least, _, place in partners:
+            for bound, _, place in partners:
+                least = bound + screened.alone[side]
                 # Bounds are met where a prompt's transfer hides: between equals the first one stays.
-                if num_paired == _PAIRED_PREFILLS or least + screened.alone[side] >= best * _EQUAL:
+                if num_paired == _PAIRED_PREFILLS or least >= best * _EQUAL:
                     break
                 prefill = self.prefills[place]
                 if _fit(decode, prefill):
                     num_paired += 1
+                    if not self.spare:
+                        # Mostly all that the bounds leave out: it is quicker than a pair's costs.
+                        least += costs.not_hidden(decode, moving, prefill.backlog_seconds, bounds.seconds[place])
+                        if least >= best * _EQUAL:
+                            continue
                     alone = alone or costs.decode_alone(decode, self.demand, self.floor)
                     cost = costs.remote(decode, prefill, self.demand, alone, self.traffic)
                     options.append(Option(decode, prefill, cost, sum(cost), turn))
                     best = best if best == math.inf else min(best, options[-1].total)
         return options
-
-    def _turn(self, place: int) -> int:
-        return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
 
 
 def _fit(decode: Standing, prefill: Standing) -> bool:

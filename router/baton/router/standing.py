@@ -65,6 +65,14 @@ class Standing(NamedTuple):
     has_adapter: bool = False  # the request's adapter is being loaded here
     stalled_part: float = 0.0  # of the time, in which its decodes stand still for prompts
 
+    def with_prefix(self, num_cached_tokens: int, num_host_tokens: int, is_preferred: bool) -> Standing:
+        """The same worker, as it stands for a request whose prompt it knows so far."""
+        view, rates, _, requests, beside, waiting, blocks, backlog, _, behind, _, has_adapter, stalled = self
+        return Standing(
+            view, rates, num_cached_tokens, requests, beside, waiting, blocks, backlog, num_host_tokens, behind,
+            is_preferred, has_adapter, stalled,
+        )  # fmt: skip
+
     @property
     def num_stalled(self) -> int:
         """Requests that stand still while it prefills for another worker."""

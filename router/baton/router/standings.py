@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.router import filter as filters
+from baton.router.board import Board
 from baton.router.explain import Decisions
 from baton.router.fleet import Fleet
 from baton.router.in_flight import InFlight
@@ -21,7 +22,6 @@ from baton.v1 import router_pb2, types_pb2
 
 _NO_WORKER_RETRY_MS = 1000
 _NOTHING_HELD = HeldPrefix(0, 0)
-_FRESH_SECONDS = 0.01
 
 
 class Usable(NamedTuple):
@@ -53,16 +53,15 @@ class Standings:
         self._sessions = sessions
         self._adapters = adapters
         self._decisions = decisions
-        self._plain: dict[str, tuple[WorkerView, Rates, int, Standing, float]] = {}
+        self._boards: dict[str, Board] = {}  # by model
         self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
-
-    def lose(self, worker_id: str) -> None:
-        """A worker died."""
-        self._plain.pop(worker_id, None)
 
     def forget_models(self) -> None:
         """The models are others now."""
         self._usable.clear()
+        for board in self._boards.values():
+            self._in_flight.unwatch(board.changed)
+        self._boards.clear()
 
     def usable(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Usable:
         """The usable workers, made once for each state of the fleet. Unavailable: none can decode."""
@@ -95,19 +94,20 @@ class Standings:
         session = self._sessions.find(request.session_id, now) if request.session_id else None
         fallback = self._learnt.fleet_rates(model.digest, views, now)
         most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
-        special = held.keys() | coming.keys()
-        if session is not None:
-            special.add(session.worker_id)
         if request.adapter or self._in_flight.has_less_urgent(request.priority):
             return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views]
-        standings = [self._plain_standing(view, fallback, now) for view in views]
-        for place, view in enumerate(views):
-            if view.worker_id in special:
-                num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
-                is_preferred = session is not None and session.worker_id == view.worker_id
-                standings[place] = standings[place]._replace(
-                    num_cached_tokens=num_tokens, num_host_tokens=num_host_tokens, is_preferred=is_preferred
-                )
+        board = self._board(model.name)
+        board.bring_up(views, fallback, now)
+        standings = board.standings.copy()
+        special = held.keys() | coming.keys() if coming else held.keys()
+        if session is not None:
+            special = {*special, session.worker_id}
+        for worker_id in special:
+            place = board.places.get(worker_id)
+            if place is not None:
+                num_tokens, num_host_tokens = self._cached_tokens(views[place], held, coming, session, most, hashes)
+                is_preferred = session is not None and session.worker_id == worker_id
+                standings[place] = standings[place].with_prefix(num_tokens, num_host_tokens, is_preferred)
         return standings
 
     def _standing(
@@ -136,31 +136,23 @@ class Standings:
             ahead,
             is_preferred,
             has_adapter,
-            self._learnt.stalled_part(worker_id, now),
-            self._learnt.given_seconds(worker_id, now),
+            *self._learnt.given(worker_id, now),
             now - view.received,
         )
 
+    def _board(self, model: str) -> Board:
+        board = self._boards.get(model)
+        if board is None:
+            board = self._boards[model] = Board(self._plain_standing, self._in_flight.watch())
+        return board
+
     def _plain_standing(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
-        """Of a worker that knows nothing of the request; made once for each state, load and fallback."""
-        load = self._in_flight.load(view.worker_id)
-        known = self._plain.get(view.worker_id)
-        if known is not None and known[0] is view and known[1] is fallback and known[2] == load.version:
-            standing = known[3]
-            # A backlog shrinks by itself.
-            if not standing.backlog_seconds or now - known[4] < _FRESH_SECONDS:
-                return standing
-        standing = standing_of(
-            view,
-            load,
-            self._learnt.rates(view, fallback),
-            0,
-            stalled_part=self._learnt.stalled_part(view.worker_id, now),
-            given_seconds=self._learnt.given_seconds(view.worker_id, now),
-            age_seconds=now - view.received,
+        load, rates = self._in_flight.load(view.worker_id), self._learnt.rates(view, fallback)
+        stalled_part, given_seconds = self._learnt.given(view.worker_id, now)
+        age_seconds = now - view.received
+        return standing_of(
+            view, load, rates, 0, stalled_part=stalled_part, given_seconds=given_seconds, age_seconds=age_seconds
         )
-        self._plain[view.worker_id] = (view, fallback, load.version, standing, now)
-        return standing
 
     def _cached_tokens(
         self,
