@@ -118,3 +118,18 @@ def test_the_prompts_remembered_for_one_worker_are_bounded():
         flight.end(number)
     assert flight.expected_prefixes(blocks(1)) == {}
     assert flight._prefixes == {}
+
+
+def test_who_watches_hears_of_each_worker_whose_load_changes():
+    flight = InFlight()
+    watched, other = flight.watch(), flight.watch()
+    begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))
+    assert watched == other == {"d", "p"}
+    watched.clear()
+    flight.hear("d", 1.0)
+    assert watched == {"d"}
+    watched.clear()
+    flight.unwatch(other)
+    flight.end(1)
+    assert watched == {"p"}, "what the state of the other shows already ends there"
+    assert other == {"d", "p"}

@@ -54,10 +54,10 @@ class Decisions:
     def __len__(self) -> int:
         return len(self._by_placement)
 
-    def add(self, decision: Decision) -> None:
-        """Remembers a placement."""
+    def add(self, decision: Decision, num_hash_bytes: int) -> None:
+        """Remembers a placement, whose request has so many bytes of block hashes."""
         request, placement_id = decision.request, decision.response.placement_id
-        decision.num_bytes = len(request.block_hashes) + 1000 + _BYTES_PER_STANDING * len(decision.grounds.standings)
+        decision.num_bytes = num_hash_bytes + 1000 + _BYTES_PER_STANDING * len(decision.grounds.standings)
         self._by_placement[placement_id] = decision
         self._by_request[request.request_id] = placement_id
         self._num_bytes += decision.num_bytes

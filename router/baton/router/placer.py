@@ -16,7 +16,7 @@ from baton.router.placed_adapters import PlacedAdapters
 from baton.router.placement import Asked, admitted, decide
 from baton.router.policy import Option
 from baton.router.prefix_index import PrefixIndex
-from baton.router.prompt_sketch import sketch_of
+from baton.router.prompt_sketch import Sketch, sketch_of
 from baton.router.sessions import Sessions
 from baton.router.standing import Demand, Objectives
 from baton.router.standings import Standings, Usable
@@ -86,9 +86,10 @@ class Placer:
         now = self._clock()
         self.in_flight.expire(now)
         model = self._model(request.model)
-        _check(request, model)
+        hashes = request.block_hashes  # each look into the message copies them
+        _check(request, hashes, model)
         usable = self._standings.usable(request, model)
-        standings = self._standings.of(request, model, usable.views, now)
+        standings = self._standings.of(request, hashes, model, usable.views, now)
         asked = self._asked(request, model, usable, now)
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model, usable.num_decodes, now)
@@ -97,9 +98,9 @@ class Placer:
         if sheds:
             options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, tenants)
         response = response_of(placement_id, options[0])
-        self._begin(placement_id, request, asked, options[0], now)
+        self._begin(placement_id, request, sketch_of(hashes), asked, options[0], now)
         grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
-        self.decisions.add(Decision(request, response, now, grounds, options[0]))
+        self.decisions.add(Decision(request, response, now, grounds, options[0]), len(hashes))
         return response
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> Outcome | None:
@@ -185,9 +186,14 @@ class Placer:
         )
 
     def _begin(
-        self, placement_id: int, request: router_pb2.PlaceRequest, asked: Asked, best: Option, now: float
+        self,
+        placement_id: int,
+        request: router_pb2.PlaceRequest,
+        sketch: Sketch,
+        asked: Asked,
+        best: Option,
+        now: float,
     ) -> None:
-        sketch = sketch_of(request.block_hashes)
         placed = Placed(
             placement_id,
             _shares(best, asked.demand),
@@ -222,18 +228,18 @@ class Placer:
         raise NotFound(f"no model {name!r}; served are: {', '.join(sorted(self._fleet.models))}", field="model")
 
 
-def _check(request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> None:
-    longest = model.max_model_len - 1
-    if not 0 < request.num_prompt_tokens <= longest:
+def _check(request: router_pb2.PlaceRequest, hashes: bytes, model: types_pb2.ModelInfo) -> None:
+    num_prompt_tokens, longest = request.num_prompt_tokens, model.max_model_len - 1
+    if not 0 < num_prompt_tokens <= longest:
         raise InvalidRequest(
-            f"num_prompt_tokens is {request.num_prompt_tokens}; model {model.name!r} takes 1 to {longest}",
+            f"num_prompt_tokens is {num_prompt_tokens}; model {model.name!r} takes 1 to {longest}",
             field="num_prompt_tokens",
         )
-    num_hashes, rest = divmod(len(request.block_hashes), HASH_BYTES)
-    if rest or num_hashes > request.num_prompt_tokens // model.block_size:
+    num_hashes, rest = divmod(len(hashes), HASH_BYTES)
+    if rest or num_hashes > num_prompt_tokens // model.block_size:
         raise InvalidRequest(
-            f"block_hashes has {len(request.block_hashes)} bytes; it must be {HASH_BYTES} for each of at most "
-            f"{request.num_prompt_tokens // model.block_size} full blocks of {model.block_size} tokens",
+            f"block_hashes has {len(hashes)} bytes; it must be {HASH_BYTES} for each of at most "
+            f"{num_prompt_tokens // model.block_size} full blocks of {model.block_size} tokens",
             field="block_hashes",
         )
     if not 0 <= request.tenant_weight < float("inf"):

@@ -85,17 +85,21 @@ class Standings:
         return usable
 
     def of(
-        self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, views: Sequence[WorkerView], now: float
+        self,
+        request: router_pb2.PlaceRequest,
+        hashes: bytes,
+        model: types_pb2.ModelInfo,
+        views: Sequence[WorkerView],
+        now: float,
     ) -> list[Standing]:
-        """How each of the workers stands."""
-        hashes = request.block_hashes
+        """How each of the workers stands, for a request with these block hashes."""
         held = self._index.find(hashes) if hashes else {}
         coming = self._in_flight.expected_prefixes(hashes)
         session = self._sessions.find(request.session_id, now) if request.session_id else None
         fallback = self._learnt.fleet_rates(model.digest, views, now)
         most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
         if request.adapter or self._in_flight.has_less_urgent(request.priority):
-            return [self._standing(view, request, held, coming, session, most, fallback, now) for view in views]
+            return [self._standing(view, request, hashes, held, coming, session, most, fallback, now) for view in views]
         board = self._board(model.name)
         board.bring_up(views, fallback, now)
         standings = board.standings.copy()
@@ -114,6 +118,7 @@ class Standings:
         self,
         view: WorkerView,
         request: router_pb2.PlaceRequest,
+        hashes: bytes,
         held: Mapping[str, HeldPrefix],
         coming: Mapping[str, int],
         session: LastPlace | None,
@@ -124,7 +129,7 @@ class Standings:
         worker_id = view.worker_id
         is_preferred = session is not None and session.worker_id == worker_id
         has_adapter = bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now)
-        num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, request.block_hashes)
+        num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
         ahead = self._in_flight.part_ahead(worker_id, request.priority)
         rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
         return standing_of(
