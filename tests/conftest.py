@@ -12,15 +12,19 @@ import ports
 import pytest
 import stack
 from stack import RedisServer, Stack
+from transfer_rig import TransferRig
 
 StackFactory = Callable[..., Stack]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Adds the end of every service's log to a failure's report."""
+    """Adds the end of every service's log to a failure's report, and what the workers of a transfer were at."""
     report = yield
     if report.failed:
+        for rig in item.funcargs.values() if report.when == "call" else ():
+            if isinstance(rig, TransferRig):
+                report.sections += [(f"worker {name}", text) for name, text in rig.autopsies()]
         for one in stack.running():
             for name, service in one.services.items():
                 report.sections.append((f"log of {name}", service.log_tail()))

@@ -108,6 +108,12 @@ class TransferRig:
             worker.spawn()
         await asyncio.gather(*(worker.until_ready() for worker in workers))
 
+    def autopsies(self) -> list[tuple[str, str]]:
+        """What each worker was at, by name; then both are started anew."""
+        found = [(worker.name, worker.autopsy()) for worker in self.workers]
+        asyncio.run(self.restart(*self.workers))
+        return found
+
     async def assert_transfers(self) -> None:
         """The pair works: a fresh prompt's KV comes from the prefill worker, and is right."""
         async with self.relay() as (_, endpoint), self.decode.stream() as stream:

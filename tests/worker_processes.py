@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import psutil
 from worker_harness import Stream
 
 from baton.rpc.channel import open_channel
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _READY_SECONDS = 600.0  # a large model on a GPU may compile kernels first
 _STOP_SECONDS = 15.0
+_AUTOPSY_LINES = 400
 
 
 @dataclass(eq=False)
@@ -43,7 +45,8 @@ class WorkerProcess:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "baton.services.cli", "worker", *words, "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.environ},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1", **self.environ},
                 start_new_session=True, cwd=ROOT,
             )  # fmt: skip
 
@@ -74,6 +77,25 @@ class WorkerProcess:
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+    def autopsy(self) -> str:
+        """Its log's end, with the stack of each of its threads if it lives still; then it does not."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._ask_for_stacks(psutil.Process(self.process.pid))
+        self.kill()
+        return f"{'alive' if code is None else f'ended with {code}'}\n{self.log_tail(_AUTOPSY_LINES)}"
+
+    def _ask_for_stacks(self, front: psutil.Process) -> None:
+        front.suspend()  # so that it does not follow the engine before it was asked itself
+        for one in (*front.children(), front):
+            one.send_signal(signal.SIGABRT)  # Python's fault handler writes them
+            one.resume()
+            deadline = time.monotonic() + _STOP_SECONDS
+            while one.is_running() and one.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     def stop(self) -> None:
         """Cleans up."""

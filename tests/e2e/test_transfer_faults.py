@@ -75,6 +75,16 @@ def test_both_sides_restarted_work_again(sim: TransferRig) -> None:
     asyncio.run(scenarios.both_restarted(sim))
 
 
+def test_a_failure_can_tell_what_each_thread_was_at(sim: TransferRig) -> None:
+    found = dict(sim.autopsies())
+    assert found.keys() == {"p", "d"}
+    for text in found.values():
+        assert text.startswith("alive\n")
+        assert text.count("Fatal Python error: Aborted") == 2, "of front and engine"
+        assert "engine_loop.py" in text
+    asyncio.run(sim.assert_transfers())
+
+
 @pytest.mark.timeout(1200)
 def test_a_thousand_aborts_a_minute_leave_no_block_behind(sim: TransferRig, abort_seconds: float) -> None:
     assert asyncio.run(scenarios.aborts(sim, abort_seconds)) >= abort_seconds * 1000 / 60 * 0.6
