@@ -109,11 +109,6 @@ class FleetReport:
         )
 
 
-def predicted_tokens(response: router_pb2.PlaceResponse) -> int:
-    """Prompt tokens that were expected in caches."""
-    return max(response.decode_cached_tokens, response.prefill_cached_tokens)
-
-
 def _newest(decisions: deque[Decision], count: int, now: float) -> list[router_pb2.PlacementSummary]:
     newest = min(count, len(decisions))
     return [_summary(decisions[-1 - at], now) for at in range(newest)]
@@ -127,7 +122,7 @@ def _summary(decision: Decision, now: float) -> router_pb2.PlacementSummary:
         model=request.model,
         tenant=request.tenant,
         num_prompt_tokens=request.num_prompt_tokens,
-        num_predicted_tokens=predicted_tokens(response),
+        num_predicted_tokens=decision.chosen.num_cached_tokens,
         decode_worker_id=response.decode.worker_id,
         prefill_worker_id=response.prefill.worker_id,
         age_ms=max(0, round((now - decision.placed) * 1000)),

@@ -56,6 +56,7 @@ def decide(
     lending = [one for one in standings if one.view.can_prefill_for_others]
     decodes = _with_room(decoding, asked, bound)
     _check_share(asked, decodes, tenants, max_queue_depth)
+    # One list where all do both: `rank` then looks at each worker once.
     prefills = decodes if lending == decoding else filters.with_room(lending, demand, bound)
     options = rank(decodes, prefills, demand, rotation, traffic, spare=spare or asked.timeout_seconds > 0)
     return _in_time(options, asked) if asked.timeout_seconds else options

@@ -123,11 +123,7 @@ class Placer:
                 self.listener.on_suspected(decode.worker_id, decode.epoch)
         else:
             self._learnt.learn(decision, outcome, now)
-        best = decision.chosen
-        predicted = best.decode.num_cached_tokens
-        if best.prefill is not None:
-            predicted = max(predicted, best.prefill.num_cached_tokens)
-        return Outcome(decision, predicted, outcome.num_cached_tokens, outcome.worker_failed)
+        return Outcome(decision, decision.chosen.num_cached_tokens, outcome.num_cached_tokens, outcome.worker_failed)
 
     def hear_of_placement(self, placed: Placed, at: float) -> None:
         """Another router placed a request."""

@@ -27,6 +27,12 @@ class Option(NamedTuple):
     total: float  # seconds
     turn: int  # between equals the lowest wins
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that need not be computed."""
+        there = self.decode.num_cached_tokens
+        return there if self.prefill is None else max(there, self.prefill.num_cached_tokens)
+
 
 def rank(
     decodes: Sequence[Standing],
