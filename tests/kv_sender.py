@@ -1,7 +1,7 @@
 """A process that sends pieces of a known pool over a bulk path, told what to do line by line on its standard input.
 
-offer -> its offer; connect NUM_SLOTS SLOT_BYTES BLOB -> ok; put LAYER NUM_LAYERS FIRST COUNT SLOT -> queued;
-wait -> done. Bytes are in hex. Its pool is that of `random_pool`.
+offer -> offer and what it offers; connect NUM_SLOTS SLOT_BYTES BLOB -> ok;
+put LAYER NUM_LAYERS FIRST COUNT SLOT -> queued; wait -> done. Bytes are in hex. Its pool is that of `random_pool`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(kind: str) -> None:
     for line in sys.stdin:
         word, *rest = line.split()
         if word == "offer":
-            answer = path.offer().hex()
+            answer = f"offer {path.offer().hex()}"
         elif word == "connect":
             sender = path.connect(Slots(int(rest[0]), int(rest[1]), bytes.fromhex(rest[2])))
             answer = "ok"
@@ -62,6 +62,7 @@ def main(kind: str) -> None:
         print(answer, flush=True)
     if sender is not None:
         sender.close()
+    path.close()
 
 
 if __name__ == "__main__":

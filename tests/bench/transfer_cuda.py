@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,8 @@ class _NcclReceiver:
         from baton.worker.transfer.nccl_pair import Pair, new_id
 
         self.told = new_id()
-        self._pair = Pair(self.told, 1)
+        self._ended = threading.Event()
+        self._pair = Pair(self.told, 1, self._ended.set)
         self._met = False
         self._target = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -131,6 +133,7 @@ class _NcclReceiver:
 
     def close(self) -> None:
         self._pair.abort()
+        self._ended.wait(_WAIT_SECONDS)
 
 
 class _NcclSender:
@@ -139,7 +142,8 @@ class _NcclSender:
 
         from baton.worker.transfer.nccl_pair import Pair
 
-        self._pair = Pair(told, 0)
+        self._ended = threading.Event()
+        self._pair = Pair(told, 0, self._ended.set)
         self._met = False
         self._source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -153,3 +157,4 @@ class _NcclSender:
 
     def close(self) -> None:
         self._pair.abort()
+        self._ended.wait(_WAIT_SECONDS)

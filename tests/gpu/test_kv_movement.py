@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from baton.rpc.errors import DataLoss, Mismatch, ServiceError
 from baton.worker.core import BlockId, Request, SamplingParams, StepPlan, StopConditions
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.executor.base import Executor
-from baton.worker.transfer.bulk import BulkReceiver
+from baton.worker.transfer.bulk import BulkReceiver, Slots
 
 pytestmark = pytest.mark.gpu
 
@@ -137,6 +138,7 @@ class Sender:
         self._close_pipes()
 
     def kill(self) -> None:
+        """Idempotent, also after `close`."""
         self.process.kill()
         self.process.wait(30)
         self._close_pipes()
@@ -152,54 +154,57 @@ def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:
     receiver.take(slot, num_bytes)
 
 
-def connected(kind: str, kv: KvCopies) -> tuple[Sender, BulkReceiver]:
+@contextlib.contextmanager
+def connected(kind: str, kv: KvCopies) -> Iterator[tuple[Sender, BulkReceiver]]:
     path, sender = make_path(kind, kv), Sender(kind)
-    receiver = path.accept(bytes.fromhex(sender.ask("offer")))
+    receiver = path.accept(bytes.fromhex(sender.ask("offer").removeprefix("offer")))
     slots = receiver.slots
     sender.ask("connect", slots.num_slots, slots.slot_bytes, slots.blob.hex())
-    return sender, receiver
+    try:
+        yield sender, receiver
+    finally:
+        receiver.close(sender_gone=True)
+        sender.kill()
+        path.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
     pool, source = random_pool(2), random_pool(1).view(torch.int16)
-    sender, receiver = connected(kind, KvCopies(lambda: pool))
     random = np.random.default_rng(0)
-    for turn in range(20):
-        slot = turn % receiver.slots.num_slots
-        layer, count, first = int(random.integers(0, 3)), int(random.integers(1, 9)), int(random.integers(0, 64))
-        num_layers = int(random.integers(1, 4))
-        sender.ask("put", layer, num_layers, first, count, slot)
-        num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
-        take(receiver, slot, num_bytes)
-        there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
-        assert receiver.write(slot, range(layer, layer + num_layers), there, None).wait(10)
-        for index, block in enumerate(there):
-            expected = source[layer : layer + num_layers, (first + 7 * index) % SHAPE[1]]
-            assert torch.equal(pool.view(torch.int16)[layer : layer + num_layers, block], expected)
-    sender.ask("wait")
-    sender.close()
-    receiver.close(sender_gone=True)
+    with connected(kind, KvCopies(lambda: pool)) as (sender, receiver):
+        for turn in range(20):
+            slot = turn % receiver.slots.num_slots
+            layer, count, first = int(random.integers(0, 3)), int(random.integers(1, 9)), int(random.integers(0, 64))
+            num_layers = int(random.integers(1, 4))
+            sender.ask("put", layer, num_layers, first, count, slot)
+            num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
+            take(receiver, slot, num_bytes)
+            there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
+            assert receiver.write(slot, range(layer, layer + num_layers), there, None).wait(10)
+            for index, block in enumerate(there):
+                expected = source[layer : layer + num_layers, (first + 7 * index) % SHAPE[1]]
+                assert torch.equal(pool.view(torch.int16)[layer : layer + num_layers, block], expected)
+        sender.ask("wait")
+        sender.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     pool = random_pool(2)
     before = pool.clone()
-    sender, receiver = connected(kind, KvCopies(lambda: pool))
-    sender.kill()
-    threading.Timer(0.5, receiver.abort).start()
-    with pytest.raises(DataLoss):
-        take(receiver, 0, 1 << 16)
-    receiver.close(sender_gone=True)
+    with connected(kind, KvCopies(lambda: pool)) as (sender, receiver):
+        sender.kill()
+        threading.Timer(0.5, receiver.abort).start()
+        with pytest.raises(DataLoss):
+            take(receiver, 0, 1 << 16)
     torch.cuda.synchronize()
     assert torch.equal(pool.view(torch.int16), before.view(torch.int16))
-    again, receiver = connected(kind, KvCopies(lambda: pool))
-    again.ask("put", 0, 1, 0, 2, 0)
-    take(receiver, 0, 2 * 8192)
-    assert receiver.write(0, range(1), [BlockId(0), BlockId(1)], None).wait(10)
-    again.close()
-    receiver.close(sender_gone=True)
+    with connected(kind, KvCopies(lambda: pool)) as (sender, receiver):
+        sender.ask("put", 0, 1, 0, 2, 0)
+        take(receiver, 0, 2 * 8192)
+        assert receiver.write(0, range(1), [BlockId(0), BlockId(1)], None).wait(10)
+        sender.close()
 
 
 def test_slots_wait_until_their_sender_is_surely_gone() -> None:
@@ -226,7 +231,7 @@ def test_what_cannot_be_served_is_said() -> None:
     with pytest.raises(Mismatch, match="one host"):
         make_path("ipc", kv).accept(b"another")
     with pytest.raises(ServiceError, match="communicator id"):
-        make_path("nccl", kv).accept(b"short")
+        make_path("nccl", kv).connect(Slots(3, SLOT_BYTES, b"short"))
     receiver = make_path("ipc", kv).accept(HOST)
     with pytest.raises(ServiceError, match="slot of"):
         receiver.checksum(0, SLOT_BYTES + 1)

@@ -49,9 +49,10 @@ class Residency:
 
     @torch.inference_mode()
     def sleep(self, level: int) -> int:
-        """Frees pool and graphs; weights go to pinned host memory or, from level 2 on, nowhere. Returns the bytes."""
+        """Frees pool and graphs; weights go to pinned host memory or, from level 2 on, nowhere. Returns the bytes: of
+        this process, for what others have of the device changes meanwhile."""
         self._wait()
-        before, _ = torch.cuda.mem_get_info(self._device)
+        before = torch.cuda.memory_reserved(self._device)
         if not self._asleep:
             if level == 1:
                 self._offloaded = self._decoder.weights.mapped(pinned)
@@ -59,8 +60,7 @@ class Residency:
             self._asleep = True
         if level > 1:
             self._offloaded = None
-        after, _ = torch.cuda.mem_get_info(self._device)
-        return max(0, after - before)
+        return max(0, before - torch.cuda.memory_reserved(self._device))
 
     @torch.inference_mode()
     def wake(self, new: ModelWeights | None) -> None:

@@ -110,7 +110,7 @@ class BulkPath(Protocol):
     """One bulk transport of one worker. Thread-safe."""
 
     def offer(self) -> bytes:
-        """What a sender says of itself when it connects (a host's identity, a communicator's id). Few bytes."""
+        """What a sender says of itself when it connects: few bytes, as a host's identity, or none."""
 
     def accept(self, offer: bytes) -> BulkReceiver:
         """The receiver's end for a sender that offered this. Raises a ServiceError where it cannot be served."""

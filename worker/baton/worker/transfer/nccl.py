@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import torch
@@ -17,7 +18,9 @@ from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Announce, Slots, unheard
 from baton.worker.transfer.cuda_memory import CudaTicket, make_events
 from baton.worker.transfer.cuda_slots import DeviceSlots, StagedPieces
-from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, new_id
+from baton.worker.transfer.nccl_pair import CONNECT_SECONDS, ID_BYTES, Pair, load_kernels
+
+_log = logging.getLogger(__name__)
 
 NUM_SLOTS = 3
 _MAX_COMMUNICATORS = 16
@@ -28,20 +31,30 @@ class _Seats:
     """How many communicators there may be."""
 
     def __init__(self, count: int) -> None:
-        self._free = count
-        self._lock = threading.Lock()
+        self._count = self._free = count
+        self._changed = threading.Condition()
 
-    def take(self) -> None:
-        """Raises NoCapacity."""
-        with self._lock:
+    def wait_until_free(self, seconds: float) -> bool:
+        """All of them, after at most so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._free == self._count, seconds)
+
+    def pair(self, unique_id: bytes | None, rank: int) -> Pair:
+        """Holds a seat until it has ended. Raises NoCapacity."""
+        with self._changed:
             if not self._free:
                 raise NoCapacity(f"{_MAX_COMMUNICATORS} NCCL communicators are open, more are not made")
             self._free -= 1
+        try:
+            return Pair(unique_id, rank, self._give_back)
+        except BaseException:
+            self._give_back()
+            raise
 
-    def give_back(self) -> None:
-        """One is gone."""
-        with self._lock:
+    def _give_back(self) -> None:
+        with self._changed:
             self._free += 1
+            self._changed.notify_all()
 
 
 class NcclPath:
@@ -52,41 +65,42 @@ class NcclPath:
         self._slot_bytes = slot_bytes
         self._seats = _Seats(_MAX_COMMUNICATORS)
         kv.warm_up()
+        load_kernels()
 
     def offer(self) -> bytes:
-        """The id of a new communicator."""
-        return new_id()
+        """Nothing: an id that no receiver takes would leave a thread of NCCL's behind, which waits for two ranks."""
+        return b""
 
     def accept(self, offer: bytes) -> NcclReceiver:
         """Begins to make the communicator, and waits for nobody."""
-        if len(offer) != ID_BYTES:
-            raise InvalidRequest(f"the sender's communicator id has {len(offer)} bytes, expected {ID_BYTES}")
-        return NcclReceiver(self._kv, self._slot_bytes, offer, self._seats)
+        return NcclReceiver(self._kv, self._slot_bytes, self._seats)
 
     def connect(self, slots: Slots) -> NcclSender:
-        """Waits until both ends have met. Raises DeadlineExceeded or Unavailable."""
+        """Waits until both ends have met. Raises DeadlineExceeded, Unavailable, or InvalidRequest for no id."""
+        if len(slots.blob) != ID_BYTES:
+            raise InvalidRequest(f"the receiver's communicator id has {len(slots.blob)} bytes, expected {ID_BYTES}")
         return NcclSender(self._kv, slots, self._seats)
 
     def close(self) -> None:
-        """Connections have closed their own communicators."""
+        """Waits until the communicators have ended: their libraries go with the process."""
+        if not self._seats.wait_until_free(CONNECT_SECONDS):
+            _log.error("NCCL communicators did not end in %g s", CONNECT_SECONDS)
 
 
 class NcclReceiver(DeviceSlots):
     """A BulkReceiver."""
 
-    def __init__(self, kv: KvCopies, slot_bytes: int, unique_id: bytes, seats: _Seats) -> None:
+    def __init__(self, kv: KvCopies, slot_bytes: int, seats: _Seats) -> None:
         memory = torch.empty(NUM_SLOTS * slot_bytes, dtype=torch.uint8, device=kv.device)
         super().__init__(kv, memory, slot_bytes)
-        seats.take()
-        self._seats: _Seats | None = seats
         self._receiving = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_receiving = int(self._receiving.cuda_stream)
         self._received = make_events(NUM_SLOTS, self._receiving)
-        self._pair = Pair(unique_id, rank=1)
+        self._pair = seats.pair(None, rank=1)
         self._problem = "the sender did not join the communicator in time"
         self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
         self._meeting.start()
-        self.slots = Slots(NUM_SLOTS, slot_bytes, unique_id)
+        self.slots = Slots(NUM_SLOTS, slot_bytes, self._pair.unique_id)
 
     def announced(self, slot: int, num_bytes: int) -> None:
         """Queues the receive. Raises DataLoss where the sender is gone."""
@@ -105,13 +119,10 @@ class NcclReceiver(DeviceSlots):
         self._pair.abort()
 
     def close(self, sender_gone: bool) -> None:
-        """The memory is ours alone: it is free when the communicator is gone."""
-        seats, self._seats = self._seats, None
-        if seats is not None:
-            self.abort()
-            self._meeting.join(CONNECT_SECONDS)
-            self._receiving.synchronize()
-            seats.give_back()
+        """The memory is ours alone: it is free when nothing is received any more."""
+        self.abort()
+        self._meeting.join(CONNECT_SECONDS)
+        self._receiving.synchronize()
 
     def _come_after(self, slot: int) -> None:
         self._stream.wait_event(self._received[slot])
@@ -134,10 +145,8 @@ class NcclSender:
         self._sending = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._sending.cuda_stream)
         self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._sending)
-        seats.take()
-        self._seats: _Seats | None = seats
         self._events = make_events(slots.num_slots, self._sending)
-        self._pair = Pair(slots.blob, rank=0)
+        self._pair = seats.pair(slots.blob, rank=0)
         try:
             _meet(self._pair, self._staged.address, self._sending)
         except ServiceError:
@@ -156,11 +165,8 @@ class NcclSender:
 
     def close(self) -> None:
         """After the last piece, or after an abort."""
-        seats, self._seats = self._seats, None
-        if seats is not None:
-            self._pair.abort()
-            self._sending.synchronize()
-            seats.give_back()
+        self._pair.abort()
+        self._sending.synchronize()
 
 
 def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from nccl.bindings import nccl
 from nccl.core import NCCLConfig, get_unique_id
@@ -19,7 +20,7 @@ from baton.rpc.errors import DeadlineExceeded, Unavailable
 
 ID_BYTES = 128
 CONNECT_SECONDS = 10.0
-_CALL_SECONDS = 1.0
+_CALL_SECONDS = 5.0  # no call takes as long, but for one that hangs
 _NAP_SECONDS = 1e-3
 _UINT8 = 1  # ncclUint8
 _IN_PROGRESS = int(nccl.Result.InProgress)
@@ -30,18 +31,31 @@ def new_id() -> bytes:
     return bytes(get_unique_id())
 
 
+def load_kernels() -> None:
+    """Now, not with the first communicator: it takes long, and holds up what others launch on the device meanwhile."""
+    config = NCCLConfig(blocking=True)._to_lowpp()
+    nccl.comm_destroy(nccl.comm_init_rank_scalable(1, 0, 1, bytearray(new_id()), config.ptr))
+
+
 class Pair:
     """One rank of the two. Called by one thread at a time, but for `abort`."""
 
-    def __init__(self, unique_id: bytes, rank: int) -> None:
-        """Begins to look for the other."""
+    def __init__(self, unique_id: bytes | None, rank: int, ended: Callable[[], None] = lambda: None) -> None:
+        """Begins to look for the other, which needs the same id; None: a new one.
+
+        `ended` is called, by a thread of the pair's own, when nothing is left of it.
+        """
+        self.unique_id = new_id() if unique_id is None else unique_id
         self._rank = rank
+        self._tell_end = ended
         self._lock = threading.Lock()  # of the handles, and of calls against abort
         config = NCCLConfig(blocking=False)._to_lowpp()
-        self._meeting = nccl.comm_init_rank_scalable(2, rank, 1, bytearray(unique_id), config.ptr)
+        self._meeting = nccl.comm_init_rank_scalable(2, rank, 1, bytearray(self.unique_id), config.ptr)
         self._child: nccl.Comm | None = None  # NCCL writes its handle whenever it is ready
         self._comm: nccl.Comm | None = None  # the same, once it is
         self._aborted = False
+        self._lock_of_end = threading.Lock()  # of the above
+        self._leaving: threading.Thread | None = None  # the first communicator
 
     def meet(self, address: int, stream: int, seconds: float) -> None:
         """Until both ranks have met. Queues the first byte, out of device memory or into it: it makes the way.
@@ -53,8 +67,9 @@ class Pair:
         deadline.start()
         try:
             self._split()
-            if self._comm is not None:
-                self._move(self._comm, address, 1, stream)  # may wait for the other, and is ended by `abort`
+            comm = self._comm
+            if comm is not None:
+                self._move(comm, address, 1, stream)  # may wait for the other, and is ended by `abort`
         except nccl.NCCLError as error:
             raise Unavailable(f"NCCL: {error}") from error
         finally:
@@ -66,7 +81,7 @@ class Pair:
     def move(self, address: int, num_bytes: int, stream: int) -> None:
         """Queues the sending of device memory on the stream, or the receiving into it. Raises Unavailable."""
         with self._lock:
-            if self._comm is None:
+            if self._comm is None or self._aborted:
                 raise Unavailable("the NCCL communicator was aborted")
             try:
                 self._move(self._comm, address, num_bytes, stream)
@@ -77,17 +92,33 @@ class Pair:
             raise Unavailable(f"NCCL: {nccl.Result(status).name}")
 
     def abort(self) -> None:
-        """Ends what waits, and the communicator. From any thread. Idempotent."""
-        locked = self._lock.acquire(timeout=_CALL_SECONDS)  # no call takes as long, but for one that hangs
+        """What waits ends soon, and then the communicator, for which nobody waits. From any thread. Idempotent.
+
+        NCCL frees memory at its end, which waits for whatever the device does, other communicators' kernels among it.
+        """
+        with self._lock_of_end:
+            begun, self._aborted = self._aborted, True
+        if not begun:
+            _in_background(self._end)
+
+    def _end(self) -> None:
+        locked = self._lock.acquire(timeout=_CALL_SECONDS)  # NCCL's calls are not made for being overtaken
         try:
-            self._aborted = True
-            comms = [comm for comm in (self._comm, self._meeting) if comm is not None]
-            self._comm = self._meeting = None
+            # One whose kernel may wait comes first: the end of another waits for it. The first one's end is also that
+            # of a split that is under way.
+            order = (self._meeting, self._child) if self._comm is None else (self._comm, self._meeting)
+            self._comm = self._child = self._meeting = None
         finally:
             if locked:
                 self._lock.release()
-        for comm in comms:
-            nccl.comm_abort(comm)
+        try:
+            for comm in order:
+                if comm is not None:
+                    nccl.comm_abort(comm)
+            if self._leaving is not None:
+                self._leaving.join()
+        finally:
+            self._tell_end()
 
     def _split(self) -> None:
         """Waits for the other end, twice."""
@@ -107,7 +138,7 @@ class Pair:
         with self._lock:
             meeting, self._meeting = self._meeting, None
         if meeting is not None:
-            threading.Thread(target=nccl.comm_abort, args=(meeting,), name="nccl-leave", daemon=True).start()
+            self._leaving = _in_background(lambda: nccl.comm_abort(meeting))
 
     def _move(self, comm: nccl.Comm, address: int, num_bytes: int, stream: int) -> None:
         call = nccl.send if self._rank == 0 else nccl.recv
@@ -122,3 +153,9 @@ class Pair:
     def _status(self) -> int:
         with self._lock:
             return 0 if self._meeting is None else int(nccl.comm_get_async_error(self._meeting))
+
+
+def _in_background(call: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=call, name="nccl-end", daemon=True)
+    thread.start()
+    return thread

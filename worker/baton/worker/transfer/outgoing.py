@@ -15,7 +15,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.ahead import Ahead, Result
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.blocks import read_piece
-from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, unheard
+from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
 from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
@@ -187,16 +187,13 @@ class SlotOutgoing:
         if num_bytes > self._slot_bytes:
             raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
         slot = self._free.popleft()
-        started = time.monotonic()
         header = header_of(outbound, piece, num_bytes, None, slot)
-        if not outbound.checksum:
-            ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
-        else:
-            ticket = self._sender.put(piece, slot, conversion, unheard)
-            # Read once more, and apart from what the transport moves: the checksum is of the blocks, not of the copy.
+        if outbound.checksum:
+            # Of the blocks, not of what the transport moves. Before it moves: what it queues on a device may hold up
+            # all that the device does until the receiver has heard of the piece (as while a kernel's code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
-            if self._sender.announces_first:
-                self._announce(header)
+        started = time.monotonic()
+        ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
         return _InSlot(header, ticket, started, num_bytes)
 
     def _announce(self, header: PieceHeader) -> None:
