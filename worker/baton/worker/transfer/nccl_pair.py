@@ -102,7 +102,8 @@ class Pair:
             _in_background(self._end)
 
     def _end(self) -> None:
-        locked = self._lock.acquire(timeout=_CALL_SECONDS)  # NCCL's calls are not made for being overtaken
+        # An abort that overtakes a call which waits in its launch costs the process its CUDA context (NCCL 2.28.9).
+        locked = self._lock.acquire(timeout=_CALL_SECONDS)
         try:
             # One whose kernel may wait comes first: the end of another waits for it. The first one's end is also that
             # of a split that is under way.
