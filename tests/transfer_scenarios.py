@@ -23,6 +23,7 @@ _PROMPT_TOKENS = 400
 _NUM_REQUESTS = 3
 _SLOW = 4_000.0  # bytes a second, where a transfer must be found under way
 _WAIT_SECONDS = 60.0
+_STAYS = 10  # of so many clients, one
 
 
 class At:
@@ -254,8 +255,9 @@ async def both_restarted(rig: TransferRig) -> None:
 
 
 async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, seed: int = 1) -> int:
-    """Clients that come and go away at random moments; every tenth stays to the end. Returns how many aborted."""
+    """So many clients come and go away again at random moments; every tenth stays to the end. Returns how many left."""
     rng = random.Random(seed)
+    pause = 60 / per_minute * (1 - 1 / _STAYS)
     num_aborted, kept, leaving = 0, {}, set()
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream:
         reading = asyncio.create_task(_read_on(stream))
@@ -264,13 +266,13 @@ async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, s
         while time.monotonic() - began < seconds:
             (one,) = rig.submits(1, rng.randrange(80, 600), 8, first=slot, prefill=endpoint)
             await stream.send(one)
-            if slot % 10 == 0:
+            if slot % _STAYS == 0:
                 kept[slot] = one
             else:
                 leaving.add(asyncio.create_task(_leave(stream, slot, rng.uniform(0.0, 0.4))))
                 num_aborted += 1
             slot += 1
-            await asyncio.sleep(max(0.0, began + slot * 60 / per_minute - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + slot * pause - time.monotonic()))
         await asyncio.gather(*leaving)
         async with asyncio.timeout(_WAIT_SECONDS):
             while not all(stream.slots[number].ended for number in range(slot)):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.rpc.errors import DeadlineExceeded, NoCapacity, Unavailable
+from baton.rpc.errors import DeadlineExceeded, NoCapacity, Unavailable, Unsupported
 from baton.worker.transfer import nccl as nccl_path
 from baton.worker.transfer import nccl_pair
 from baton.worker.transfer.nccl_pair import ID_BYTES, Pair
@@ -32,12 +32,16 @@ class Nccl:
         self.moving.set()
         self.num_moves = 0
         self.num_begun = 0
+        self.destroyed: list[str] = []
         self.fails = False
 
     def comm_init_rank_scalable(self, *_: object) -> str:
         if self.fails:
             raise RuntimeError("no device")
         return "first"
+
+    def comm_destroy(self, comm: str) -> None:
+        self.destroyed.append(comm)
 
     def comm_split(self, *_: object) -> str:
         if self.status["split"]:
@@ -170,6 +174,14 @@ def test_an_end_comes_after_the_first_communicators(library: Nccl) -> None:
     library.ending.set()
     assert ended.wait(WAIT_SECONDS)
     assert sorted(library.aborted) == ["first", "split"]
+
+
+def test_a_machine_without_nccl_is_found_at_the_start(library: Nccl) -> None:
+    nccl_pair.load_kernels()
+    assert library.destroyed == ["first"]
+    library.fails = True
+    with pytest.raises(Unsupported, match="no device"):
+        nccl_pair.load_kernels()
 
 
 def test_communicators_are_bounded_and_their_seats_come_back(library: Nccl) -> None:

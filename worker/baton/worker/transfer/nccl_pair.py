@@ -16,7 +16,7 @@ from collections.abc import Callable
 from nccl.bindings import nccl
 from nccl.core import NCCLConfig, get_unique_id
 
-from baton.rpc.errors import DeadlineExceeded, Unavailable
+from baton.rpc.errors import DeadlineExceeded, Unavailable, Unsupported
 
 ID_BYTES = 128
 CONNECT_SECONDS = 10.0
@@ -32,9 +32,15 @@ def new_id() -> bytes:
 
 
 def load_kernels() -> None:
-    """Now, not with the first communicator: it takes long, and holds up what others launch on the device meanwhile."""
-    config = NCCLConfig(blocking=True)._to_lowpp()
-    nccl.comm_destroy(nccl.comm_init_rank_scalable(1, 0, 1, bytearray(new_id()), config.ptr))
+    """Now, not with the first communicator: it takes long, and holds up what others launch on the device meanwhile.
+
+    Raises Unsupported where NCCL cannot be used on this machine.
+    """
+    try:
+        config = NCCLConfig(blocking=True)._to_lowpp()
+        nccl.comm_destroy(nccl.comm_init_rank_scalable(1, 0, 1, bytearray(new_id()), config.ptr))
+    except Exception as error:  # the library's own, and those of whatever looks for it
+        raise Unsupported(f"NCCL: {type(error).__name__}: {error}") from error
 
 
 class Pair:
