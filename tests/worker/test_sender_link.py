@@ -27,6 +27,8 @@ class Copy:
 class Way:
     """An Outgoing whose copies end when the test says so."""
 
+    kind = "ipc"
+
     def __init__(self, *, at_once: bool = True, num_slots: int = 3) -> None:
         self.at_once = at_once
         self.copies: list[Copy] = []

@@ -74,6 +74,7 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
         layout=SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES), kv_bytes=None, read_blocks=read_blocks
     )
     outgoing = SlotOutgoing(
+        "ipc",
         ours,
         sender,
         Slots(2, 4096, b""),

@@ -214,7 +214,7 @@ def test_a_kind_that_was_refused_is_asked_again_after_a_while(many):
     ours = HostKv()
     mine, clock = {"ipc": HostIpcPath(ours, SLOT_BYTES), "tcp": None}, [100.0]
     totals = Totals(mine)
-    dialler = Dialler(ours, mine, EPOCH, 0, totals, clock=lambda: clock[0])
+    dialler = Dialler(ours, mine, EPOCH, 0, totals, lambda kind: False, clock=lambda: clock[0])
     routes = [Route(name, "127.0.0.1", receiver.port, key_of(receiver)) for name in ("ipc", "tcp")]
     for passed, num_fallbacks in ((0, 1), (59, 1), (2, 2)):
         clock[0] += passed

@@ -323,7 +323,7 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
     executor = HostKv()
     receiver, path = receiving_end(many)
     paths = {"ipc": HostIpcPath(executor, SLOT_BYTES), "tcp": None}
-    dialler = Dialler(executor, paths, EPOCH, 0, Totals(paths))
+    dialler = Dialler(executor, paths, EPOCH, 0, Totals(paths), lambda kind: False)
     changed = threading.Condition()
 
     def connect(number):

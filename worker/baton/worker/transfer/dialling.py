@@ -17,6 +17,7 @@ from baton.worker.transfer.frames import Open, encode_open
 from baton.worker.transfer.greetings import receive_welcome
 from baton.worker.transfer.kinds import NAMES, Route
 from baton.worker.transfer.outgoing import SEND_SECONDS, InlineOutgoing, Outgoing, SlotOutgoing
+from baton.worker.transfer.room import with_room
 from baton.worker.transfer.sockets import Connection, dial
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
@@ -30,7 +31,10 @@ _AVOID_SECONDS = 60.0  # a kind that could not be set up with a peer
 
 
 class Dialler:
-    """Sets connections up. Thread-safe. `paths`: by name, None for tcp. `tls`: of every connection."""
+    """Sets connections up. Thread-safe. `paths`: by name, None for tcp. `tls`: of every connection.
+
+    `make_room` asks a connection of a kind to go, and says whether there was one that could.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Dialler:
         epoch: int,
         max_piece_bytes: int,
         totals: Totals,
+        make_room: Callable[[str], bool],
         tls: KvTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +53,7 @@ class Dialler:
         self._epoch = epoch
         self._max_piece_bytes = max_piece_bytes
         self._totals = totals
+        self._make_room = make_room
         self._clock = clock
         self._avoided: dict[Route, float] = {}  # until when
 
@@ -97,8 +103,10 @@ class Dialler:
             if path is None:
                 return InlineOutgoing(sock, self._executor, totals)
             self._check(slots)
-            sender = _translated(lambda: path.connect(slots), route.name)
-            return SlotOutgoing(sock, sender, slots, self._executor, totals, changed)
+            sender = with_room(
+                lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._make_room(route.name)
+            )
+            return SlotOutgoing(route.name, sock, sender, slots, self._executor, totals, changed)
         except BaseException:
             sock.close()
             raise

@@ -15,6 +15,8 @@ from baton.worker.transfer.coverage import Coverage, Part
 from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.frames import PieceHeader
 
+_MANY = 1000  # transfers of one connection
+
 
 class OpenTransfer:
     """One inbound transfer, shared by the engine thread and whoever writes; guarded by `lock`."""
@@ -27,6 +29,29 @@ class OpenTransfer:
         self.closed = False
         self.fencing = False  # someone waits for the last writer
         self.lock = threading.Lock()
+
+
+class Involved:
+    """Transfers that one connection brought pieces of. Belongs to its thread, but for `any_open`."""
+
+    def __init__(self, transfers: InboundTransfers) -> None:
+        self._transfers = transfers
+        self._ids: set[int] = set()
+
+    def add(self, transfer_id: int) -> None:
+        """Forgets those that are over, now and then."""
+        self._ids.add(transfer_id)
+        if len(self._ids) > _MANY:
+            self._ids = {known for known in self._ids if self._transfers.is_open(known)}
+
+    def any_open(self) -> bool:
+        """Whether more pieces of one may come."""
+        return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
+
+    def fail(self, reason: str) -> None:
+        """All that are open have failed."""
+        for transfer_id in self._ids:
+            self._transfers.fail(transfer_id, reason)
 
 
 class InboundTransfers:
@@ -43,6 +68,10 @@ class InboundTransfers:
         """Pieces of this transfer may be written from now on."""
         coverage = Coverage(self._num_layers, len(inbound.block_ids), self._num_heads)
         self._open[inbound.transfer_id] = OpenTransfer(inbound, coverage)
+
+    def is_open(self, transfer_id: int) -> bool:
+        """It has neither landed nor been fenced."""
+        return transfer_id in self._open
 
     def num_landed_bytes(self, transfer_id: int) -> int:
         """0 for a transfer that is not open."""

@@ -72,14 +72,24 @@ class NcclPath:
         return b""
 
     def accept(self, offer: bytes) -> NcclReceiver:
-        """Begins to make the communicator, and waits for nobody."""
-        return NcclReceiver(self._kv, self._slot_bytes, self._seats)
+        """Begins to make the communicator, and waits for nobody. Raises NoCapacity."""
+        pair = self._seats.pair(None, rank=1)
+        try:
+            return NcclReceiver(self._kv, self._slot_bytes, pair)
+        except BaseException:
+            pair.abort()
+            raise
 
     def connect(self, slots: Slots) -> NcclSender:
-        """Waits until both ends have met. Raises DeadlineExceeded, Unavailable, or InvalidRequest for no id."""
+        """Waits until both ends have met. Raises DeadlineExceeded, Unavailable, NoCapacity, or InvalidRequest."""
         if len(slots.blob) != ID_BYTES:
             raise InvalidRequest(f"the receiver's communicator id has {len(slots.blob)} bytes, expected {ID_BYTES}")
-        return NcclSender(self._kv, slots, self._seats)
+        pair = self._seats.pair(slots.blob, rank=0)
+        try:
+            return NcclSender(self._kv, slots, pair)
+        except BaseException:
+            pair.abort()
+            raise
 
     def close(self) -> None:
         """Waits until the communicators have ended: their libraries go with the process."""
@@ -90,17 +100,17 @@ class NcclPath:
 class NcclReceiver(DeviceSlots):
     """A BulkReceiver."""
 
-    def __init__(self, kv: KvCopies, slot_bytes: int, seats: _Seats) -> None:
+    def __init__(self, kv: KvCopies, slot_bytes: int, pair: Pair) -> None:
         memory = torch.empty(NUM_SLOTS * slot_bytes, dtype=torch.uint8, device=kv.device)
         super().__init__(kv, memory, slot_bytes)
         self._receiving = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_receiving = int(self._receiving.cuda_stream)
         self._received = make_events(NUM_SLOTS, self._receiving)
-        self._pair = seats.pair(None, rank=1)
+        self._pair = pair
         self._problem = "the sender did not join the communicator in time"
         self._meeting = threading.Thread(target=self._meet, name="nccl-meet", daemon=True)
         self._meeting.start()
-        self.slots = Slots(NUM_SLOTS, slot_bytes, self._pair.unique_id)
+        self.slots = Slots(NUM_SLOTS, slot_bytes, pair.unique_id)
 
     def announced(self, slot: int, num_bytes: int) -> None:
         """Queues the receive. Raises DataLoss where the sender is gone."""
@@ -141,17 +151,13 @@ class NcclSender:
 
     announces_first = True
 
-    def __init__(self, kv: KvCopies, slots: Slots, seats: _Seats) -> None:
+    def __init__(self, kv: KvCopies, slots: Slots, pair: Pair) -> None:
         self._sending = torch.cuda.Stream(kv.device, priority=_SOONER)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._sending.cuda_stream)
         self._staged = StagedPieces(kv, slots.num_slots, slots.slot_bytes, self._sending)
         self._events = make_events(slots.num_slots, self._sending)
-        self._pair = seats.pair(slots.blob, rank=0)
-        try:
-            _meet(self._pair, self._staged.address, self._sending)
-        except ServiceError:
-            self.close()
-            raise
+        self._pair = pair
+        _meet(pair, self._staged.address, self._sending)
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> CudaTicket:
         """Gathers on one stream while the piece before is sent on the other."""

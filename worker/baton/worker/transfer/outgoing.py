@@ -36,6 +36,8 @@ class Shipment(Protocol):
 class Outgoing(Protocol):
     """An established connection, as its link's thread sees it. `cut` and `ended` are for any thread."""
 
+    kind: str  # the transport's name
+
     def room(self) -> bool:
         """Whether a piece can be started."""
 
@@ -73,6 +75,8 @@ class _Inline:
 
 class InlineOutgoing:
     """The bytes follow the header. Blocks that must be copied out first are, while the piece before is sent."""
+
+    kind = "tcp"
 
     def __init__(self, sock: Connection, executor: Executor, totals: KindTotals) -> None:
         self._sock = sock
@@ -141,6 +145,7 @@ class SlotOutgoing:
 
     def __init__(
         self,
+        kind: str,
         sock: Connection,
         sender: BulkSender,
         slots: Slots,
@@ -148,6 +153,7 @@ class SlotOutgoing:
         totals: KindTotals,
         changed: threading.Condition,
     ) -> None:
+        self.kind = kind
         self._sock = sock
         self._sender = sender
         self._executor = executor

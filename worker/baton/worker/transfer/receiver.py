@@ -13,6 +13,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.inbound import InboundTransfers
 from baton.worker.transfer.receiving import Receiving
+from baton.worker.transfer.room import retire_one
 from baton.worker.transfer.sockets import listen, shut_down
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
@@ -87,7 +88,15 @@ class Receiver:
 
     def _start(self, sock: socket.socket, peer: str) -> None:
         connection = Receiving(
-            sock, peer, self._key, self._executor, self._transfers, self._paths, self._totals, self._tls
+            sock,
+            peer,
+            self._key,
+            self._executor,
+            self._transfers,
+            self._paths,
+            self._totals,
+            self._make_room,
+            self._tls,
         )
         thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-from-{peer}", daemon=True)
         with self._lock:
@@ -100,6 +109,11 @@ class Receiver:
                 sock.close()
             return
         thread.start()
+
+    def _make_room(self, kind: str) -> bool:
+        with self._lock:
+            connections = list(self._connections)
+        return retire_one(kind, connections)
 
     def _run(self, connection: Receiving) -> None:
         try:

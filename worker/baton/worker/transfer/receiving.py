@@ -31,8 +31,9 @@ from baton.worker.transfer.frames import (
     encode_welcome,
 )
 from baton.worker.transfer.greetings import receive_open
-from baton.worker.transfer.inbound import InboundTransfers, OpenTransfer
+from baton.worker.transfer.inbound import InboundTransfers, Involved, OpenTransfer
 from baton.worker.transfer.kinds import name_of
+from baton.worker.transfer.room import with_room
 from baton.worker.transfer.scatter import receive_into
 from baton.worker.transfer.sockets import Connection, keep_alive, limit_receives, readable, shut_down
 from baton.worker.transfer.tls_socket import KvTls
@@ -74,6 +75,7 @@ class Receiving:
         transfers: InboundTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
+        make_room: Callable[[str], bool],
         tls: KvTls | None = None,
     ) -> None:
         self._sock = sock
@@ -83,18 +85,33 @@ class Receiving:
         self._executor = executor
         self._transfers = transfers
         self._paths = paths
+        self._make_room = make_room  # by asking another connection of this kind to go
         self._all_totals = totals
         self._totals = totals.of("tcp")  # until the sender said what it is
+        self._kind = ""
         self._bulk: BulkReceiver | None = None
         self._slots = Slots(0, 0, b"")
-        self._transfer_ids: set[int] = set()  # of transfers that had a piece on it
+        self._involved = Involved(transfers)
         self._staging = bytearray()
         self._busy: set[int] = set()  # slots that are not the sender's
         self._writing: deque[_Writing] = deque()  # out of them
         self._written_at = 0.0  # when the last piece was in its blocks
         self._moved_at = 0.0  # when the last piece was announced, or was in its blocks
         self._sender_closed = False
+        self._retired = False
         self._cut = False
+
+    def idle_since(self, kind: str) -> float | None:
+        """When a piece last came. None: more are to come, it was asked to go, or it is of another kind."""
+        if kind != self._kind or self._retired or self._busy or self._involved.any_open():
+            return None
+        return self._moved_at
+
+    def retire(self) -> None:
+        """Asks the sender to close its end."""
+        self._retired = True
+        _log.info("the KV connection of %s was not used for longest, and makes room for another", self._peer)
+        shut_down(self._sock, socket.SHUT_WR)
 
     def cut(self) -> None:
         """Wakes its thread, for the last time."""
@@ -126,8 +143,7 @@ class Receiving:
             if self._bulk is not None:
                 self._bulk.abort()
             self._settle_writes()
-            for transfer_id in self._transfer_ids:
-                self._transfers.fail(transfer_id, f"{self._peer}: {reason}")
+            self._involved.fail(f"{self._peer}: {reason}")
             self._end()
 
     # Greeting.
@@ -152,6 +168,8 @@ class Receiving:
                 raise Unsupported(f"this worker takes no KV over {name}; it takes {', '.join(self._paths)}")
             self._totals = self._all_totals.of(name)
             self._accept(name, opened)
+            self._moved_at = time.monotonic()
+            self._kind = name
         except ServiceError as error:
             self._totals.refused()
             _log.warning("KV connection of %s over %s refused: %s", self._peer, name, error.message)
@@ -174,7 +192,7 @@ class Receiving:
         if path is None:
             return
         try:
-            self._bulk = path.accept(opened.offer)
+            self._bulk = with_room(lambda: path.accept(opened.offer), lambda: self._make_room(name))
         except ServiceError:
             raise
         except Exception as error:  # of a library: the sender must hear of it
@@ -252,7 +270,7 @@ class Receiving:
         slot = self._slot_of(header)
         self._busy.add(slot)
         if self._transfers.find(header) is not None:
-            self._transfer_ids.add(header.transfer_id)
+            self._involved.add(header.transfer_id)
         bulk.announced(slot, header.num_bytes)
         self._moved_at = time.monotonic()
         return slot
@@ -393,7 +411,7 @@ class Receiving:
             self._totals.stray()
             return None
         if header.checksum is not None and header.checksum != checksum():
-            self._transfer_ids.add(header.transfer_id)
+            self._involved.add(header.transfer_id)
             self._totals.corrupt()
             problem = f"checksum of layer {header.layer}, block {header.first_index} does not match"
             self._transfers.fail(header.transfer_id, f"{self._peer}: {problem}", corrupt=True)
@@ -413,7 +431,7 @@ class Receiving:
 
     def _claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part | None:
         """None: the piece is wrong, and its transfer has failed."""
-        self._transfer_ids.add(header.transfer_id)
+        self._involved.add(header.transfer_id)
         problem = self._transfers.problem(transfer, header)
         if not problem:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class SenderLink:
         self._serving = False  # the thread has taken something out of the queue, and may start it
         self._problem: BaseException | None = None  # of a piece that another thread started
         self._ended = False
+        self._used_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
         self._thread.start()
 
@@ -84,12 +86,28 @@ class SenderLink:
         """It takes no pushes any more."""
         return self._ended
 
+    def idle_since(self, kind: str) -> float | None:
+        """When a push last began, or a piece was last sent. None: one is under way, or the link has ended, or is of
+        another kind."""
+        with self._changed:
+            idle = not (self._ended or self._pushes or self._queue or self._started or self._serving)
+            known = self._connection is not None and self._connection.kind == kind
+            return self._used_at if idle and known else None
+
+    def retire(self) -> None:
+        """Ends the link where it is still idle."""
+        with self._changed:
+            if not self._pushes:
+                self._ended = True
+                self._changed.notify_all()
+
     def begin(self, push: Push) -> bool:
         """Takes a push on. False: the link has ended."""
         with self._changed:
             if self._ended:
                 return False
             self._pushes.add(push)
+            self._used_at = time.monotonic()
             self._put(_Begin(push))
             return True
 
@@ -263,6 +281,7 @@ class SenderLink:
         """A piece's blocks are not read any more."""
         with self._changed:
             push.num_started -= 1
+            self._used_at = time.monotonic()
         self._tell(push)
 
     def _tell(self, push: Push) -> None:

@@ -19,6 +19,7 @@ from baton.worker.transfer.host_identity import host_identity
 from baton.worker.transfer.inbound import InboundTransfers
 from baton.worker.transfer.kinds import Route, address_of, routes_to
 from baton.worker.transfer.receiver import Receiver
+from baton.worker.transfer.room import retire_one
 from baton.worker.transfer.sender_link import Push, SenderLink
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
@@ -54,7 +55,7 @@ class Transports:
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
         self._transfers = InboundTransfers(executor.layout, self._events)
-        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals, tls)
+        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
         self._links: dict[tuple[Route, ...], SenderLink] = {}
         self._pushes: dict[int, tuple[Push, SenderLink]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
@@ -149,6 +150,10 @@ class Transports:
     def forget(self, push_id: int) -> None:
         """The owner is done with this push."""
         self._pushes.pop(push_id, None)
+
+    def _make_room(self, kind: str) -> bool:
+        """On the thread of a link."""
+        return retire_one(kind, list(self._links.values()))
 
     def _new_link(self, routes: tuple[Route, ...]) -> SenderLink:
         name = f"{routes[0].host}:{routes[0].port}"
