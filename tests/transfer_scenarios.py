@@ -282,6 +282,7 @@ async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, s
         await rig.until_idle()
         await rig.assert_undisturbed(list(kept.values()), [stream.slots[number] for number in kept])
     await _until_asked_again(rig)
+    print(f"{num_aborted} of {slot} clients left within {time.monotonic() - began:.0f} s")
     return num_aborted
 
 
