@@ -274,6 +274,7 @@ async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, s
             slot += 1
             await asyncio.sleep(max(0.0, began + slot * pause - time.monotonic()))
         await asyncio.gather(*leaving)
+        print(f"{num_aborted} of {slot} clients left within {time.monotonic() - began:.0f} s")
         async with asyncio.timeout(_WAIT_SECONDS):
             while not all(stream.slots[number].ended for number in range(slot)):
                 await asyncio.sleep(0.01)
@@ -282,7 +283,6 @@ async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, s
         await rig.until_idle()
         await rig.assert_undisturbed(list(kept.values()), [stream.slots[number] for number in kept])
     await _until_asked_again(rig)
-    print(f"{num_aborted} of {slot} clients left within {time.monotonic() - began:.0f} s")
     return num_aborted
 
 
