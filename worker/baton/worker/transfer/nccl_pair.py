@@ -144,8 +144,8 @@ class Pair:
         """The first communicator is of no more use. Its end takes longer than anybody should wait."""
         with self._lock:
             meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            self._leaving = _in_background(lambda: nccl.comm_abort(meeting))
+            if meeting is not None:
+                self._leaving = _in_background(lambda: nccl.comm_abort(meeting))
 
     def _move(self, comm: nccl.Comm, address: int, num_bytes: int, stream: int) -> None:
         call = nccl.send if self._rank == 0 else nccl.recv
