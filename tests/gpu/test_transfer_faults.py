@@ -27,8 +27,6 @@ FLAGS = {
     "max_num_requests": 32,
     "max_model_len": 1024,
 }
-
-
 ENVIRONS = ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
 VOCAB_SIZE = 500
 NUM_BLOCKS = 120

@@ -1,8 +1,8 @@
 """NCCL between two workers, of one host or two: a communicator for each connection, made when it is first used.
 
-Both ends take part, so a piece is announced when its send is queued; the receiver queues the receive then. An end that
-hears no more of the other aborts its communicator, which ends the kernels that wait; the next connection makes a new
-one.
+Both ends take part, so a piece is announced just before its send is queued; the receiver queues the receive then. An
+end that hears no more of the other aborts its communicator, which ends the kernels that wait; the next connection makes
+a new one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Seats:
         """Holds a seat until it has ended. Raises NoCapacity."""
         with self._changed:
             if not self._free:
-                raise NoCapacity(f"{_MAX_COMMUNICATORS} NCCL communicators are open, more are not made")
+                raise NoCapacity(f"{self._count} NCCL communicators are open, more are not made")
             self._free -= 1
         try:
             return Pair(unique_id, rank, self._give_back)

@@ -96,7 +96,7 @@ class Receiving:
         self._busy: set[int] = set()  # slots that are not the sender's
         self._writing: deque[_Writing] = deque()  # out of them
         self._written_at = 0.0  # when the last piece was in its blocks
-        self._moved_at = 0.0  # when the last piece was announced, or was in its blocks
+        self._moved_at = 0.0  # when the last piece was announced, or was in its blocks; before any, the welcome
         self._sender_closed = False
         self._retired = False
         self._cut = False

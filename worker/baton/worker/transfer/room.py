@@ -16,7 +16,7 @@ _NAP_SECONDS = 0.02
 
 
 class Retirable(Protocol):
-    """A connection, or one to come. Thread-safe."""
+    """A connection, or the link that makes it. Thread-safe."""
 
     def idle_since(self, kind: str) -> float | None:
         """When it was last used, by the monotonic clock. None: it is in use, about to go, or of another kind."""

@@ -77,7 +77,7 @@ class SenderLink:
         self._serving = False  # the thread has taken something out of the queue, and may start it
         self._problem: BaseException | None = None  # of a piece that another thread started
         self._ended = False
-        self._used_at = time.monotonic()
+        self._used_at = time.monotonic()  # when a push last began, or a piece was last sent
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
         self._thread.start()
 
@@ -87,8 +87,7 @@ class SenderLink:
         return self._ended
 
     def idle_since(self, kind: str) -> float | None:
-        """When a push last began, or a piece was last sent. None: one is under way, or the link has ended, or is of
-        another kind."""
+        """When it was last used. None: a push is under way, the link has ended, or its kind is another."""
         with self._changed:
             idle = not (self._ended or self._pushes or self._queue or self._started or self._serving)
             known = self._connection is not None and self._connection.kind == kind
