@@ -157,7 +157,8 @@ def _unpack(folder: Path) -> None:
     node.run("unpack.mjs", str(half), folder=FOLDER, timeout=300)
     for archive in half.glob("*.tar"):
         with tarfile.open(archive) as tar:
-            tar.extractall(half, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # which Python 3.11.2 has not
+            tar.extractall(half)
         archive.unlink()
     (half / "fonts.conf").write_text(FONTS.format(folder=folder))
     half.rename(folder)
