@@ -369,6 +369,28 @@ async def test_a_drain_lets_running_answers_finish_and_says_close(app, server):
         await draining
 
 
+async def test_a_connection_whose_first_request_is_on_its_way_as_a_drain_begins_is_answered(app, server):
+    async with RawClient.connect(server.port) as busy, RawClient.connect(server.port) as fresh:
+        await busy.send(request_bytes("GET", "/slow"))
+        await app.next()
+        draining = asyncio.create_task(server.drain(2))
+        await asyncio.sleep(0.02)
+        assert (await fresh.request("GET", "/a")).headers["connection"] == "close"
+        assert await fresh.closed()
+        app.gate.set()
+        await busy.answer()
+        await draining
+
+
+async def test_a_drain_does_not_wait_for_a_connection_that_never_asked_anything(app, server):
+    async with RawClient.connect(server.port) as fresh:
+        async with RawClient.connect(server.port) as other:
+            await other.request("GET", "/a")
+        async with asyncio.timeout(0.2):  # what it may take to send headers is longer
+            await server.drain(2)
+        assert (await fresh.request("GET", "/a")).headers["connection"] == "close"
+
+
 async def test_a_drain_ends_when_time_is_up(app, server, caplog):
     async with RawClient.connect(server.port) as client:
         await client.send(request_bytes("GET", "/slow"))

@@ -108,6 +108,7 @@ class HttpConnection(asyncio.Protocol):
         self._rejection: HttpError | None = None
         self._broken_off = False  # no more is read
         self._draining = False
+        self.unused = True  # no byte of a request has come
         self.writable = True
         self._body: bytes | bytearray = b""
         self._begin_message()
@@ -191,14 +192,13 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.close()
 
     def drain(self) -> None:
-        """Takes no further request; closes when the ones at hand are answered."""
-        self._draining = True
-        if self._current is None and not self._pending and self._state is _State.WAITING:
-            self._transport.close()
+        """Takes no further request; closes when the ones at hand are answered.
 
-    def answer_once(self) -> None:
-        """A new connection to a server that drains: closes after its first request."""
+        On a new connection the first one may be on its way, which a close would lose: that one is still answered.
+        """
         self._draining = True
+        if self._current is None and not self._pending and self._state is _State.WAITING and not self.unused:
+            self._transport.close()
 
     def abort(self) -> None:
         """Breaks off."""
@@ -235,6 +235,7 @@ class HttpConnection(asyncio.Protocol):
         if self._rejection is not None:
             return
         self._begin_message()
+        self.unused = False
         self._state = _State.HEADERS
         self._read_deadline = self._loop.time() + self._limits.header_timeout
 

@@ -84,9 +84,9 @@ class HttpServer:
     async def drain(self, seconds: float) -> None:
         """Returns when every running answer is out, or time is. New connections are still asked how the server is."""
         self._draining = True
-        busy = frozenset(self._connections)
-        for connection in busy:
+        for connection in self._connections:
             connection.drain()
+        busy = frozenset(connection for connection in self._connections if not connection.unused)
         deadline = asyncio.get_running_loop().time() + seconds
         while left := busy.intersection(self._connections):
             if asyncio.get_running_loop().time() >= deadline:
@@ -97,7 +97,7 @@ class HttpServer:
     def _accept(self) -> HttpConnection:
         connection = HttpConnection(self._app, self._limits, self._connections)
         if self._draining:
-            connection.answer_once()
+            connection.drain()
         return connection
 
     def _sweep(self) -> None:
