@@ -203,7 +203,11 @@ class GatewayConfig:
         default=3600.0, metadata={"help": "Seconds that one generation may take. 0: no limit.", "minimum": 0}
     )
     drain_timeout: float = field(
-        default=30.0, metadata={"help": "Seconds that running requests get after SIGTERM.", "minimum": 0}
+        default=30.0,
+        metadata={
+            "help": "Seconds that running requests get after SIGTERM; then they end with an error.",
+            "minimum": 0,
+        },
     )
     worker_silence_ms: int = field(
         default=300,

@@ -50,6 +50,11 @@ class WorkerGenerator:
         await generation.begin()
         return generation
 
+    def shut_down(self) -> None:
+        """Ends what runs; clients are told why."""
+        for generation in tuple(self._ways.running):
+            generation.shut_down()
+
 
 def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> Prompt:
     salt = _salt_of(request)

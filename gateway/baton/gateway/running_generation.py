@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.gateway.choice import Choice
 from baton.gateway.choice_run import ChoiceRun
@@ -42,6 +42,7 @@ class Pathways:
     streams: WorkerStreams
     counters: GenerationCounters
     tracing: GatewayTracing | None = None  # None: no request is traced
+    running: set[RunningGeneration] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,15 @@ class RunningGeneration:
         self._on_end = request.on_end
 
     async def begin(self) -> None:
+        """Sets it running; what is raised ends it."""
+        self._ways.running.add(self)
+        try:
+            await self._begin()
+        except BaseException:
+            self._ways.running.discard(self)
+            raise
+
+    async def _begin(self) -> None:
         """Places and submits all choices on one worker; those of a resumed stream that are not complete."""
         choices = self._choices if self._request.journal is None else self._replay(self._request.journal)
         if not choices:
@@ -149,6 +159,11 @@ class RunningGeneration:
 
     def resume(self) -> None:
         self.outlet.resume()
+
+    def shut_down(self) -> None:
+        """The gateway ends. A stream that can be resumed is not told so: it has not failed, it goes on elsewhere."""
+        if self._request.journal is None:
+            self._fail(Unavailable("the gateway shut down before the answer was complete; ask again"))
 
     def stop_early(self, run: ChoiceRun) -> None:
         """A stop string ended the choice: the worker stops, and its answer brings the counts."""
@@ -377,6 +392,7 @@ class RunningGeneration:
         self.outlet.end(usage)
 
     def _tell_end(self) -> None:
+        self._ways.running.discard(self)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(self._usage())

@@ -52,6 +52,7 @@ from baton.v1 import inference_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _READY_POLL_SECONDS = 0.1
+_LAST_WORDS_SECONDS = 0.5  # in which clients read why their answer ends
 _SERVICE = "baton.v1.InferenceService"
 
 # Objects made and not yet freed before a collection looks at them, and how often it looks at older ones. Requests leave
@@ -132,9 +133,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
                 await _until_stopped(core, rpc, stop)
                 core.admission.drain()
-                draining = asyncio.gather(http.drain(config.drain_timeout), shelf.close(config.drain_timeout))
+                seconds = config.drain_timeout
+                cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
+                draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), shelf.close(seconds))
             # Leaving the gRPC server has drained it meanwhile.
             await draining
+            cut_short.cancel()
     _log.info("drained")
 
 
@@ -236,7 +240,7 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
     return RpcServer(
         config.grpc_listen,
         [service],
-        grace_seconds=config.drain_timeout,
+        grace_seconds=config.drain_timeout + _LAST_WORDS_SECONDS,
         field="grpc_listen",
         tls=tls,
         interceptors=[KeyGuard(core.gate), Places(core.admission)],

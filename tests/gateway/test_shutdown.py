@@ -1,0 +1,104 @@
+"""A gateway whose time to drain is up: clients of what still runs are told, over REST and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import grpc
+import pytest
+from rest_harness import RawClient, request_bytes
+from scripted_gateway import running
+from scripted_services import until
+
+from baton.v1 import inference_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceServiceStub
+
+REASON = "the gateway shut down before the answer was complete"
+BODY = {"prompt": "Hi", "max_tokens": 2000}
+
+
+@pytest.fixture
+async def gateway():
+    """Its worker takes 4 s for an answer."""
+    async with running(lambda submit: [10] * 2000, drain_timeout=0.3) as gateway:
+        yield gateway
+
+
+async def read_to_end(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_stream_ends_with_an_error_event(gateway):
+    async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
+        await client.send(request_bytes("POST", "/v1/completions", BODY | {"stream": True}))
+        assert (await client.head())[0] == 200
+        await client.chunk()
+        gateway.stop.set()
+        while piece := await client.chunk():
+            last = piece
+        assert await client.closed()
+    event, done, _ = last.split(b"\n\n")
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert done == b"data: [DONE]"
+    assert REASON in error["message"]
+    assert error["code"] == "service_unavailable"
+    await until(lambda: gateway.worker.aborts)
+
+
+async def test_a_stream_that_can_be_resumed_breaks_off_as_what_goes_on_elsewhere(redis_server):
+    settings = {"drain_timeout": 0.3, "redis_url": redis_server.url, "resumable_streams": True}
+    async with (
+        running(lambda submit: [10] * 2000, **settings) as gateway,
+        RawClient.connect(gateway.port) as client,
+        asyncio.timeout(10),
+    ):
+        await client.send(request_bytes("POST", "/v1/completions", BODY | {"stream": True}, {"x-request-id": "r"}))
+        data = await client.reader.readuntil(b"\n\n")
+        gateway.stop.set()
+        data += await client.reader.read()
+    assert b"error" not in data
+    assert b"[DONE]" not in data
+
+
+async def test_an_answer_that_has_not_begun_is_a_503(gateway):
+    async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
+        await client.send(request_bytes("POST", "/v1/completions", BODY))
+        await until(lambda: gateway.worker.submits)
+        gateway.stop.set()
+        answer = await client.answer()
+    assert answer.status == 503
+    assert REASON in answer.json["error"]["message"]
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_request_without_a_worker_yet_is_a_503(gateway):
+    gateway.router.hangs = True
+    async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
+        await client.send(request_bytes("POST", "/v1/completions", BODY))
+        await asyncio.sleep(0.1)
+        gateway.stop.set()
+        answer = await client.answer()
+    assert answer.status == 503
+    assert REASON in answer.json["error"]["message"]
+    assert not gateway.worker.submits
+
+
+async def test_a_grpc_stream_ends_as_unavailable(gateway):
+    async with grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel, asyncio.timeout(10):
+        call = InferenceServiceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
+        await call.read()
+        gateway.stop.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_end(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert REASON in caught.value.details()
+
+
+async def test_nobody_waits_for_the_time_where_nothing_runs(gateway):
+    began = time.monotonic()
+    gateway.stop.set()
+    await gateway.service
+    assert time.monotonic() - began < 0.3
