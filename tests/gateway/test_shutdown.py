@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import grpc
 import pytest
@@ -97,8 +96,7 @@ async def test_a_grpc_stream_ends_as_unavailable(gateway):
     assert REASON in caught.value.details()
 
 
-async def test_nobody_waits_for_the_time_where_nothing_runs(gateway):
-    began = time.monotonic()
-    gateway.stop.set()
-    await gateway.service
-    assert time.monotonic() - began < 0.3
+async def test_nobody_waits_for_the_time_where_nothing_runs():
+    async with running(lambda submit: [10, 4], drain_timeout=60.0) as gateway, asyncio.timeout(20):
+        gateway.stop.set()
+        await gateway.service
