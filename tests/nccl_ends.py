@@ -34,7 +34,7 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
     """Code is loaded beside a kernel that runs: that and every launch wait for the kernel, a move's among them."""
     import torch
 
-    from baton.worker.transfer.nccl_pair import Pair, new_id
+    from baton.worker.transfer.nccl_pair import Pair
 
     memory = torch.zeros(_NUM_BYTES, dtype=torch.uint8, device="cuda")
     moving, loading, spinning = (torch.cuda.Stream() for _ in range(3))
@@ -43,7 +43,7 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
     ended = threading.Event()
 
     def meet() -> Pair:
-        pair = Pair(new_id(), 0, ended.set)
+        pair = Pair(None, 0, ended.set)
         ids.put(pair.unique_id)
         pair.meet(memory.data_ptr(), int(moving.cuda_stream), 10.0)
         return pair

@@ -115,11 +115,11 @@ class _NcclReceiver:
     def __init__(self, num_bytes: int) -> None:
         import torch
 
-        from baton.worker.transfer.nccl_pair import Pair, new_id
+        from baton.worker.transfer.nccl_pair import Pair
 
-        self.told = new_id()
         self._ended = threading.Event()
-        self._pair = Pair(self.told, 1, self._ended.set)
+        self._pair = Pair(None, 1, self._ended.set)
+        self.told = self._pair.unique_id
         self._met = False
         self._target = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -77,7 +77,7 @@ async def test_a_request_without_a_worker_yet_is_a_503(gateway):
     gateway.router.hangs = True
     async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
         await client.send(request_bytes("POST", "/v1/completions", BODY))
-        await asyncio.sleep(0.1)
+        await until(lambda: gateway.router.places)
         gateway.stop.set()
         answer = await client.answer()
     assert answer.status == 503

@@ -154,7 +154,7 @@ class RunningGeneration:
 
     def abort(self) -> None:
         self.outlet.close()
-        self._tell_end()
+        self._note_end()
         self._stop_everything()
 
     def resume(self) -> None:
@@ -382,16 +382,17 @@ class RunningGeneration:
     def _fail(self, error: ServiceError) -> None:
         of_tools = self._request.reading is not None and self._request.reading.constraint is not None
         name_field(error, "tools" if of_tools else self._request.constraint_field)
-        self._tell_end()
+        self._note_end()
         self._stop_everything()
         self.outlet.end(error)
 
     def _end(self, usage: Usage) -> None:
         self._cancel_timers()
-        self._tell_end()
+        self._note_end()
         self.outlet.end(usage)
 
-    def _tell_end(self) -> None:
+    def _note_end(self) -> None:
+        """It runs no more. Idempotent."""
         self._ways.running.discard(self)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
