@@ -6,8 +6,8 @@ from baton.router.in_flight import InFlight, Placed, Share
 from baton.router.prompt_sketch import sketch_of
 
 
-def begin(flight, placement_id, now, *shares, prompt=()):
-    flight.begin(Placed(placement_id, shares, sketch_of(blocks(*prompt))), now)
+def begin(flight, placement_id, now, *shares, prompt=(), **fields):
+    flight.begin(Placed(placement_id, shares, sketch_of(blocks(*prompt)), **fields), now)
 
 
 def load(flight, worker_id):
@@ -75,9 +75,25 @@ def test_what_ended_before_it_was_known_does_not_begin():
     assert load(flight, "d") == (0, 0, 0, 0)
     begin(flight, 2, 0.0, Share("d", 1, 160, 10))
     assert load(flight, "d")[0] == 1
-    for number in range(3, 10_000):
+    flight.end(2)
+    begin(flight, 2, 0.0, Share("d", 1, 160, 10))
+    assert load(flight, "d") == (0, 0, 0, 0), "it is told again by a router that has not heard of the end"
+
+
+def test_the_last_ends_are_remembered_and_no_more():
+    flight = InFlight()
+    for number in range(30_000):
         flight.end(number)
-    assert len(flight._strangers) < 5000
+    assert list(flight.ended()) == list(range(10_000, 30_000))
+
+
+def test_what_is_only_forgotten_may_begin_again():
+    flight = InFlight()
+    begin(flight, 1, 0.0, Share("d", 1, 160, 10), origin=5)
+    assert flight.end_all_of(5) == 1
+    begin(flight, 1, 0.0, Share("d", 1, 160, 10), origin=5)
+    assert load(flight, "d")[0] == 1, "its router was cut off, and is heard again"
+    assert list(flight.ended()) == []
 
 
 def test_a_dead_worker_has_nothing_coming():

@@ -1,10 +1,12 @@
 """Routers that tell each other what they placed."""
 
 import asyncio
+import contextlib
 
 import grpc
 import ports
 import pytest
+from byte_proxy import ByteProxy
 from fleet_node import state
 from kvstore_node import blocks, eventually
 
@@ -82,6 +84,32 @@ def test_an_end_that_is_told_before_the_placement_counts():
     assert requests(again) == 0
 
 
+def test_an_end_that_was_missed_is_told_to_who_comes_back():
+    one, other = Half(1), Half(2)
+    one.place(7)
+    one.place(8)
+    one.tell(other)
+    other.end(7)
+    other.news.take(other.reader)  # lost: the stream to `one` does not stand
+    other.tell_all(one)
+    assert requests(one) == 1
+    one.tell_all(other)
+    assert requests(other) == 1, "what has ended does not begin again"
+
+
+def test_a_router_that_was_cut_off_keeps_what_still_runs():
+    one, other = Half(1), Half(2)
+    one.place(7)
+    one.tell(other)
+    other.clock.now += 1.1
+    other.peers.forget_silent()
+    assert requests(other) == 0
+    other.tell_all(one)
+    assert requests(one) == 1, "nobody reported on it"
+    one.tell_all(other)
+    assert requests(other) == 1
+
+
 def test_its_age_is_told_so_that_it_settles_when_it_does_here():
     one, other = Half(1), Half(2)
     one.place(7)
@@ -152,6 +180,12 @@ def test_a_snapshot_of_many_comes_in_parts():
     assert [part.complete for part in parts] == [False, False, False, True]
     one.tell_all(other)
     assert requests(other) == 1200
+    for number in range(600):
+        one.end(number)
+    parts = list(one.news.snapshot())
+    assert [(len(part.placements), len(part.ends)) for part in parts] == [(500, 0), (100, 0), (0, 500), (0, 100), (0, 0)]
+    one.tell_all(other)
+    assert requests(other) == 600
 
 
 def test_a_reader_that_lags_far_is_told_to_begin_anew():
@@ -201,9 +235,14 @@ def test_the_newest_cordon_wins_whatever_the_order():
 
 
 @pytest.fixture
-def two_routers(world, monkeypatch):
-    """Starts two routers that no worker's state shows any placement: those count until they are reported on."""
+def unsettled(monkeypatch):
+    """No worker's state shows a router any placement: those count until they are reported on."""
     monkeypatch.setattr(in_flight, "_SETTLE_SECONDS", 60.0)
+
+
+@pytest.fixture
+def two_routers(world, unsettled):
+    """Starts two routers that hear each other."""
 
     async def start(*workers):
         addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]
@@ -214,7 +253,7 @@ def two_routers(world, monkeypatch):
 
 async def until_in_flight(router, count):
     async def agrees():
-        return (await router.workers())["w1"].num_in_flight == count
+        return sum(worker.num_in_flight for worker in (await router.workers()).values()) == count
 
     await eventually(agrees, f"{count} in flight")
 
@@ -229,9 +268,26 @@ async def test_replicas_share_placements_and_ends(world, two_routers):
     await until_in_flight(one, 0)
 
 
+async def test_an_end_reaches_a_replica_that_did_not_hear_the_other(world, unsettled):
+    worker = await world.worker(state("w1"))
+    addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]
+    with contextlib.closing(ByteProxy(("127.0.0.1", int(addresses[1].rpartition(":")[2])))) as way:
+        way.refusing = True
+        one = await world.router(worker, listen=addresses[0], peers=(way.address,))
+        other = await world.router(worker, listen=addresses[1], peers=(addresses[0],))
+        placed = await one.place(request_id="shared")
+        await until_in_flight(other, 1)
+        outcome = router_pb2.PlacementOutcome(placement_id=placed.placement_id)
+        await other.stub.Report(router_pb2.ReportRequest(outcomes=[outcome]))
+        assert (await one.workers())["w1"].num_in_flight == 1, "it was not told"
+        way.heal()
+        await until_in_flight(one, 0)
+
+
 async def test_a_burst_over_two_replicas_spreads_as_one_router_would(world, two_routers):
     workers = [await world.worker(state(f"w{number}")) for number in range(4)]
     routers = await two_routers(*workers)
+    await until_peers_hear(*routers)
     counts = {}
     for number in range(16):
         placed = await routers[number % 2].place(8000, request_id=f"r{number}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ _SETTLE_SECONDS = 0.25
 # A placement nobody reports on is forgotten, and so is the prefix that it was to leave.
 _FORGET_SECONDS = 120.0
 _PREFIXES_PER_WORKER = 4
-_MAX_STRANGERS = 4096
+# Ends that are remembered: those of the seconds that a router takes to find its stream to another dead, and dial again.
+_MAX_ENDED = 20_000
 OWN = 0  # the origin of this router's placements
 
 
@@ -91,8 +92,8 @@ class InFlight:
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLoad] = {}
         self._priorities: Counter[int] = Counter()
-        # Ends that came before their placements: a router that starts is reported to before it has heard its peers.
-        self._strangers: OrderedDict[int, None] = OrderedDict()
+        # The last that were reported on, oldest first. Routers hear of a placement and its end in any order.
+        self._ended: OrderedDict[int, None] = OrderedDict()
         self._placements: OrderedDict[int, _Placement] = OrderedDict()  # oldest first
         self._workers: dict[str, _WorkerPending] = {}
         # First block -> worker -> last block -> the last prompts placed there.
@@ -117,9 +118,13 @@ class InFlight:
         """Every placement, and when it was made."""
         return ((one.placed, one.at) for one in self._placements.values())
 
+    def ended(self) -> Iterable[int]:
+        """The last placements that were reported on, here or elsewhere, known or not."""
+        return self._ended.keys()
+
     def begin(self, placed: Placed, at: float) -> None:
         """Counts a placement that was made then. One that is known already, or has ended, is ignored."""
-        if placed.placement_id in self._placements or placed.placement_id in self._strangers:
+        if placed.placement_id in self._placements or placed.placement_id in self._ended:
             return
         placement = _Placement(placed, at, {share.worker_id: share for share in placed.shares})
         self._placements[placed.placement_id] = placement
@@ -143,12 +148,15 @@ class InFlight:
         tenant.num_placements += 1
 
     def end(self, placement_id: int) -> Placed | None:
-        """The request ended, or never began. None: not known, or forgotten."""
+        """The request was reported on: it ended, or never began. None: not known, or forgotten."""
+        self._ended[placement_id] = None
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+        return self._drop(placement_id)
+
+    def _drop(self, placement_id: int) -> Placed | None:
         placement = self._placements.pop(placement_id, None)
         if placement is None:
-            self._strangers[placement_id] = None
-            if len(self._strangers) > _MAX_STRANGERS:
-                self._strangers.popitem(last=False)
             return None
         placed = placement.placed
         for share in placed.shares:
@@ -169,7 +177,7 @@ class InFlight:
         """A router is gone, and nobody will say how its placements end. Returns how many there were."""
         gone = [one.placed.placement_id for one in self._placements.values() if one.placed.origin == origin]
         for placement_id in gone:
-            self.end(placement_id)
+            self._drop(placement_id)
         return len(gone)
 
     def hear(self, worker_id: str, received: float) -> None:
@@ -205,7 +213,7 @@ class InFlight:
             placement_id, oldest = next(iter(self._placements.items()))
             if oldest.at > limit:
                 break
-            self.end(placement_id)
+            self._drop(placement_id)
 
     def load(self, worker_id: str) -> PendingLoad:
         """What a worker has coming."""

@@ -12,7 +12,7 @@ from baton.v1 import router_pb2
 
 _SKETCH_HASHES = 64  # told of each prompt
 _MAX_WAITING = 20_000  # messages for one reader; one that lags more must begin anew
-_SNAPSHOT_PART = 500  # placements in one message
+_SNAPSHOT_PART = 500  # placements or ends in one message
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,10 @@ class PeerNews:
         self._readers.remove(reader)
 
     def snapshot(self) -> Iterator[router_pb2.ShareResponse]:
-        """Everything that is known now, whoever made it, in parts."""
+        """Everything that is known now, whoever told it, in parts.
+
+        The last ends too: a reader that was away still counts placements whose ends it has missed.
+        """
         now = self._clock()
         known = [(placed, at) for placed, at in self._in_flight.all()]
         for start in range(0, len(known), _SNAPSHOT_PART):
@@ -63,6 +66,10 @@ class PeerNews:
                 message.age_ms = _age_ms(at, now)
                 part.placements.append(message)
             yield part
+        ended = list(self._in_flight.ended())
+        for start in range(0, len(ended), _SNAPSHOT_PART):
+            ends = map(_end_message, ended[start : start + _SNAPSHOT_PART])
+            yield router_pb2.ShareResponse(router_id=self.router_id, ends=ends)
         cordons = [_cordon_message(one) for one in self._fleet.cordons()]
         yield router_pb2.ShareResponse(router_id=self.router_id, cordons=cordons, complete=True)
 
@@ -71,7 +78,7 @@ class PeerNews:
         now = self._clock()
         response = router_pb2.ShareResponse(
             router_id=self.router_id,
-            ends=[router_pb2.SharedEnd(placement_id=placement_id) for placement_id in reader.ends],
+            ends=map(_end_message, reader.ends),
             cordons=map(_cordon_message, reader.cordons),
             suspicions=[router_pb2.SharedSuspicion(worker_id=one, epoch=epoch) for one, epoch in reader.suspicions],
         )
@@ -149,6 +156,10 @@ def placed_of(message: router_pb2.SharedPlacement) -> Placed:
         message.priority,
         message.router_id,
     )
+
+
+def _end_message(placement_id: int) -> router_pb2.SharedEnd:
+    return router_pb2.SharedEnd(placement_id=placement_id)
 
 
 def _cordon_message(cordon: Cordon) -> router_pb2.SharedCordon:

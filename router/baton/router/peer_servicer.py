@@ -39,7 +39,7 @@ class RouterPeerServicer(router_pb2_grpc.RouterPeerServiceServicer):
         woken = asyncio.Event()
         reader = self._news.join(woken.set)
         try:
-            for part in list(self._news.snapshot()):
+            for part in self._news.snapshot():
                 yield part
             while not self._closing.is_set():
                 if not reader.has_news:
