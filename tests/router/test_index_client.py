@@ -6,6 +6,7 @@ import grpc
 import pytest
 from kvstore_node import blocks, eventually, stored
 
+from baton.router import index_client
 from baton.router.index_client import IndexClient
 from baton.router.prefix_index import PrefixIndex
 from baton.rpc.channel import SERVER_OPTIONS
@@ -100,7 +101,9 @@ async def run_client():
 
 
 @pytest.fixture
-async def client(kvstore, run_client):
+async def client(kvstore, run_client, monkeypatch):
+    # What the kvstore says is said to one stream: none is given up because nothing was said on it yet.
+    monkeypatch.setattr(index_client, "_CONNECT_SECONDS", 60.0)
     client = run_client(kvstore.address, retention_seconds=0.2)
     await kvstore.until_watched(1)
     return client
