@@ -16,6 +16,7 @@ import ports
 import psutil
 from access_rig import key_file
 from chaos.proxies import Proxies
+from engine_processes import engines_under
 from stack import MODEL, MODEL_NAME, RedisServer, Service
 
 from baton.rpc.address import split_address
@@ -23,7 +24,6 @@ from baton.services.tandem import Probe, ServicePlan
 from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 
 _CLOCK_FOLDER = Path(__file__).parent / "clock"
-_ENGINE = "baton.worker.engine_process"
 TENANT = {"weight": 1.0, "requests_per_minute": 10_000_000, "concurrent_requests": 100_000}
 
 
@@ -137,11 +137,9 @@ def processes_of(service: Service) -> list[psutil.Process]:
 
 def engine_of(worker: Service) -> psutil.Process | None:
     """The process that owns a worker's device."""
-    for process in processes_of(worker)[1:]:
-        with contextlib.suppress(psutil.Error):
-            if _ENGINE in process.cmdline():
-                return process
-    return None
+    if worker.process is None or worker.process.poll() is not None:
+        return None
+    return next(iter(engines_under(worker.process.pid)), None)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 import stack
+from engine_processes import engine_under
 from stack import MODEL_NAME, metric
 
 BODY = {
@@ -37,12 +38,6 @@ def texts(chunks):
     return told
 
 
-def engine_of(worker):
-    front = psutil.Process(worker.process.pid)
-    (engine,) = [one for one in front.children(recursive=True) if "baton.worker.engine_process" in one.cmdline()]
-    return engine
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", ["front", "engine"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -53,7 +48,7 @@ def test_a_stream_outlives_its_worker(fleet, part, number):
         chunks.append(chunk)
         if len(chunks) == 20:
             (busy,) = [worker for worker in fleet.workers if fleet.stats(worker).num_held_blocks > 0]
-            target = psutil.Process(busy.process.pid) if part == "front" else engine_of(busy)
+            target = psutil.Process(busy.process.pid) if part == "front" else engine_under(busy.process.pid)
             target.send_signal(number)
     assert texts(chunks) == expected
     busy.process.kill()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import grpc
 import ports
-import psutil
 import pytest
+from engine_processes import engines_under
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, until
 from worker_harness import running_worker
@@ -228,10 +228,6 @@ def difference(expected, answer):
     return {name: (str(expected.get(name))[-200:], str(answer.get(name))[-200:]) for name in names}
 
 
-def engines():
-    return {p for p in psutil.Process().children() if "baton.worker.engine_process" in p.cmdline()}
-
-
 @pytest.fixture
 async def site():
     async with AsyncExitStack() as stack:
@@ -242,9 +238,9 @@ async def site():
         }  # fmt: skip
         workers, of = [], {}
         for name, port in (("w0", first), ("w1", second)):
-            before = engines()
+            before = engines_under()
             workers.append(await stack.enter_async_context(running_worker(port, worker_id=name, **fields)))
-            (of[name],) = engines() - before
+            (of[name],) = set(engines_under()) - set(before)
         router = await stack.enter_async_context(ScriptedRouter([Place(worker) for worker in workers]))
         router.models = [(await workers[0].state()).model]
         config = GatewayConfig(

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import ports
-import psutil
 import pytest
+from engine_processes import engine_under
 from worker_harness import NAMESPACE, Worker, running_worker, submit
 
 from baton.v1 import types_pb2
@@ -75,7 +75,7 @@ async def test_a_killed_prefill_engine_costs_no_request(expected: list[list[int]
         stream = decode.stream()
         await stream.send(*submits(prefill))
         await asyncio.sleep(delay)
-        os.kill(engine_pid(), signal.SIGKILL)
+        engine_under().kill()
         slots = await stream.until_ended(*range(NUM_REQUESTS), seconds=5)
         assert [slot.tokens for slot in slots] == expected
         assert (await decode.until_idle(2.0)).counters.num_local_fallbacks > 0
@@ -91,7 +91,7 @@ async def test_a_prefill_engine_stopped_for_5_s_costs_no_request_and_gets_its_bl
         await stream.generate(warm)
         await stream.send(*submits(prefill))
         await asyncio.sleep(delay)
-        pid = engine_pid()
+        pid = engine_under().pid
         os.kill(pid, signal.SIGSTOP)
         try:
             slots = await stream.until_ended(*range(NUM_REQUESTS), seconds=4)
@@ -110,9 +110,3 @@ async def test_a_decode_worker_that_stops_leaves_no_block_with_the_prefill_worke
             await decode.stream().send(*submits(prefill))
             await asyncio.sleep(0.1)
         await prefill.until_idle(2.0)
-
-
-def engine_pid() -> int:
-    """Of the only engine that is a process."""
-    (process,) = [child for child in psutil.Process().children() if "engine_process" in " ".join(child.cmdline())]
-    return process.pid

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 
 import ports
-import psutil
 import pytest
+from engine_processes import engines_under
 from worker_harness import Slot, Worker, endpoint, running_pair, running_worker, sampling, submit
 
 from baton.v1 import control_pb2, types_pb2
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
-
-
-def kill_first_engine() -> None:
-    """SIGKILL to the engine process that was started first."""
-    engines = [p for p in psutil.Process(os.getpid()).children() if "baton.worker.engine_process" in p.cmdline()]
-    min(engines, key=psutil.Process.create_time).kill()
 
 
 def prompts(count: int, vocab_size: int = 4000) -> list[list[int]]:
@@ -94,7 +87,7 @@ async def test_a_prefill_worker_killed_midway_costs_only_time() -> None:
         await stream.send(*(submit(i, p, max_tokens=6, prefill=endpoint(prefill)) for i, p in enumerate(asked)))
         while not stream.slots:
             await stream.read()
-        kill_first_engine()
+        engines_under()[0].kill()  # the one that was started first
         slots = await stream.until_ended(*range(len(asked)))
         alone = decode.stream()
         assert_equal(slots, await alone.generate(*(submit(i, p, max_tokens=6) for i, p in enumerate(asked))))
