@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 from bench.report import facts_line, machine_facts, render_table, write_json
-from engine_processes import engines_under
+from engine_processes import engines_of
 from stack import MODEL_NAME, Service, Stack, metric, start_stack
 
 _PLACES = 16  # of each worker's batch
@@ -129,7 +129,7 @@ def hurt(worker: Service, fault: str) -> None:
     """Does it; the worker is as good as gone afterwards."""
     assert worker.process is not None
     front = worker.process.pid
-    target = engines_under(front)[0] if "engine" in fault else psutil.Process(front)
+    target = engines_of(front)[0] if "engine" in fault else psutil.Process(front)
     target.send_signal(signal.SIGSTOP if "stopped" in fault else signal.SIGKILL)
 
 

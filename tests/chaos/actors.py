@@ -11,7 +11,7 @@ from collections.abc import Callable
 import hiredis
 import psutil
 from chaos.faults import Fault, Planned, target_of
-from chaos.fleet import Fleet, engine_of, processes_of
+from chaos.fleet import Fleet, engine_of_service, processes_of
 from chaos.proxies import Proxies
 from stack import Service
 
@@ -83,7 +83,7 @@ def _stop_for_a_while(service: Service) -> Mend:
 
 
 def _signal_engine(service: Service, number: int) -> Mend:
-    engine = engine_of(service)
+    engine = engine_of_service(service)
     if engine is not None:
         engine.send_signal(number)
     return lambda: start_anew(service)

@@ -16,7 +16,7 @@ import ports
 import psutil
 from access_rig import key_file
 from chaos.proxies import Proxies
-from engine_processes import engines_under
+from engine_processes import engines_of
 from stack import MODEL, MODEL_NAME, RedisServer, Service
 
 from baton.rpc.address import split_address
@@ -135,11 +135,11 @@ def processes_of(service: Service) -> list[psutil.Process]:
     return []
 
 
-def engine_of(worker: Service) -> psutil.Process | None:
+def engine_of_service(worker: Service) -> psutil.Process | None:
     """The process that owns a worker's device."""
     if worker.process is None or worker.process.poll() is not None:
         return None
-    return next(iter(engines_under(worker.process.pid)), None)
+    return next(iter(engines_of(worker.process.pid)), None)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 import stack
-from engine_processes import engine_under
+from engine_processes import engine_of
 from stack import MODEL_NAME, metric
 
 BODY = {
@@ -48,7 +48,7 @@ def test_a_stream_outlives_its_worker(fleet, part, number):
         chunks.append(chunk)
         if len(chunks) == 20:
             (busy,) = [worker for worker in fleet.workers if fleet.stats(worker).num_held_blocks > 0]
-            target = psutil.Process(busy.process.pid) if part == "front" else engine_under(busy.process.pid)
+            target = psutil.Process(busy.process.pid) if part == "front" else engine_of(busy.process.pid)
             target.send_signal(number)
     assert texts(chunks) == expected
     busy.process.kill()

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import ports
 import pytest
-from engine_processes import engines_under
+from engine_processes import engines_of
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, until
 from worker_harness import running_worker
@@ -238,9 +238,9 @@ async def site():
         }  # fmt: skip
         workers, of = [], {}
         for name, port in (("w0", first), ("w1", second)):
-            before = engines_under()
+            before = engines_of()
             workers.append(await stack.enter_async_context(running_worker(port, worker_id=name, **fields)))
-            (of[name],) = set(engines_under()) - set(before)
+            (of[name],) = set(engines_of()) - set(before)
         router = await stack.enter_async_context(ScriptedRouter([Place(worker) for worker in workers]))
         router.models = [(await workers[0].state()).model]
         config = GatewayConfig(

@@ -11,7 +11,7 @@ from typing import Any
 
 import ports
 import pytest
-from engine_processes import engine_under
+from engine_processes import engine_of
 from worker_harness import NAMESPACE, Worker, running_worker, submit
 
 from baton.v1 import types_pb2
@@ -75,7 +75,7 @@ async def test_a_killed_prefill_engine_costs_no_request(expected: list[list[int]
         stream = decode.stream()
         await stream.send(*submits(prefill))
         await asyncio.sleep(delay)
-        engine_under().kill()
+        engine_of().kill()
         slots = await stream.until_ended(*range(NUM_REQUESTS), seconds=5)
         assert [slot.tokens for slot in slots] == expected
         assert (await decode.until_idle(2.0)).counters.num_local_fallbacks > 0
@@ -91,7 +91,7 @@ async def test_a_prefill_engine_stopped_for_5_s_costs_no_request_and_gets_its_bl
         await stream.generate(warm)
         await stream.send(*submits(prefill))
         await asyncio.sleep(delay)
-        pid = engine_under().pid
+        pid = engine_of().pid
         os.kill(pid, signal.SIGSTOP)
         try:
             slots = await stream.until_ended(*range(NUM_REQUESTS), seconds=4)

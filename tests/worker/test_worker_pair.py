@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ports
 import pytest
-from engine_processes import engines_under
+from engine_processes import engines_of
 from worker_harness import Slot, Worker, endpoint, running_pair, running_worker, sampling, submit
 
 from baton.v1 import control_pb2, types_pb2
@@ -87,7 +87,7 @@ async def test_a_prefill_worker_killed_midway_costs_only_time() -> None:
         await stream.send(*(submit(i, p, max_tokens=6, prefill=endpoint(prefill)) for i, p in enumerate(asked)))
         while not stream.slots:
             await stream.read()
-        engines_under()[0].kill()  # the one that was started first
+        engines_of()[0].kill()  # the one that was started first
         slots = await stream.until_ended(*range(len(asked)))
         alone = decode.stream()
         assert_equal(slots, await alone.generate(*(submit(i, p, max_tokens=6) for i, p in enumerate(asked))))

@@ -14,7 +14,7 @@ import grpc
 import ports
 import psutil
 import pytest
-from engine_processes import engine_under, engines_under
+from engine_processes import engine_of, engines_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from stack import wait_until
@@ -291,7 +291,7 @@ async def test_reflection_and_health_know_the_services(worker: Worker) -> None:
 
 async def test_the_engine_as_a_process_serves_and_leaves_nothing_behind(free_port: int) -> None:
     async with running_worker(free_port, engine_process=True) as worker:
-        engine = engine_under()
+        engine = engine_of()
         (slot,) = await worker.stream().generate(submit(0, [5, 6, 7]))
         assert len(slot.tokens) == 8
     assert has_ended(engine)
@@ -313,7 +313,7 @@ async def test_a_killed_engine_ends_streams_at_once_and_the_service_with_the_rea
         await stream.send(submit(0, [5], max_tokens=5000))
         while not stream.slots[0].tokens:
             await stream.read()
-        engine_under().send_signal(signal.SIGKILL)
+        engine_of().send_signal(signal.SIGKILL)
         async with asyncio.timeout(3):  # the watch over a hung engine takes two minutes
             with contextlib.suppress(Exception):
                 while True:  # what came before the end is read first
@@ -325,7 +325,7 @@ async def test_a_killed_engine_ends_streams_at_once_and_the_service_with_the_rea
 
 async def test_a_hung_engine_is_ended_by_the_watch(free_port: int) -> None:
     async with running_worker(free_port, engine_process=True, step_timeout=2.0) as worker:
-        engine_under().send_signal(signal.SIGSTOP)
+        engine_of().send_signal(signal.SIGSTOP)
         with pytest.raises(InternalError, match="hung"):
             async with asyncio.timeout(6):
                 await worker.serving
@@ -336,7 +336,7 @@ async def test_a_stopped_engine_is_ended_soon_when_a_gateway_hears_nothing(free_
         stream = worker.stream()
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=1))
         assert (await stream.call.read()).pong == 1
-        engine_under().send_signal(signal.SIGSTOP)
+        engine_of().send_signal(signal.SIGSTOP)
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
         with pytest.raises(InternalError, match="hung: it is stopped"):
             async with asyncio.timeout(6):
@@ -362,8 +362,8 @@ async def test_an_engine_whose_front_dies_ends_too(free_port: int) -> None:
         "asyncio.run(serve(config, asyncio.Event()))"
     )
     front = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-    await asyncio.to_thread(wait_until, lambda: engines_under(front.pid), "the engine's process")
-    engine = engine_under(front.pid)
+    await asyncio.to_thread(wait_until, lambda: engines_of(front.pid), "the engine's process")
+    engine = engine_of(front.pid)
     front.kill()
     await front.wait()
     await asyncio.to_thread(wait_until, lambda: has_ended(engine), "the engine's end", 10.0)
