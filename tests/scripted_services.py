@@ -42,6 +42,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.tokens_a_step = tokens_a_step
         self.submits: list[worker_pb2.SubmitRequest] = []
         self.aborts: list[int] = []
+        self.dropped: list[int] = []  # slots that ran when their stream ended
         self.refusal: ServiceError | None = None  # what every submit fails with
         self.break_after_tokens: int | None = None  # the stream breaks once a request has this many
         self.cached_tokens = 0
@@ -67,6 +68,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GenerateStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.num_streams += 1
         active: dict[int, tuple[worker_pb2.SubmitRequest, list[int]]] = {}
+        context.add_done_callback(lambda _: self.dropped.extend(active))
         inbox: asyncio.Queue[worker_pb2.GenerateStreamRequest | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(request_iterator, inbox))
         step = 0

@@ -102,7 +102,7 @@ async def test_stop_strings_end_the_text_and_the_work(gateway, client):
     assert answer.choices[0].message.content == STORY.partition("there")[0]
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].stop_reason == "there"
-    assert gateway.worker.aborts
+    await until(lambda: gateway.worker.aborts)
 
 
 async def test_the_openai_client_lists_models(client):
