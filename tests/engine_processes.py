@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import psutil
 
 _MODULE = "baton.worker.engine_process"
 
 
-def engines_of(pid: int = 0) -> list[psutil.Process]:
-    """Those that a process started itself, or this one, oldest first. One that has ended is none, waited for or not."""
+def engines_of(pid: int | None = None) -> list[psutil.Process]:
+    """Those among a process's own children, this one's by default, oldest first. What has ended is left out."""
     found: list[tuple[float, psutil.Process]] = []
     with contextlib.suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid or os.getpid()).children():
+        for process in psutil.Process(pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
                 if _MODULE in process.cmdline():
                     found.append((process.create_time(), process))
     return [process for _, process in sorted(found, key=lambda one: one[0])]
 
 
-def engine_of(pid: int = 0) -> psutil.Process:
-    """The only one."""
+def engine_of(pid: int | None = None) -> psutil.Process:
+    """The only one of them. ValueError: there is none, or more."""
     (engine,) = engines_of(pid)
     return engine

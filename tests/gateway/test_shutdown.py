@@ -62,10 +62,11 @@ async def test_a_stream_that_can_be_resumed_breaks_off_as_what_goes_on_elsewhere
     assert b"[DONE]" not in data
 
 
-async def test_an_answer_that_has_not_begun_is_a_503(gateway):
+async def is_told_with_a_503(gateway, condition):
+    """A request that is under way when the condition holds and the gateway is stopped."""
     async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
         await client.send(request_bytes("POST", "/v1/completions", BODY))
-        await until(lambda: gateway.worker.submits)
+        await until(condition)
         gateway.stop.set()
         answer = await client.answer()
     assert answer.status == 503
@@ -73,15 +74,13 @@ async def test_an_answer_that_has_not_begun_is_a_503(gateway):
     assert answer.headers["connection"] == "close"
 
 
+async def test_an_answer_that_has_not_begun_is_a_503(gateway):
+    await is_told_with_a_503(gateway, lambda: gateway.worker.submits)
+
+
 async def test_a_request_without_a_worker_yet_is_a_503(gateway):
     gateway.router.hangs = True
-    async with RawClient.connect(gateway.port) as client, asyncio.timeout(10):
-        await client.send(request_bytes("POST", "/v1/completions", BODY))
-        await until(lambda: gateway.router.places)
-        gateway.stop.set()
-        answer = await client.answer()
-    assert answer.status == 503
-    assert REASON in answer.json["error"]["message"]
+    await is_told_with_a_503(gateway, lambda: gateway.router.places)
     assert not gateway.worker.submits
 
 

@@ -242,7 +242,7 @@ def unsettled(monkeypatch):
 
 @pytest.fixture
 def two_routers(world, unsettled):
-    """Starts two routers that hear each other."""
+    """Starts two routers that follow each other, and may not hear each other yet."""
 
     async def start(*workers):
         addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]

@@ -931,7 +931,7 @@ class ShareResponse(google.protobuf.message.Message):
     def placements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedPlacement]: ...
     @property
     def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedEnd]:
-        """Placements that were reported on. In the beginning of a stream, the last 20,000."""
+        """Placements that were reported on. In the beginning of a stream, the last ones again."""
 
     @property
     def cordons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedCordon]:

@@ -58,7 +58,7 @@ class PeerNews:
         The last ends too: a reader that was away still counts placements whose ends it has missed.
         """
         now = self._clock()
-        known = [(placed, at) for placed, at in self._in_flight.all()]
+        known = list(self._in_flight.all())
         for start in range(0, len(known), _SNAPSHOT_PART):
             part = router_pb2.ShareResponse(router_id=self.router_id)
             for placed, at in known[start : start + _SNAPSHOT_PART]:
