@@ -107,6 +107,17 @@ async def test_a_fresh_router_that_knows_no_worker_is_asked_again(routers):
             await router.place(router_pb2.PlaceRequest())
 
 
+async def test_the_last_time_is_at_the_end_of_the_patience(routers):
+    only = routers[0]
+    only.refusal = Unavailable("no live worker")
+    times = replace(TIMES, no_worker=1.0, first_delay=0.4)  # the third time would be at 1.2 s
+    async with client([only.address], times=times) as router:
+        begin = time.monotonic()
+        with pytest.raises(Unavailable, match="no live worker"):
+            await router.place(router_pb2.PlaceRequest())
+        assert time.monotonic() - begin >= times.no_worker
+
+
 async def test_outcomes_go_to_the_router_that_placed(routers):
     async with client([router.address for router in routers]) as router:
         placed = await router.place(router_pb2.PlaceRequest())

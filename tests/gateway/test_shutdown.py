@@ -47,6 +47,23 @@ async def test_a_stream_ends_with_an_error_event(gateway):
     await until(lambda: gateway.worker.aborts or gateway.worker.dropped)
 
 
+async def test_no_worker_is_called_lost_that_has_not_answered_an_abort_yet(caplog):
+    settings = {"drain_timeout": 0.3, "worker_silence_ms": 0}
+    async with (
+        running(lambda submit: [10] * 2000, **settings) as gateway,
+        RawClient.connect(gateway.port) as client,
+        asyncio.timeout(10),
+    ):
+        await client.send(request_bytes("POST", "/v1/completions", BODY | {"stream": True}))
+        await client.head()
+        await client.chunk()
+        gateway.worker.silent = True
+        gateway.stop.set()
+        await gateway.service
+    await until(lambda: gateway.worker.aborts or gateway.worker.dropped)
+    assert "lost the stream" not in caplog.text
+
+
 async def test_a_stream_that_can_be_resumed_breaks_off_as_what_goes_on_elsewhere(redis_server):
     settings = {"drain_timeout": 0.3, "redis_url": redis_server.url, "resumable_streams": True}
     async with (

@@ -155,10 +155,11 @@ class RouterClient:
                     self._counters.placement_retries += 1
                 else:
                     return Placed(response, router, time.monotonic(), started)
-            if time.monotonic() + delay > limit:
+            left = limit - time.monotonic()
+            if left <= 0:
                 self._counters.placement_failures += 1
                 raise answered or self._nobody_answers(time.monotonic() - started, failures)
-            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            await asyncio.sleep(min(delay * random.uniform(0.8, 1.2), left))  # the last time at the limit
             delay = min(delay * 2, self._times.max_delay)
 
     async def workers(self) -> Sequence[router_pb2.WorkerEntry]:

@@ -158,8 +158,9 @@ class WorkerStream:
         self._task.cancel()
 
     async def close(self) -> None:
-        """Ends the stream and waits until its connection is closed."""
-        self.fail("it was closed")
+        """Ends the stream, which is no loss, and waits until its connection is closed."""
+        self._end("the gateway closed it", lost=False)
+        self._task.cancel()
         await asyncio.wait((self._task,))
 
     def dispatch(self, frame: Frame) -> None:
@@ -358,14 +359,14 @@ class WorkerStream:
             message.submits.append(self._submits.pop(slot))
         return message
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, lost: bool = True) -> None:
         if self._ended:
             return
         self._ended = True
         receivers, self._receivers = self._receivers, {}
         self._submits.clear()
         self._on_end(self)
-        if receivers:
+        if receivers and lost:
             self._counters.lost_streams += 1
             _log.warning(
                 "lost the stream to worker %s at %s with %d requests: %s",
