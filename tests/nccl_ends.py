@@ -1,4 +1,4 @@
-"""Both ends of an NCCL pair, each a process with a GPU of its own: one aborts while it cannot launch anything."""
+"""Both ends of an NCCL pair, each a process: one aborts while it cannot launch anything."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
+from gpu_pairs import environ_of
 from triton_source import never_loaded_kernel
 
 WAIT_SECONDS = 60.0
@@ -20,9 +21,10 @@ def abort_while_a_launch_waits(folder: Path) -> list[int | None]:
     context = multiprocessing.get_context("spawn")
     ids, done = context.Queue(), context.Queue()
     ends = [context.Process(target=end, args=(folder, ids, done)) for end in (_aborting, _other)]
-    with pytest.MonkeyPatch.context() as environ:
+    with pytest.MonkeyPatch.context() as patch:
         for number, process in enumerate(ends):
-            environ.setenv("CUDA_VISIBLE_DEVICES", str(number))
+            for name, value in environ_of(number).items():
+                patch.setenv(name, value)
             process.start()
     for process in ends:
         process.join(WAIT_SECONDS)
@@ -46,6 +48,8 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
         pair = Pair(None, 0, ended.set)
         ids.put(pair.unique_id)
         pair.meet(memory.data_ptr(), int(moving.cuda_stream), 10.0)
+        torch.cuda.synchronize()
+        pair.leave_meeting(WAIT_SECONDS)
         return pair
 
     def load() -> None:
@@ -53,7 +57,6 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
             kernel[(1,)](memory)
 
     pair = meet()
-    torch.cuda.synchronize()
     with torch.cuda.stream(spinning):
         torch.cuda._sleep(int(_SPIN_SECONDS * 1.7e9))
     threads = [
@@ -87,6 +90,8 @@ def _other(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
         ended = threading.Event()
         pair = Pair(ids.get(timeout=WAIT_SECONDS), 1, ended.set)
         pair.meet(memory.data_ptr(), int(stream.cuda_stream), 10.0)
+        torch.cuda.synchronize()
+        pair.leave_meeting(WAIT_SECONDS)
         if not turn:
             assert done.get(timeout=WAIT_SECONDS)
         pair.abort()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_engines import engine_over, executor_for, make_model, make_prompts
+from gpu_pairs import environ_of
 from kv_sender import HOST, SHAPE, SLOT_BYTES, make_path, random_pool
 
 from baton.rpc.errors import DataLoss, Mismatch, ServiceError
@@ -24,9 +25,6 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.bulk import BulkReceiver, Slots
 
 pytestmark = pytest.mark.gpu
-
-TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a GPU for each end")
-KINDS = ["ipc", pytest.param("nccl", marks=TWO_GPUS)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ class Sender:
     def __init__(self, kind: str) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
         if kind == "nccl":
-            env["CUDA_VISIBLE_DEVICES"] = "1"
+            env |= environ_of(1)
         command = [sys.executable, "-m", "kv_sender", kind]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -168,7 +166,7 @@ def connected(kind: str, kv: KvCopies) -> Iterator[tuple[Sender, BulkReceiver]]:
         path.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ipc", "nccl"])
 def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
     pool, source = random_pool(2), random_pool(1).view(torch.int16)
     random = np.random.default_rng(0)
@@ -189,7 +187,7 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
         sender.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ipc", "nccl"])
 def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     pool = random_pool(2)
     before = pool.clone()

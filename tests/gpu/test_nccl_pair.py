@@ -15,7 +15,6 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each end has a GPU of its own")
 def test_an_abort_waits_for_a_move_whose_launch_waits(tmp_path: Path) -> None:
     assert abort_while_a_launch_waits(tmp_path) == [0, 0]
 

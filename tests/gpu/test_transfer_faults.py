@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import transfer_scenarios as scenarios
 from gpu_engines import make_model
+from gpu_pairs import environ_of
 from transfer_rig import TransferRig, transfer_rig
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each worker has a GPU of its own"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 # Equal tokens whoever shares the batch; little memory, so that a restart takes seconds.
 FLAGS = {
@@ -27,7 +23,7 @@ FLAGS = {
     "max_num_requests": 32,
     "max_model_len": 1024,
 }
-ENVIRONS = ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
+ENVIRONS = (environ_of(0), environ_of(1))
 VOCAB_SIZE = 500
 NUM_BLOCKS = 120
 BLOCK_BYTES = 3 * 2 * 2 * 16 * 128 * 2  # layers, K and V, heads, tokens, head_dim, bytes
@@ -41,7 +37,7 @@ def model_in(folder: Path, name: str = "llama-128") -> str:
 
 @pytest.fixture(scope="module", params=["ipc", "nccl", "tcp"])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransferRig]:
-    """A worker on each of the first two GPUs. Tests restart what they kill."""
+    """A worker on each of the first two GPUs, or both on the only one. Tests restart what they kill."""
     folder = tmp_path_factory.mktemp(request.param)
     flags = {**FLAGS, "model": model_in(folder)}
     with transfer_rig(folder, flags, request.param, ENVIRONS, vocab_size=VOCAB_SIZE) as made:

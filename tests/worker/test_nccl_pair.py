@@ -82,7 +82,8 @@ def met(library: Nccl, ended: Callable[[], None] = lambda: None) -> Pair:
     """Its first communicator has been left."""
     pair = Pair(None, 0, ended)
     pair.meet(0, 0, WAIT_SECONDS)
-    eventually(lambda: library.aborted == ["first"])
+    pair.leave_meeting(WAIT_SECONDS)
+    assert library.aborted == ["first"]
     return pair
 
 
@@ -167,7 +168,9 @@ def test_an_end_comes_after_the_first_communicators(library: Nccl) -> None:
     ended = threading.Event()
     pair = Pair(None, 0, ended.set)
     pair.meet(0, 0, WAIT_SECONDS)
-    eventually(lambda: library.num_begun == 1)
+    with pytest.raises(DeadlineExceeded, match="did not end"):
+        pair.leave_meeting(0.05)
+    assert library.num_begun == 1
     pair.abort()
     eventually(lambda: library.num_begun == 2)
     assert not ended.is_set()

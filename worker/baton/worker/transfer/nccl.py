@@ -180,3 +180,4 @@ def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:
     pair.meet(address, int(stream.cuda_stream), CONNECT_SECONDS)
     if not CudaTicket(stream).wait(CONNECT_SECONDS):
         raise DeadlineExceeded("the other end joined the NCCL communicator, and nothing of it came")
+    pair.leave_meeting(CONNECT_SECONDS)

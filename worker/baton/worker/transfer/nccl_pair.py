@@ -82,7 +82,22 @@ class Pair:
             deadline.cancel()
         if self._aborted:
             raise DeadlineExceeded(f"the other end did not join the NCCL communicator in {seconds:g} s")
-        self._leave_meeting()
+
+    def leave_meeting(self, seconds: float) -> None:
+        """Ends the first communicator, which is of no more use: after the first byte has moved, before the next does.
+
+        Its end frees memory, which waits for all that the device does and keeps every other call of CUDA's waiting: a
+        kernel that waits for a lost peer meanwhile could not be seen to, and the process would stand still. Raises
+        DeadlineExceeded.
+        """
+        with self._lock:
+            meeting, self._meeting = self._meeting, None
+            if meeting is not None:
+                self._leaving = _in_background(lambda: nccl.comm_abort(meeting))
+        if self._leaving is not None:
+            self._leaving.join(seconds)
+            if self._leaving.is_alive():
+                raise DeadlineExceeded(f"the NCCL communicator in which both ends met did not end in {seconds:g} s")
 
     def move(self, address: int, num_bytes: int, stream: int) -> None:
         """Queues the sending of device memory on the stream, or the receiving into it. Raises Unavailable."""
@@ -139,13 +154,6 @@ class Pair:
         with self._lock:
             if not self._aborted:
                 self._comm = self._child
-
-    def _leave_meeting(self) -> None:
-        """The first communicator is of no more use. Its end takes longer than anybody should wait."""
-        with self._lock:
-            meeting, self._meeting = self._meeting, None
-            if meeting is not None:
-                self._leaving = _in_background(lambda: nccl.comm_abort(meeting))
 
     def _move(self, comm: nccl.Comm, address: int, num_bytes: int, stream: int) -> None:
         call = nccl.send if self._rank == 0 else nccl.recv

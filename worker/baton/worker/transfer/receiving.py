@@ -9,6 +9,7 @@ import hmac
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.room import with_room
 from baton.worker.transfer.scatter import receive_into
 from baton.worker.transfer.sockets import Connection, keep_alive, limit_receives, readable, shut_down
+from baton.worker.transfer.stuck import watch
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
@@ -97,6 +99,8 @@ class Receiving:
         self._writing: deque[_Writing] = deque()  # out of them
         self._written_at = 0.0  # when the last piece was in its blocks
         self._moved_at = 0.0  # when the last piece was announced, or was in its blocks; before any, the welcome
+        self._turned_at = 0.0  # when its thread last saw to pieces that are on their way; 0: there are none
+        self._over = threading.Event()
         self._sender_closed = False
         self._retired = False
         self._cut = False
@@ -140,6 +144,7 @@ class Receiving:
             reason = f"pieces could not be written: {error}"
             _log.exception("KV connection of %s failed", self._peer)
         finally:
+            self._over.set()
             if self._bulk is not None:
                 self._bulk.abort()
             self._settle_writes()
@@ -199,6 +204,7 @@ class Receiving:
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
         self._slots = self._bulk.slots
+        watch(self._sock, self._peer, self._over, lambda: self._turned_at, self._bulk.abort)
 
     # Pieces.
 
@@ -239,6 +245,7 @@ class Receiving:
         writing = self._writing
         ended = False
         while announced or writing or not ended:
+            self._turned_at = time.monotonic() if announced or writing else 0.0
             if writing and _is_over(writing[0].ticket):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
             elif not ended and (not (announced or writing) or readable(self._sock, 0)):
@@ -267,6 +274,7 @@ class Receiving:
 
     def _announced(self, bulk: BulkReceiver, header: PieceHeader) -> int:
         """The slot that the piece comes into."""
+        self._turned_at = time.monotonic()
         slot = self._slot_of(header)
         self._busy.add(slot)
         if self._transfers.find(header) is not None:
