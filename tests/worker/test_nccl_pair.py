@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +179,19 @@ def test_an_end_comes_after_the_first_communicators(library: Nccl) -> None:
     library.ending.set()
     assert ended.wait(WAIT_SECONDS)
     assert sorted(library.aborted) == ["first", "split"]
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_the_first_communicator_ends_after_the_first_byte(moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end, beside a kernel that waits for a lost peer, would let the process stand still."""
+    calls: list[str] = []
+    pair = SimpleNamespace(meet=lambda *_: calls.append("meet"), leave_meeting=lambda _: calls.append("leave"))
+    ticket = SimpleNamespace(wait=lambda _: calls.append("wait") or moved)
+    monkeypatch.setattr(nccl_path, "CudaTicket", lambda _: ticket)
+    meeting = nullcontext() if moved else pytest.raises(DeadlineExceeded, match="nothing of it came")
+    with meeting:
+        nccl_path._meet(pair, 0, SimpleNamespace(cuda_stream=0))
+    assert calls == (["meet", "wait", "leave"] if moved else ["meet", "wait"])
 
 
 def test_a_machine_without_nccl_is_found_at_the_start(library: Nccl) -> None:

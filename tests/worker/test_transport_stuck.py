@@ -17,17 +17,19 @@ WAIT_SECONDS = 10.0
 
 
 class StuckPath(HostIpcPath):
-    """Its first receiver takes nothing until it is aborted."""
+    """Tells of aborts. Its first receiver, if it `sticks`, takes nothing until then."""
 
-    def __init__(self, executor):
+    def __init__(self, executor, sticks=True):
         super().__init__(executor, SLOT_BYTES)
         self.taking = threading.Event()
         self.aborted = threading.Event()
+        self._sticks = sticks
 
     def accept(self, offer):
         receiver = super().accept(offer)
-        if not self.taking.is_set():
-            receiver.take, receiver.abort = self._take, self.aborted.set
+        receiver.abort = self.aborted.set
+        if self._sticks:
+            self._sticks, receiver.take = False, self._take
         return receiver
 
     def _take(self, slot, num_bytes):
@@ -78,17 +80,16 @@ def test_a_sender_that_is_there_is_not_waited_for_for_ever(stuck, monkeypatch):
 
 
 def test_a_connection_without_pieces_is_never_stuck(ends, monkeypatch):
-    monkeypatch.setattr(stuck_connections, "_STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(stuck_connections, "_STUCK_SECONDS", 0.5)
     executor = HostKv()
-    path = StuckPath(executor)
-    path.taking.set()  # this one takes
+    path = StuckPath(executor, sticks=False)
     receiver = ends.make(executor, paths={"ipc": path, "tcp": None})
     sender = ends.make(filled(HostKv()), "ipc")
     for number in (1, 2):
         hand_over(sender, receiver, number)
         assert receiver.wait_for(Landed).transfer_id == number
         sender.wait_for(Pushed)
-        time.sleep(0.2)
+        time.sleep(1.0)
     (link,) = sender.transport._links.values()
     assert not link._connection.ended()
     assert not path.aborted.is_set()

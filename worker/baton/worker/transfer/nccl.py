@@ -176,7 +176,10 @@ class NcclSender:
 
 
 def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:
-    """Joins the communicator, and moves its first byte. Raises DeadlineExceeded or Unavailable."""
+    """Joins the communicator, moves its first byte, and leaves the one of the meeting.
+
+    Raises DeadlineExceeded or Unavailable.
+    """
     pair.meet(address, int(stream.cuda_stream), CONNECT_SECONDS)
     if not CudaTicket(stream).wait(CONNECT_SECONDS):
         raise DeadlineExceeded("the other end joined the NCCL communicator, and nothing of it came")

@@ -17,7 +17,7 @@ from baton.worker.transfer.sockets import Connection
 _log = logging.getLogger(__name__)
 
 _LOST_SECONDS = 1.0  # in which the connection's thread sees itself that the sender is gone
-_STUCK_SECONDS = 10.0  # that it may be away from its pieces: longer than it waits for any of them
+_STUCK_SECONDS = 15.0  # that it may be away from its pieces: longer than it waits for any of them
 _NAP_SECONDS = 0.5
 
 
