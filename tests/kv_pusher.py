@@ -1,7 +1,6 @@
-"""A process that pushes blocks of a known pool while it loads kernels, told on its standard input.
+"""A process that pushes blocks of a known pool, told on its standard input: TRANSFER_ID CHECKSUM -> pushed, or why not.
 
-KIND, the receiver's address in hex and a folder of its own are its arguments. TRANSFER_ID CHECKSUM -> pushed, or why
-not.
+KIND and the receiver's address in hex are its arguments, and a folder of its own where it is to load kernels meanwhile.
 """
 
 from __future__ import annotations
@@ -104,11 +103,11 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def main(kind: str, address: str, folder: str) -> None:
+def main(kind: str, address: str, folder: str | None = None) -> None:
     """Until its input ends."""
     transports = make_transports(kind, make_pool(1))
     addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))]
-    with loading_code(Path(folder)):
+    with loading_code(Path(folder)) if folder else contextlib.nullcontext():
         for line in sys.stdin:
             number, checksum = map(int, line.split())
             transports.connect(Outbound(number, addresses, number, EPOCH, GENERATION, bool(checksum)))

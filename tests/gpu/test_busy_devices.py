@@ -1,26 +1,20 @@
-"""KV between two GPUs whose processes load code all the time: that waits for whatever a device does."""
+"""KV between processes that load code all the time: that waits for whatever a device does."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from kv_pusher import EPOCH, GENERATION, SOURCE, WAIT_SECONDS, loading_code, make_pool, make_transports, next_event
+from gpu_pairs import OtherEnd
+from kv_pusher import EPOCH, GENERATION, SOURCE, loading_code, make_pool, make_transports, next_event
 
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Inbound, Landed
 
 NUM_TRANSFERS = 50
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each process has a GPU of its own"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("checksum", [True, False], ids=["verified", "plain"])
@@ -32,28 +26,19 @@ def test_code_that_is_loaded_holds_no_transfer_up(kind: str, checksum: bool, tmp
     target = tuple(BlockId(block) for block in range(40, 40 + len(SOURCE)))
     of_sender = tmp_path / "sender"
     of_sender.mkdir()
-    command = [sys.executable, "-m", "kv_pusher", kind, address.SerializeToString().hex(), str(of_sender)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    env["CUDA_VISIBLE_DEVICES"] = "1"
-    sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-    assert sender.stdin is not None
-    assert sender.stdout is not None
+    sender = OtherEnd("kv_pusher", kind, address.SerializeToString().hex(), str(of_sender))
     try:
         with loading_code(tmp_path):
             for number in range(1, NUM_TRANSFERS + 1):
                 pool[:, list(target)] = 0
                 torch.cuda.synchronize()
                 transports.open(Inbound(number, EPOCH, GENERATION, target, checksum))
-                sender.stdin.write(f"{number} {int(checksum)}\n")
-                sender.stdin.flush()
+                sender.tell(number, int(checksum))
                 event = next_event(transports)
                 assert isinstance(event, Landed), event
                 assert torch.equal(pool.view(torch.int16)[:, list(target)], source[:, list(SOURCE)])
-                assert sender.stdout.readline().strip() == "pushed"
-        sender.stdin.close()
-        assert sender.wait(WAIT_SECONDS) == 0
+                assert sender.answer() == "pushed"
+        sender.close()
     finally:
         sender.kill()
-        sender.wait()
-        sender.stdout.close()
         transports.close()

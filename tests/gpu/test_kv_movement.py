@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gpu_engines import engine_over, executor_for, make_model, make_prompts
-from gpu_pairs import environ_of
+from gpu_pairs import OtherEnd
 from kv_sender import HOST, SHAPE, SLOT_BYTES, make_path, random_pool
 
 from baton.rpc.errors import DataLoss, Mismatch, ServiceError
@@ -104,57 +100,14 @@ def test_blocks_are_gathered_and_scattered_exactly(layers: range) -> None:
             assert torch.equal(words[layer, block], expected)
 
 
-class Sender:
-    """The child process."""
-
-    def __init__(self, kind: str) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-        if kind == "nccl":
-            env |= environ_of(1)
-        command = [sys.executable, "-m", "kv_sender", kind]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-
-    def ask(self, *words: object) -> str:
-        self.tell(*words)
-        return self.answer()
-
-    def tell(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
-        assert line, "the sender ended"
-        return line
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(30) == 0
-        self._close_pipes()
-
-    def kill(self) -> None:
-        """Idempotent, also after `close`."""
-        self.process.kill()
-        self.process.wait(30)
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
 def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:
     receiver.announced(slot, num_bytes)
     receiver.take(slot, num_bytes)
 
 
 @contextlib.contextmanager
-def connected(kind: str, kv: KvCopies) -> Iterator[tuple[Sender, BulkReceiver]]:
-    path, sender = make_path(kind, kv), Sender(kind)
+def connected(kind: str, kv: KvCopies) -> Iterator[tuple[OtherEnd, BulkReceiver]]:
+    path, sender = make_path(kind, kv), OtherEnd("kv_sender", kind)
     receiver = path.accept(bytes.fromhex(sender.ask("offer").removeprefix("offer")))
     slots = receiver.slots
     sender.ask("connect", slots.num_slots, slots.slot_bytes, slots.blob.hex())

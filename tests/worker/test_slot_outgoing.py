@@ -75,6 +75,7 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
     )
     outgoing = SlotOutgoing(
         "ipc",
+        "a receiver",
         ours,
         sender,
         Slots(2, 4096, b""),

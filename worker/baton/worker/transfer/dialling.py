@@ -106,7 +106,8 @@ class Dialler:
             sender = with_room(
                 lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._make_room(route.name)
             )
-            return SlotOutgoing(route.name, sock, sender, slots, self._executor, totals, changed)
+            peer = f"{route.host}:{route.port}"
+            return SlotOutgoing(route.name, peer, sock, sender, slots, self._executor, totals, changed)
         except BaseException:
             sock.close()
             raise

@@ -19,9 +19,11 @@ from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
 from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
+from baton.worker.transfer.stuck import watch
 from baton.worker.transfer.totals import KindTotals
 
 SEND_SECONDS = 5.0  # for one piece, or for a slot to become free
+_STUCK_SECONDS = SEND_SECONDS + 1.0  # until a piece is given up that the link's thread should have given up
 _NUM_READ_AHEAD = 2
 _WAIT_SECONDS = 0.25
 _JOIN_SECONDS = 2.0
@@ -146,6 +148,7 @@ class SlotOutgoing:
     def __init__(
         self,
         kind: str,
+        peer: str,
         sock: Connection,
         sender: BulkSender,
         slots: Slots,
@@ -165,9 +168,12 @@ class SlotOutgoing:
         self._ended = ""
         self._broken: OSError | None = None  # no header leaves any more
         self._moved_at = 0.0  # when the piece before was done
+        self._on_way: deque[float] = deque()  # when each piece was started that is not finished
+        self._over = threading.Event()
         sock.settimeout(None)
         self._credits = threading.Thread(target=self._take_credits, name="kv-credits", daemon=True)
         self._credits.start()
+        watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
         return bool(self._free)
@@ -199,6 +205,7 @@ class SlotOutgoing:
             # all that the device does until the receiver has heard of the piece (as while a kernel's code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
         started = time.monotonic()
+        self._on_way.append(started)
         ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
         return _InSlot(header, ticket, started, num_bytes)
 
@@ -216,13 +223,14 @@ class SlotOutgoing:
             self._check()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
+        self._on_way.popleft()
+        self._check_headers()
         now = time.monotonic()
         seconds = now - max(shipment.started, self._moved_at)
         self._moved_at = now
         if not self._sender.announces_first:
             self._announce(shipment.header.copied_in(seconds))
-        if self._broken is not None:
-            raise self._broken
+            self._check_headers()
         self._totals.sent(shipment.num_bytes, seconds)
 
     def settle(self, shipment: Shipment) -> None:
@@ -246,6 +254,7 @@ class SlotOutgoing:
             self._changed.notify_all()
 
     def close(self) -> None:
+        self._over.set()
         self._sender.close()
         shut_down(self._sock)
         self._credits.join(_JOIN_SECONDS)
@@ -254,6 +263,22 @@ class SlotOutgoing:
     def _check(self) -> None:
         if self._ended:
             raise ConnectionError(self._ended)
+
+    def _check_headers(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _on_way_since(self) -> float:
+        """When the piece was started that is to be finished next; 0: none was."""
+        try:
+            return self._on_way[0]
+        except IndexError:
+            return 0.0
+
+    def _give_up(self) -> None:
+        """Waits for nobody: whoever starts a piece, perhaps in a call of the device's, has the link's lock."""
+        self._broken = TimeoutError("a piece was given up: its copy stood still")
+        self._sender.abort()
 
     def _take_credits(self) -> None:
         try:

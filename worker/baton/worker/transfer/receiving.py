@@ -48,6 +48,7 @@ _BODY_SECONDS = 30.0  # without a byte of a piece that has begun
 _IDLE_PERIODS = 20  # of _BODY_SECONDS without a piece, until a connection is closed
 _SCRATCH_BYTES = 1 << 20
 _WRITE_SECONDS = 5.0  # for a piece that was announced, until it is in its blocks
+_STUCK_SECONDS = 15.0  # that the thread may be away from its pieces: longer than it waits for any of them
 _GONE_SECONDS = 0.25  # for the same, once the sender's end is closed: what it had started has ended, or never will
 _SPIN_SECONDS = 500e-6  # that a piece takes at most while it moves well
 _NAP_SECONDS = 20e-6
@@ -204,7 +205,7 @@ class Receiving:
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
         self._slots = self._bulk.slots
-        watch(self._sock, self._peer, self._over, lambda: self._turned_at, self._bulk.abort)
+        watch(self._sock, self._peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, self._bulk.abort)
 
     # Pieces.
 

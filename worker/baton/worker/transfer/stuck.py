@@ -16,28 +16,35 @@ from baton.worker.transfer.sockets import Connection
 
 _log = logging.getLogger(__name__)
 
-_LOST_SECONDS = 1.0  # in which the connection's thread sees itself that the sender is gone
-_STUCK_SECONDS = 15.0  # that it may be away from its pieces: longer than it waits for any of them
+_LOST_SECONDS = 1.0  # in which the connection's thread sees itself that the peer is gone
 _NAP_SECONDS = 0.5
 
 
 def watch(
-    sock: Connection, peer: str, over: threading.Event, turned_at: Callable[[], float], abort: Callable[[], None]
+    sock: Connection,
+    peer: str,
+    over: threading.Event,
+    turned_at: Callable[[], float],
+    seconds: float,
+    abort: Callable[[], None],
 ) -> None:
-    """Calls `abort`, on a thread of its own, where the connection is not over soon after its sender has gone, or stands
-    still. `turned_at`: when its thread last saw to pieces that are on their way, by the monotonic clock; 0: none are.
+    """Calls `abort`, on a thread of its own, where pieces are not over soon after the peer has gone, or stand still.
+
+    `turned_at`: when the connection's thread last saw to pieces that are on their way, by the monotonic clock; 0: none
+    are. `seconds`: that it may be away from them. All ends when the connection is `over`.
     """
-    sender = select.poll()
-    sender.register(sock, select.POLLRDHUP)
+    end = select.poll()
+    end.register(sock, select.POLLRDHUP)
 
     def run() -> None:
-        gone_at = 0.0
+        gone_at, num_seen = 0.0, 0
         while not over.wait(_NAP_SECONDS):
-            now = time.monotonic()
-            if not gone_at and sender.poll(0):
+            now, at = time.monotonic(), turned_at()
+            if not gone_at and end.poll(0):
                 gone_at = now
-            at = turned_at()
-            if (gone_at and now - gone_at > _LOST_SECONDS) or (at and now - at > _STUCK_SECONDS):
+            stands = at and (now - at > seconds or (gone_at and now - gone_at > _LOST_SECONDS))
+            num_seen = num_seen + 1 if stands else 0
+            if num_seen > 1:  # after the first, a process that was stopped itself sees to its pieces
                 _log.warning("pieces of %s are given up: they wait for what does not come", peer)
                 abort()
                 return

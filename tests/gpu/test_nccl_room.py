@@ -1,0 +1,45 @@
+"""Room among NCCL's communicators: the one that was idle for longest goes, and its sender comes back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from gpu_pairs import OtherEnd
+from kv_pusher import EPOCH, GENERATION, PIECE_BYTES, SOURCE, make_pool, make_transports, next_event
+
+from baton.worker.core import BlockId
+from baton.worker.transfer import nccl
+from baton.worker.transfer.base import Inbound, Landed
+from baton.worker.transfer.room import _SETTLED_SECONDS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+
+def test_a_sender_too_many_takes_the_place_of_the_one_idle_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "_MAX_COMMUNICATORS", 2)
+    pool, source = make_pool(2), make_pool(1).view(torch.int16)
+    transports = make_transports("nccl", pool)
+    (address,) = transports.addresses
+    target = tuple(BlockId(block) for block in range(40, 40 + len(SOURCE)))
+    senders = [OtherEnd("kv_pusher", "nccl", address.SerializeToString().hex()) for _ in range(3)]
+    order = (0, 1, 0, 2, 1, 0)  # each of the last three has to make room first
+    try:
+        for number, which in enumerate(order, 1):
+            pool[:, list(target)] = 0
+            torch.cuda.synchronize()
+            transports.open(Inbound(number, EPOCH, GENERATION, target, checksum=True))
+            senders[which].tell(number, 1)
+            event = next_event(transports)
+            assert isinstance(event, Landed), event
+            assert torch.equal(pool.view(torch.int16)[:, list(target)], source[:, list(SOURCE)])
+            assert senders[which].answer() == "pushed"
+            time.sleep(1.5 * _SETTLED_SECONDS)
+        assert transports.totals_by_kind()["nccl"].num_received_bytes == len(order) * PIECE_BYTES
+        for sender in senders:
+            sender.close()
+    finally:
+        for sender in senders:
+            sender.kill()
+        transports.close()
