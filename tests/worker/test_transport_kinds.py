@@ -26,7 +26,7 @@ from transport_ends import (
     wait_until,
 )
 
-from baton.rpc.errors import Mismatch
+from baton.rpc.errors import DataLoss, Mismatch
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import (
     InboundFailed,
@@ -329,12 +329,13 @@ def test_blocks_that_cannot_be_read_fail_the_push(many, kind, caplog):
     sender.wait_for(PushFenced)
 
 
-def test_blocks_that_cannot_be_written_fail_the_transfer(many, kind, caplog):
+@pytest.mark.parametrize("error", [RuntimeError("device lost"), DataLoss("device lost")], ids=["defect", "known"])
+def test_blocks_that_cannot_be_written_fail_the_transfer(many, kind, error, caplog):
     executor = make_kv(kind)
     executor.kv_bytes = None
 
     def broken(layer, block_ids, data):
-        raise RuntimeError("device lost")
+        raise error
 
     executor.write_blocks = broken
     sender, receiver = many.make(filled(make_kv(kind)), kind), many.make(executor, kind)
@@ -344,6 +345,9 @@ def test_blocks_that_cannot_be_written_fail_the_transfer(many, kind, caplog):
     assert "device lost" in receiver.wait_for(InboundFailed).reason
     receiver.transport.fence_inbound(1)
     receiver.wait_for(InboundFenced)
+    (record,) = (record for record in caplog.records if "could not be written" in record.message)
+    assert "device lost" in record.message
+    assert (record.exc_info is not None) == isinstance(error, RuntimeError)
 
 
 def test_a_thousand_pieces_of_a_block_arrive(many, kind):

@@ -434,9 +434,11 @@ class Receiving:
         return transfer, part
 
     def _spoiled(self, transfer: OpenTransfer, error: Exception) -> None:
+        defect = not isinstance(error, ServiceError)
+        level = logging.ERROR if defect else logging.WARNING
+        _log.log(level, "a piece of %s could not be written: %s", self._peer, error, exc_info=error if defect else None)
         self._transfers.leave(transfer, 0, None)
         self._transfers.fail(transfer.inbound.transfer_id, f"a piece could not be written: {error}")
-        _log.error("a piece of KV could not be written", exc_info=error)
 
     def _claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part | None:
         """None: the piece is wrong, and its transfer has failed."""
