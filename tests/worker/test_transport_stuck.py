@@ -9,7 +9,7 @@ import pytest
 from transport_ends import SLOT_BYTES, Ends, HostKv, filled, hand_over, wait_until
 
 from baton.rpc.errors import DataLoss
-from baton.worker.transfer import outgoing, receiving
+from baton.worker.transfer import incoming_slots, outgoing
 from baton.worker.transfer import stuck as stuck_connections
 from baton.worker.transfer.base import InboundFailed, Landed, Pushed, PushFailed
 from baton.worker.transfer.host_ipc import HostIpcPath
@@ -81,7 +81,7 @@ def test_a_sender_that_is_gone_is_waited_for_no_more(ends, monkeypatch):
 
 
 def test_a_sender_that_is_there_is_not_waited_for_for_ever(ends, monkeypatch):
-    monkeypatch.setattr(receiving, "_STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(incoming_slots, "_STUCK_SECONDS", 0.1)
     receiver, sender, path = stuck_receiver(ends)
     assert path.aborted.wait(WAIT_SECONDS)
     assert receiver.wait_for(InboundFailed).transfer_id == 1
@@ -106,7 +106,7 @@ def test_a_piece_that_nobody_takes_is_not_waited_for_for_ever(ends, monkeypatch)
 
 
 def test_a_connection_without_pieces_is_never_stuck(ends, monkeypatch):
-    for module in (outgoing, receiving):
+    for module in (incoming_slots, outgoing):
         monkeypatch.setattr(module, "_STUCK_SECONDS", 0.5)
     executor, other = HostKv(), filled(HostKv())
     path = StuckPath(executor, sticks=False)
