@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.core import StepPlan
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
@@ -84,6 +84,16 @@ def test_an_old_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     with pytest.raises(Mismatch, match=r"NVIDIA Test has compute capability 7\.5"):
         open_device()
+
+
+def test_a_card_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in")
+
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    with pytest.raises(NoCapacity, match=r"NVIDIA Test cannot be opened \(CUDA error: out of memory\)") as caught:
+        open_device()
+    assert "nvidia-smi" in caught.value.message
 
 
 def test_a_model_that_does_not_fit_says_needed_free_and_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.executor.base import KvLayout
 from baton.worker.model.config import ModelConfig
 
@@ -14,7 +14,7 @@ _BYTES_PER_GRAPH = 8 << 20
 
 
 def open_device(ordinal: int = 0) -> torch.device:
-    """The CUDA device. Raises Mismatch where there is none that the kernels run on."""
+    """The CUDA device. Raises Mismatch where there is none that the kernels run on, NoCapacity where it is full."""
     if not torch.cuda.is_available():
         raise Mismatch(
             f"executor=cuda finds no usable NVIDIA GPU ({_why_unusable()}): check `nvidia-smi`, the driver, and that "
@@ -28,7 +28,13 @@ def open_device(ordinal: int = 0) -> torch.device:
         raise Mismatch(
             f"{name} has compute capability {major}.{minor}; the kernels need 8.0 or newer", field="executor"
         )
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        raise NoCapacity(
+            f"{torch.cuda.get_device_name(device)} cannot be opened ({_first_line(error)}): `nvidia-smi` shows what "
+            "holds its memory; end that, or give the worker another GPU by CUDA_VISIBLE_DEVICES"
+        ) from error
     return device
 
 
@@ -37,8 +43,12 @@ def _why_unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:
-        return str(error).partition("\n")[0].partition(". Please")[0] or type(error).__name__
+        return _first_line(error).partition(". Please")[0]
     return "no device is visible"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
