@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpu_pairs import OtherEnd
 from kv_pusher import EPOCH, GENERATION, SOURCE, loading_code, make_pool, make_transports, next_event
+from kv_taker import TARGET
 
-from baton.worker.core import BlockId
 from baton.worker.transfer.base import Inbound, Landed
 
 NUM_TRANSFERS = 50
@@ -23,20 +23,19 @@ def test_code_that_is_loaded_holds_no_transfer_up(kind: str, checksum: bool, tmp
     pool, source = make_pool(2), make_pool(1).view(torch.int16)
     transports = make_transports(kind, pool)
     (address,) = transports.addresses
-    target = tuple(BlockId(block) for block in range(40, 40 + len(SOURCE)))
     of_sender = tmp_path / "sender"
     of_sender.mkdir()
     sender = OtherEnd("kv_pusher", kind, address.SerializeToString().hex(), str(of_sender))
     try:
         with loading_code(tmp_path):
             for number in range(1, NUM_TRANSFERS + 1):
-                pool[:, list(target)] = 0
+                pool[:, list(TARGET)] = 0
                 torch.cuda.synchronize()
-                transports.open(Inbound(number, EPOCH, GENERATION, target, checksum))
+                transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum))
                 sender.tell(number, int(checksum))
                 event = next_event(transports)
                 assert isinstance(event, Landed), event
-                assert torch.equal(pool.view(torch.int16)[:, list(target)], source[:, list(SOURCE)])
+                assert torch.equal(pool.view(torch.int16)[:, list(TARGET)], source[:, list(SOURCE)])
                 assert sender.answer() == "pushed"
         sender.close()
     finally:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpu_pairs import OtherEnd
 from kv_pusher import EPOCH, GENERATION, PIECE_BYTES, SOURCE, make_pool, make_transports, next_event
+from kv_taker import TARGET
 
-from baton.worker.core import BlockId
 from baton.worker.transfer import nccl
 from baton.worker.transfer.base import Inbound, Landed
 from baton.worker.transfer.room import _SETTLED_SECONDS
@@ -22,18 +22,17 @@ def test_a_sender_too_many_takes_the_place_of_the_one_idle_for_longest(monkeypat
     pool, source = make_pool(2), make_pool(1).view(torch.int16)
     transports = make_transports("nccl", pool)
     (address,) = transports.addresses
-    target = tuple(BlockId(block) for block in range(40, 40 + len(SOURCE)))
     senders = [OtherEnd("kv_pusher", "nccl", address.SerializeToString().hex()) for _ in range(3)]
     order = (0, 1, 0, 2, 1, 0)  # each of the last three has to make room first
     try:
         for number, which in enumerate(order, 1):
-            pool[:, list(target)] = 0
+            pool[:, list(TARGET)] = 0
             torch.cuda.synchronize()
-            transports.open(Inbound(number, EPOCH, GENERATION, target, checksum=True))
+            transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum=True))
             senders[which].tell(number, 1)
             event = next_event(transports)
             assert isinstance(event, Landed), event
-            assert torch.equal(pool.view(torch.int16)[:, list(target)], source[:, list(SOURCE)])
+            assert torch.equal(pool.view(torch.int16)[:, list(TARGET)], source[:, list(SOURCE)])
             assert senders[which].answer() == "pushed"
             time.sleep(1.5 * _SETTLED_SECONDS)
         assert transports.totals_by_kind()["nccl"].num_received_bytes == len(order) * PIECE_BYTES

@@ -96,6 +96,15 @@ def test_a_card_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-smi" in caught.value.message
 
 
+def test_another_defect_of_a_card_is_not_called_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    with pytest.raises(RuntimeError, match="ECC"):
+        open_device()
+
+
 def test_a_model_that_does_not_fit_says_needed_free_and_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     check_weights_fit(MODEL, torch.bfloat16, GPU)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10 * GIB, 80 * GIB))

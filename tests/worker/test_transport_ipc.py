@@ -302,7 +302,8 @@ def test_a_sender_that_was_killed_gives_its_slots_back(many):
     with child(receiver.port, key_of(receiver)) as process:
         wait_until(lambda: receiver.transport.totals().num_received_pieces == 1)
         process.kill()
-        assert "ended" in receiver.wait_for(InboundFailed).reason
+        reason = receiver.wait_for(InboundFailed).reason
+        assert reason.endswith(("the connection ended", "Connection reset by peer"))  # it may not have read its credit
         wait_until(lambda: path.num_senders == 0)
     assert kv_mappings() == []
 

@@ -31,6 +31,8 @@ def open_device(ordinal: int = 0) -> torch.device:
     try:
         torch.cuda.set_device(device)
     except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
         raise NoCapacity(
             f"{torch.cuda.get_device_name(device)} cannot be opened ({_first_line(error)}): `nvidia-smi` shows what "
             "holds its memory; end that, or give the worker another GPU by CUDA_VISIBLE_DEVICES"

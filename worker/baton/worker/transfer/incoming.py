@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.rpc.errors import DataLoss, ServiceError
+from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockId
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.frames import PIECE_BYTES, PieceHeader, decode_piece
@@ -126,7 +126,7 @@ class Admission:
 
     def spoiled(self, transfer: OpenTransfer, error: Exception) -> None:
         """A piece that was admitted could not be written."""
-        defect = not isinstance(error, ServiceError)
+        defect = not isinstance(error, DataLoss)
         level = logging.ERROR if defect else logging.WARNING
         _log.log(level, "a piece of %s could not be written: %s", self._peer, error, exc_info=error if defect else None)
         self._transfers.leave(transfer, 0, None)

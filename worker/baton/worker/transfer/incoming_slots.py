@@ -46,6 +46,7 @@ class SlotIncoming:
 
     def __init__(self, sock: Connection, peer: str, bulk: BulkReceiver, admission: Admission) -> None:
         self._sock = sock
+        self._peer = peer
         self._bulk = bulk
         self._slots = bulk.slots
         self._admission = admission
@@ -55,10 +56,10 @@ class SlotIncoming:
         self._moved_at = time.monotonic()  # when the last piece was announced, or was in its blocks; at first, now
         self._turned_at = 0.0  # when its thread last saw to pieces that are on their way; 0: there are none
         self._over = threading.Event()
-        watch(sock, peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, bulk.abort)
 
     def receive(self) -> None:
         """Hears of pieces as they are announced, and takes and writes them meanwhile, in order."""
+        watch(self._sock, self._peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, self._bulk.abort)
         announced: deque[tuple[int, PieceHeader]] = deque()
         bulk, writing = self._bulk, self._writing
         ended = False

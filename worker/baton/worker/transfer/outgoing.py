@@ -166,7 +166,7 @@ class SlotOutgoing:
         self._num_slots = slots.num_slots
         self._slot_bytes = slots.slot_bytes
         self._ended = ""
-        self._broken: OSError | None = None  # no header leaves any more
+        self._broken: OSError | None = None  # why no piece leaves any more
         self._moved_at = 0.0  # when the piece before was done
         self._on_way: deque[float] = deque()  # when each piece was started that is not finished
         self._over = threading.Event()
@@ -224,13 +224,13 @@ class SlotOutgoing:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
         self._on_way.popleft()
-        self._check_headers()
+        self._check_unbroken()
         now = time.monotonic()
         seconds = now - max(shipment.started, self._moved_at)
         self._moved_at = now
         if not self._sender.announces_first:
             self._announce(shipment.header.copied_in(seconds))
-            self._check_headers()
+            self._check_unbroken()
         self._totals.sent(shipment.num_bytes, seconds)
 
     def settle(self, shipment: Shipment) -> None:
@@ -264,7 +264,7 @@ class SlotOutgoing:
         if self._ended:
             raise ConnectionError(self._ended)
 
-    def _check_headers(self) -> None:
+    def _check_unbroken(self) -> None:
         if self._broken is not None:
             raise self._broken
 

@@ -20,7 +20,7 @@ from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.room import with_room
 from baton.worker.transfer.sockets import Connection, keep_alive, limit_receives, shut_down
 from baton.worker.transfer.tls_socket import KvTls
-from baton.worker.transfer.totals import KindTotals, Totals
+from baton.worker.transfer.totals import Totals
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Receiving:
             _log.warning("KV connection of %s over %s refused: %s", self._peer, name, error.message)
             self._sock.sendall(encode_refused(error))
             return None
-        self._incoming = self._serve(bulk, self._totals)
+        self._incoming = self._serve(bulk)
         self._kind = name
         self._sock.sendall(encode_welcome(_NO_SLOTS if bulk is None else bulk.slots))
         return self._incoming
@@ -157,10 +157,10 @@ class Receiving:
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
 
-    def _serve(self, bulk: BulkReceiver | None, totals: KindTotals) -> Incoming:
-        admission = Admission(self._peer, self._transfers, totals)
+    def _serve(self, bulk: BulkReceiver | None) -> Incoming:
+        admission = Admission(self._peer, self._transfers, self._totals)
         if bulk is None:
-            return InlineIncoming(self._sock, self._executor, self._transfers, admission, totals)
+            return InlineIncoming(self._sock, self._executor, self._transfers, admission, self._totals)
         return SlotIncoming(self._sock, self._peer, bulk, admission)
 
     # The end.

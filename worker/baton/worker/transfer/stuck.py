@@ -1,7 +1,8 @@
 """Gives up pieces that a connection's own thread cannot: it may be in a call of the device's.
 
 Such a call waits, for memory to be freed or code to be loaded, until the device has done all that it has; and a kernel
-that receives waits for bytes. Where these never come, only another thread can say so.
+that receives waits for bytes, one that sends for whoever takes them. Where that never comes, only another thread can
+say so.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def watch(
             stands = at and (now - at > seconds or (gone_at and now - gone_at > _LOST_SECONDS))
             num_seen = num_seen + 1 if stands else 0
             if num_seen > 1:  # after the first, a process that was stopped itself sees to its pieces
-                _log.warning("pieces of %s are given up: they wait for what does not come", peer)
+                _log.warning("pieces on the way from or to %s are given up: they wait for what does not come", peer)
                 abort()
                 return
 
