@@ -4,8 +4,9 @@ python tests/bench/bench_tandem.py [--executor sim|cpu|cuda] [--model PRESET_OR_
     [--devices 0,1] [--transports auto] [--json PATH]
 
 exposed     the last block has arrived, after the first token was there to be sent
-landed      the last block has arrived, after the prefill worker had the first token: the decode step starts then
-2nd token   the client has the second token, after the prefill worker had the first
+landed      the last block has arrived, after the prefill worker had the first token
+launched    the decode worker launches the step that computes the second token, after the same moment
+1st token   the client has the first token, after the same moment; the 2nd token likewise
 ITL         of requests that decode beside: alone; with prompts coming in at the concurrency given; and "along" as many
             requests of such prompts, whose blocks have come and which only decode: a step reads them too
 
@@ -44,6 +45,8 @@ class Figures:
     exposed: float | None = None  # median
     exposed_share: float | None = None  # of TTFT, median
     landed: float | None = None
+    launched: float | None = None
+    first_token: float | None = None
     second_token: float | None = None
     num_bytes: float | None = None
     num_local: int = 0  # prompts that the decode worker computed after all
@@ -88,7 +91,7 @@ async def measure(served: Deployment, name: str, num_tokens: int, options: argpa
 
 def _handover(served: Deployment, answers: Sequence[Answer]) -> dict[str, float | int | None]:
     records = served.records()
-    exposed, shares, landed, second, num_bytes = [], [], [], [], []
+    exposed, shares, landed, launched, first, second, num_bytes = [], [], [], [], [], [], []
     for one in answers:
         record = records.get(one.request_id, {})
         if "received_landed_at" not in record or "sent_computed_at" not in record:
@@ -98,6 +101,8 @@ def _handover(served: Deployment, answers: Sequence[Answer]) -> dict[str, float 
         exposed.append(waited)
         shares.append(waited / one.ttft)
         landed.append(max(0.0, record["received_landed_at"] - record["sent_computed_at"]))
+        launched.append(max(0.0, record["received_launched_at"] - record["sent_computed_at"]))
+        first.append(one.arrivals[0] - record["sent_computed_at"])
         second.append(one.arrivals[1] - record["sent_computed_at"])
         num_bytes.append(record["received_num_bytes"])
     medians = {
@@ -106,6 +111,8 @@ def _handover(served: Deployment, answers: Sequence[Answer]) -> dict[str, float 
             ("exposed", exposed),
             ("exposed_share", shares),
             ("landed", landed),
+            ("launched", launched),
+            ("first_token", first),
             ("second_token", second),
             ("num_bytes", num_bytes),
         )
@@ -122,8 +129,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def table(rows: Sequence[Figures]) -> str:
     """What a person reads, in milliseconds."""
     header = (
-        "workers", "prompt", "TTFT", "exposed", "of TTFT", "landed", "2nd token", "MiB", "local", "ITL p50", "p99",
-        "p50 beside", "p99 beside", "p50 along", "p99 along", "loaded TTFT", "prompt tok/s", "output tok/s",
+        "workers", "prompt", "TTFT", "exposed", "of TTFT", "landed", "launched", "1st token", "2nd token", "MiB",
+        "local", "ITL p50", "p99", "p50 beside", "p99 beside", "p50 along", "p99 along", "loaded TTFT", "prompt tok/s",
+        "output tok/s",
     )  # fmt: skip
     lines = []
     for row in rows:
@@ -134,7 +142,8 @@ def table(rows: Sequence[Figures]) -> str:
         lines.append(
             (
                 row.deployment, str(row.num_prompt_tokens), _ms(row.ttft), _ms(row.exposed), share, _ms(row.landed),
-                _ms(row.second_token), size, str(row.num_local), *(_ms(one) for one in times),
+                _ms(row.launched), _ms(row.first_token), _ms(row.second_token), size, str(row.num_local),
+                *(_ms(one) for one in times),
                 f"{row.prompt_tokens_per_second:.0f}", f"{row.output_tokens_per_second:.0f}",
             )
         )  # fmt: skip

@@ -65,6 +65,7 @@ class Engine:
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
         # Called between schedule and launch, so that a peer can be told before its prompt is computed.
         self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        self.on_launched: Callable[[float], None] | None = None  # called once a step is launched, with when that began
         # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
         self.on_evicted: Callable[[], None] | None = None
         self.frozen = False  # nothing is scheduled; what is in flight lands
@@ -150,7 +151,10 @@ class Engine:
         self._copier.start()
         if scheduled is not None:
             self._tell_started(scheduled)
+            began = self._clock()
             self._in_flight.launch(scheduled)
+            if self.on_launched is not None:
+                self.on_launched(began)
         elif not self._in_flight and self._copier.busy:
             self._copier.wait()
         if self.on_evicted is not None and self._scheduler.pool.has_evicted:
@@ -162,6 +166,15 @@ class Engine:
             else:
                 self.waits = True
         return self._requests.take_outputs()
+
+    def take_outputs(self) -> StepOutputs:
+        """What happened since the last outputs, without a step."""
+        return self._requests.take_outputs()
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether the request has a row: a step that computes it is launched."""
+        state = self._states.get(request_id)
+        return state is not None and state.phase is Phase.RUNNING
 
     def has_work(self) -> bool:
         """Whether step() would do anything now. A wait for a remote prefill does not count."""

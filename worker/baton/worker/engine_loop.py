@@ -56,12 +56,13 @@ class EngineLoop:
         self._profiler = profiler
         self._spans = spans
         if spans is not None:
-            handover.prefill_side.on_record = handover.decode_side.on_record = spans.record
+            handover.prefill_side.on_record = handover.decode_side.resumptions.on_record = spans.record
         self._step = self._advance if trace is None else partial(trace.step, self._advance)
         self._watching = False
         self._clock = clock
         self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
         handover.decode_side.on_peer_died = self._tell_peer_loss
+        handover.decode_side.on_first_token = self._tell_at_once
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
         engine.on_evicted = self._tell_evicted
         halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
@@ -185,20 +186,27 @@ class EngineLoop:
         self._engine.limits.paused = self._profiler.active or self._control.changing
         self._handover.tick()
         outputs = self._step()
-        self._handover.on_step(outputs)
-        for first in outputs.first_tokens:
-            facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
-            _log.info("prefill finished", extra=facts)
-        self._sessions.emit(outputs)
-        if self._spans is not None and (outputs.finishes or outputs.failures):
-            self._spans.finished(outputs.finishes)
-            self._spans.failed(outputs.failures)
+        self._tell(outputs)
         self._events.collect()
         self._control.check()
         if self._profiler.active:
             self._profiler.on_step()
         self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
         self._state.report(self._clock())
+
+    def _tell(self, outputs: StepOutputs) -> None:
+        self._handover.on_step(outputs)
+        self._sessions.emit(outputs)
+        for first in outputs.first_tokens:
+            facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
+            _log.info("prefill finished", extra=facts)
+        if self._spans is not None and (outputs.finishes or outputs.failures):
+            self._spans.finished(outputs.finishes)
+            self._spans.failed(outputs.failures)
+
+    def _tell_at_once(self) -> None:
+        self._tell(self._engine.take_outputs())
+        self._link.flush()
 
     def _tell_evicted(self) -> None:
         """The index hears of it while the step runs, not after it."""

@@ -24,7 +24,8 @@ from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
 from baton.worker.handover.flows import Flows
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.prefill_peers import PrefillPeers
-from baton.worker.handover.records import TransferRecord, log_record
+from baton.worker.handover.records import TransferRecord
+from baton.worker.handover.resumptions import Resumptions
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import PrefillWanted, StepOutputs
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
@@ -61,7 +62,9 @@ class DecodeSide:
         self._settings = settings
         self._counters = counters
         self._clock = clock
-        self.on_record: Callable[[TransferRecord], None] = log_record
+        self.resumptions = Resumptions(engine)
+        # The engine was given a token: it is to be told now, for this turn's step may take milliseconds to launch.
+        self.on_first_token: Callable[[], None] = lambda: None
         # A prefill worker's stream ended while it computed this prompt: the request, the worker, and how.
         self.on_peer_died: Callable[[Request, str, str], None] = lambda request, worker_id, reason: None
         self.flows = Flows()
@@ -124,11 +127,9 @@ class DecodeSide:
     # The engine.
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call right after each step, before anything else here."""
+        """Call with all that the engine tells, right after a step at the latest, before anything else here."""
         for wanted in outputs.prefill_wanted:
             self._begin(wanted)
-        if not self._expected and not self._exchanges:
-            return
         for finish in outputs.finishes:
             self._on_request_ended(finish.request, aborted=finish.reason is FinishReason.ABORT)
         for failure in outputs.failures:
@@ -158,6 +159,7 @@ class DecodeSide:
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
         self._expected.pop(request, None)
+        self.resumptions.ended(request)
         exchange = self._exchanges.get(request)
         if exchange is None:
             return
@@ -241,6 +243,7 @@ class DecodeSide:
         if exchange.lease is not None:
             exchange.lease.progressed(exchange.first_token_at)
         self._engine.accept_first_token(exchange.request.request_id, first.token_id, logprobs_of(first))
+        self.on_first_token()
 
     def _on_failed(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = peer.exchanges.get(message.failed.prefill_id)
@@ -399,12 +402,14 @@ class DecodeSide:
         record = self._record_of(exchange)
         counters.transfer_seconds.observe(record.seconds)
         counters.exposed_seconds.observe(record.exposed_seconds)
-        self.on_record(record)
         self.flows.received(exchange.peer.endpoint.worker_id, record.num_bytes)
         exchange.request.transfer = TransferTimes(record.num_bytes, record.seconds, record.exposed_seconds)
         self._backoff.succeeded(exchange.peer.endpoint.address)
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)
+        self.resumptions.landed(exchange.request, record)
+        if exchange.ended or not exchange.wanted:
+            self.resumptions.ended(exchange.request)
 
     def _free(self, exchange: Exchange) -> None:
         lease = exchange.lease

@@ -1,7 +1,7 @@
 """Both sides of a worker's hand-overs, tied to the link to its front and to its transport. Decides nothing.
 
-The engine loop gives it the frames of the kinds in `handlers`, calls on_step right after each engine step, and tick
-once a turn, after the turn's frames.
+The engine loop gives it the frames of the kinds in `handlers`, on_step all that the engine tells, and calls tick once a
+turn, after the turn's frames.
 """
 
 from __future__ import annotations
@@ -194,8 +194,10 @@ class Handover:
         return sum(side.num_stranded_blocks(now, _STRANDED_SECONDS) for side in sides)
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call right after each step."""
+        """Call with all that the engine tells, right after a step at the latest."""
         self.prefill_side.on_step(outputs)
+        if outputs.first_tokens:
+            self._wire.flush()  # a client waits for each
         self.decode_side.on_step(outputs)
 
     def tick(self) -> None:

@@ -254,7 +254,7 @@ class PrefillSide:
         self._flush()
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call right after each step, before anything else here."""
+        """Call with all that the engine tells, right after a step at the latest, before anything else here."""
         if not self._jobs:
             return
         now = self._clock()

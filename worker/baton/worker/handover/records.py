@@ -20,6 +20,8 @@ class TransferRecord:
     started_at: float  # the lease
     first_token_at: float | None  # None: it came after the last block
     landed_at: float
+    # The launch of the step that computes the request's next token. None: its first was its last, or it was ended.
+    launched_at: float | None = None
 
     @property
     def seconds(self) -> float:
