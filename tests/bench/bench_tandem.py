@@ -1,7 +1,7 @@
 """One prefill and one decode worker against one worker that does both: TTFT, exposed transfer time, hand-over, ITL.
 
 python tests/bench/bench_tandem.py [--executor sim|cpu|cuda] [--model PRESET_OR_FOLDER] [--lengths 2048,8192,32768]
-    [--devices 0,1] [--transports auto] [--json PATH]
+    [--devices 0,1] [--num-blocks N] [--transports auto] [--json PATH]
 
 exposed     the last block has arrived, after the first token was there to be sent
 landed      the last block has arrived, after the prefill worker had the first token
@@ -171,6 +171,8 @@ def worker_flags(options: argparse.Namespace, longest: int) -> dict[str, object]
         flags |= {"threads": 1}
     else:
         flags |= {"num_blocks": 8192}
+    if options.num_blocks:
+        flags |= {"num_blocks": options.num_blocks}
     return flags
 
 
@@ -186,6 +188,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--neighbours", type=int, default=8, help="requests that decode beside")
     parser.add_argument("--seconds", type=float, default=3.0, help="that they decode alone")
     parser.add_argument("--devices", default="", help="CUDA_VISIBLE_DEVICES of each worker: 0,1 under executor=cuda")
+    parser.add_argument("--num-blocks", type=int, default=0, help="of each worker's KV, as where two share a GPU")
     parser.add_argument("--transports", default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--verify", action="store_true", help="checksums")

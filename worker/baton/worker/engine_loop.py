@@ -195,6 +195,7 @@ class EngineLoop:
         self._state.report(self._clock())
 
     def _tell(self, outputs: StepOutputs) -> None:
+        """First to other workers, then to gateways, then to whoever reads logs and traces."""
         self._handover.on_step(outputs)
         self._sessions.emit(outputs)
         for first in outputs.first_tokens:
@@ -205,6 +206,7 @@ class EngineLoop:
             self._spans.failed(outputs.failures)
 
     def _tell_at_once(self) -> None:
+        """What a prefill worker computed. The rest of this turn, a step's launch among it, takes milliseconds."""
         self._tell(self._engine.take_outputs())
         self._link.flush()
 

@@ -20,8 +20,7 @@ class TransferRecord:
     started_at: float  # the lease
     first_token_at: float | None  # None: it came after the last block
     landed_at: float
-    # The launch of the step that computes the request's next token. None: its first was its last, or it was ended.
-    launched_at: float | None = None
+    launched_at: float | None = None  # of the step that computes the next token; None: there is none
 
     @property
     def seconds(self) -> float:
@@ -32,6 +31,11 @@ class TransferRecord:
     def exposed_seconds(self) -> float:
         """How long the first token waited for the last block."""
         return 0.0 if self.first_token_at is None else self.landed_at - self.first_token_at
+
+    @property
+    def resume_seconds(self) -> float | None:
+        """From the last block to the step's launch. None: the request did not go on."""
+        return None if self.launched_at is None else self.launched_at - self.landed_at
 
 
 @dataclass(frozen=True, slots=True)
