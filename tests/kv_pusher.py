@@ -1,6 +1,7 @@
 """A process that pushes blocks of a known pool, told on its standard input: TRANSFER_ID CHECKSUM -> pushed, or why not.
 
 KIND and the receiver's address in hex are its arguments, and a folder of its own where it is to load kernels meanwhile.
+It says "ready" first: to start can take it longer, where a machine is busy, than a transfer may take.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def make_transports(kind: str, pool: torch.Tensor) -> Transports:
     return Transports(executor, "127.0.0.1", 0, "127.0.0.1", lambda: None, paths, EPOCH, PIECE_BYTES)
 
 
-def next_event(transports: Transports) -> TransportEvent:
-    """Within WAIT_SECONDS."""
+def next_event(transports: Transports, number: int) -> TransportEvent:
+    """Of this transfer, within WAIT_SECONDS."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not (events := transports.poll()):
-        assert time.monotonic() < deadline, f"nothing was told in {WAIT_SECONDS:g} s"
+        assert time.monotonic() < deadline, f"nothing was told of transfer {number} in {WAIT_SECONDS:g} s"
         time.sleep(0.001)
     (event,) = events
     return event
@@ -108,12 +109,13 @@ def main(kind: str, address: str, folder: str | None = None) -> None:
     transports = make_transports(kind, make_pool(1))
     addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))]
     with loading_code(Path(folder)) if folder else contextlib.nullcontext():
+        print("ready", flush=True)
         for line in sys.stdin:
             number, checksum = map(int, line.split())
             transports.connect(Outbound(number, addresses, number, EPOCH, GENERATION, bool(checksum)))
             transports.push(number, Piece(0, 0, len(SOURCE), SOURCE, num_layers=SHAPE[0]))
             transports.finish(number)
-            event = next_event(transports)
+            event = next_event(transports, number)
             print("pushed" if isinstance(event, Pushed) else event, flush=True)
     transports.close()
 

@@ -21,9 +21,10 @@ def main(kind: str) -> None:
     (address,) = transports.addresses
     print(address.SerializeToString().hex(), flush=True)
     for line in sys.stdin:
-        transports.open(Inbound(int(line), EPOCH, GENERATION, TARGET, checksum=False))
+        number = int(line)
+        transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum=False))
         print("open", flush=True)
-        event = next_event(transports)
+        event = next_event(transports, number)
         print("landed" if isinstance(event, Landed) else event, flush=True)
     transports.close()
 

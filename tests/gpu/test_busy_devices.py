@@ -27,13 +27,14 @@ def test_code_that_is_loaded_holds_no_transfer_up(kind: str, checksum: bool, tmp
     of_sender.mkdir()
     sender = OtherEnd("kv_pusher", kind, address.SerializeToString().hex(), str(of_sender))
     try:
+        assert sender.answer() == "ready"
         with loading_code(tmp_path):
             for number in range(1, NUM_TRANSFERS + 1):
                 pool[:, list(TARGET)] = 0
                 torch.cuda.synchronize()
                 transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum))
                 sender.tell(number, int(checksum))
-                event = next_event(transports)
+                event = next_event(transports, number)
                 assert isinstance(event, Landed), event
                 assert torch.equal(pool.view(torch.int16)[:, list(TARGET)], source[:, list(SOURCE)])
                 assert sender.answer() == "pushed"

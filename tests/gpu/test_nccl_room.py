@@ -25,12 +25,14 @@ def test_a_sender_too_many_takes_the_place_of_the_one_idle_for_longest(monkeypat
     senders = [OtherEnd("kv_pusher", "nccl", address.SerializeToString().hex()) for _ in range(3)]
     order = (0, 1, 0, 2, 1, 0)  # each of the last three has to make room first
     try:
+        for sender in senders:
+            assert sender.answer() == "ready"
         for number, which in enumerate(order, 1):
             pool[:, list(TARGET)] = 0
             torch.cuda.synchronize()
             transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum=True))
             senders[which].tell(number, 1)
-            event = next_event(transports)
+            event = next_event(transports, number)
             assert isinstance(event, Landed), event
             assert torch.equal(pool.view(torch.int16)[:, list(TARGET)], source[:, list(SOURCE)])
             assert senders[which].answer() == "pushed"

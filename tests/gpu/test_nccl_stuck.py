@@ -37,7 +37,7 @@ class Receiver:
         self.begin(transports, number)
         push(transports, number)
         transports.finish(number)
-        event = next_event(transports)
+        event = next_event(transports, number)
         assert isinstance(event, Pushed), event
         assert self.end.answer() == "landed"
 
@@ -99,7 +99,7 @@ def test_a_receiver_that_stands_still_stops_a_sender_for_seconds_at_most() -> No
         time.sleep(0.2)
         assert pushing.is_alive(), "a launch waits for that end"
         until(lambda: computing.still_for() < 0.5, "the device goes on")
-        event = next_event(transports)
+        event = next_event(transports, 3)
         assert isinstance(event, PushFailed), event
         os.kill(still.end.process.pid, signal.SIGCONT)
         assert still.end.answer() != "landed"
