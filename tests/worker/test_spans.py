@@ -86,7 +86,7 @@ async def test_a_traced_request_has_a_span_of_each_part(collector: Collector) ->
     assert transfer["baton.bytes"] == 19 * 16 * 8 * 2
     assert transfer["baton.retries"] == 0
     assert transfer["baton.exposed_ms"] >= 0
-    assert transfer["baton.resume_ms"] > 0
+    assert transfer["baton.until_launch_ms"] > 0
     assert transfer["baton.gigabytes_per_second"] > 0
     assert transfer["baton.transport"]
     prefilled, of_prefill, prefill_span = spans["baton.worker.prefill"]

@@ -29,7 +29,7 @@ _TOLD: Mapping[str, Sequence[tuple[str, str]]] = {
         ("baton.transport", "by"),
         ("baton.bytes", "bytes"),
         ("baton.exposed_ms", "exposed ms"),
-        ("baton.resume_ms", "resumed after ms"),
+        ("baton.until_launch_ms", "launched after ms"),
         ("baton.retries", "retries"),
     ),
     "baton.worker.decode": (("baton.output_tokens", "tokens"), ("baton.preemptions", "preemptions")),

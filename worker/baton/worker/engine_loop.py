@@ -56,7 +56,7 @@ class EngineLoop:
         self._profiler = profiler
         self._spans = spans
         if spans is not None:
-            handover.prefill_side.on_record = handover.decode_side.resumptions.on_record = spans.record
+            handover.prefill_side.on_record = handover.decode_side.landings.on_record = spans.record
         self._step = self._advance if trace is None else partial(trace.step, self._advance)
         self._watching = False
         self._clock = clock

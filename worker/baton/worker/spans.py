@@ -96,8 +96,8 @@ def _received(record: TransferRecord) -> list[_Span]:
         "baton.exposed_ms": record.exposed_seconds * 1e3,
         "baton.retries": record.num_retries,
     }
-    if record.resume_seconds is not None:
-        attributes["baton.resume_ms"] = record.resume_seconds * 1e3
+    if record.until_launch_seconds is not None:
+        attributes["baton.until_launch_ms"] = record.until_launch_seconds * 1e3
     return [_Span("baton.worker.transfer", record.started_at, record.landed_at, attributes)]
 
 

@@ -22,10 +22,10 @@ from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
 from baton.worker.handover.flows import Flows
+from baton.worker.handover.landings import Landings
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.prefill_peers import PrefillPeers
 from baton.worker.handover.records import TransferRecord
-from baton.worker.handover.resumptions import Resumptions
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import PrefillWanted, StepOutputs
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
@@ -62,7 +62,7 @@ class DecodeSide:
         self._settings = settings
         self._counters = counters
         self._clock = clock
-        self.resumptions = Resumptions(engine)
+        self.landings = Landings(engine)
         # The engine was given a token: it is to be told now, for this turn's step may take milliseconds to launch.
         self.on_first_token: Callable[[], None] = lambda: None
         # A prefill worker's stream ended while it computed this prompt: the request, the worker, and how.
@@ -159,7 +159,7 @@ class DecodeSide:
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
         self._expected.pop(request, None)
-        self.resumptions.ended(request)
+        self.landings.ended(request)
         exchange = self._exchanges.get(request)
         if exchange is None:
             return
@@ -407,9 +407,9 @@ class DecodeSide:
         self._backoff.succeeded(exchange.peer.endpoint.address)
         self._forget(exchange)
         self._engine.finish_transfer(exchange.request.request_id)
-        self.resumptions.landed(exchange.request, record)
-        if exchange.ended or not exchange.wanted:
-            self.resumptions.ended(exchange.request)
+        self.landings.add(exchange.request, record)
+        if exchange.ended:
+            self.landings.ended(exchange.request)
 
     def _free(self, exchange: Exchange) -> None:
         lease = exchange.lease

@@ -33,7 +33,7 @@ class TransferRecord:
         return 0.0 if self.first_token_at is None else self.landed_at - self.first_token_at
 
     @property
-    def resume_seconds(self) -> float | None:
+    def until_launch_seconds(self) -> float | None:
         """From the last block to the step's launch. None: the request did not go on."""
         return None if self.launched_at is None else self.launched_at - self.landed_at
 

@@ -20,7 +20,7 @@ from baton.worker.profiler import StepProfiler
 def records_of(decode: Node) -> list[TransferRecord]:
     """What is recorded from now on."""
     told: list[TransferRecord] = []
-    decode.handover.decode_side.resumptions.on_record = told.append
+    decode.handover.decode_side.landings.on_record = told.append
     return told
 
 

@@ -13,7 +13,7 @@ from baton.worker.engine import Engine
 from baton.worker.handover.records import TransferRecord, log_record
 
 
-class Resumptions:
+class Landings:
     """Of one engine, on its thread."""
 
     def __init__(self, engine: Engine) -> None:
@@ -22,8 +22,8 @@ class Resumptions:
         self.on_record: Callable[[TransferRecord], None] = log_record
         engine.on_launched = self._launched
 
-    def landed(self, request: Request, record: TransferRecord) -> None:
-        """The request goes on as soon as it has a row."""
+    def add(self, request: Request, record: TransferRecord) -> None:
+        """Its last block is there: it goes on as soon as it has a row."""
         self._records[request] = record
 
     def ended(self, request: Request) -> None:
