@@ -67,7 +67,6 @@ def _run(name: str, config: Any, serve: Serve) -> int:
     from baton.rpc.errors import InvalidRequest, ServiceError
 
     # A full garbage collection would pass over all that was imported, while all streams wait for tens of milliseconds.
-    gc.collect()
     gc.freeze()
     try:
         uvloop.run(_until_signalled(serve, config))
