@@ -151,8 +151,7 @@ class Engine:
         self._copier.start()
         if scheduled is not None:
             self._tell_started(scheduled)
-            began = self._clock()
-            self._in_flight.launch(scheduled)
+            began = self._in_flight.launch(scheduled)
             if self.on_launched is not None:
                 self.on_launched(began)
         elif not self._in_flight and self._copier.busy:

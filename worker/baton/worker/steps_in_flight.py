@@ -87,8 +87,8 @@ class StepsInFlight:
         """Whether collect returns at once."""
         return self._launched[0].error is not None or self._executor.ended()
 
-    def launch(self, scheduled: ScheduledStep) -> None:
-        """Starts a step. What a device can raise shows when it is collected, except DeviceLost."""
+    def launch(self, scheduled: ScheduledStep) -> float:
+        """Starts a step: when that began. What a device can raise shows when it is collected, except DeviceLost."""
         shape = shape_of(scheduled.plan)
         in_flight = _Launched(scheduled, self._clock(), shape, self._limits.limit(scheduled.plan, shape))
         if not self._launched:
@@ -100,6 +100,7 @@ class StepsInFlight:
             raise
         except Exception as error:  # whatever a device can raise must not end the others' requests
             in_flight.error = error
+        return in_flight.launched
 
     def collect(self) -> None:
         """Waits for the oldest step, and gives its requests what they got. Raises DeviceLost."""
