@@ -36,6 +36,7 @@ class Way:
         self.is_ended = False
         self.problem: OSError | None = None
         self.num_free = num_slots
+        self.gives_back_early = False  # the test gives slots back
 
     def room(self) -> bool:
         return self.num_free > 0
@@ -54,9 +55,14 @@ class Way:
         self.copies.append(Copy(piece))
         return self.copies[-1]
 
+    def await_end(self, shipment: Copy) -> bool:
+        eventually(lambda: shipment.ended.is_set() or self.room())
+        return shipment.ended.is_set()
+
     def finish(self, shipment: Copy) -> None:
         assert shipment.ended.wait(WAIT_SECONDS)
-        self.num_free += 1
+        if not self.gives_back_early:
+            self.num_free += 1
 
     def settle(self, shipment: Copy) -> None:
         assert shipment.ended.wait(WAIT_SECONDS)
@@ -158,6 +164,64 @@ def test_pieces_keep_their_order_and_wait_for_room(rig, way):
         way.copies[index].ended.set()
     assert rig.told() == [Pushed(1, 5, 500)]
     assert [copy.piece.layer for copy in way.copies] == [0, 1, 2, 3, 4]
+
+
+def test_a_slot_that_comes_back_is_used_while_another_copy_is_under_way(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    way.gives_back_early = True
+    for layer in range(5):
+        rig.link.send(push, piece(layer))
+    way.copies[0].ended.set()
+    time.sleep(0.02)  # the thread waits for the second copy by now, or for a slot
+    way.num_free += 1
+    eventually(lambda: len(way.copies) == 4)
+    assert not way.copies[1].ended.is_set()
+
+
+def test_a_push_that_has_its_last_piece_holds_up_nobody(rig, way):
+    first, second = rig.begin(1), rig.begin(2)
+    rig.rested()
+    rig.link.send(first, piece(0))
+    rig.link.end(first)
+    rig.link.send(second, piece(1))
+    rig.link.end(second)
+    assert way.starters == [threading.current_thread()] * 2
+    way.copies[0].ended.set()
+    assert rig.told() == [Pushed(1, 1, 100)]
+    way.copies[1].ended.set()
+    assert rig.told() == [Pushed(2, 1, 100)]
+
+
+def test_a_push_whose_last_piece_cannot_be_started_has_failed():
+    way = Way(num_slots=1)
+    rig = Rig(way)
+    push = rig.begin(1)
+    rig.rested()
+    rig.link.send(push, piece(0))
+    rig.link.send(push, piece(1))
+    rig.link.end(push)
+    way.problem = OSError("the device is gone")
+    way.copies[0].ended.set()
+    assert rig.told() == [PushFailed(1, "there: the device is gone")]
+    rig.link.join()
+    assert rig.events.take() == []
+
+
+def test_a_push_that_ends_while_it_is_fenced_is_fenced_once(rig, way):
+    push = rig.begin(1)
+    rig.rested()
+    for layer in range(4):
+        rig.link.send(push, piece(layer))
+    rig.link.fence(push)
+    rig.link.end(push)
+    for copy in way.copies:
+        copy.ended.set()
+    assert rig.told() == [PushFenced(1)]
+    rig.link.end(push)
+    time.sleep(0.05)
+    assert rig.events.take() == []
+    assert len(way.copies) == 3
 
 
 def test_a_push_ends_with_its_own_pieces_whatever_else_is_under_way(rig, way):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,9 +13,9 @@ import pytest
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
 from baton.worker.transfer.base import KvConversion, Outbound, Piece
-from baton.worker.transfer.bulk import Announce, Done, Slots
+from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.frames import PIECE_BYTES, PieceHeader, decode_piece
+from baton.worker.transfer.frames import PIECE_BYTES, PieceHeader, decode_piece, encode_credit
 from baton.worker.transfer.outgoing import SlotOutgoing
 from baton.worker.transfer.totals import Totals
 
@@ -26,17 +26,18 @@ DATA = bytes(range(BLOCK_BYTES))
 class Sender:
     """A BulkSender that notes what was heard of a piece when its bytes were on their way."""
 
-    def __init__(self, peer: socket.socket, announces_first: bool) -> None:
+    def __init__(self, peer: socket.socket, announces_first: bool, tickets: Iterable[Ticket] = ()) -> None:
         self.announces_first = announces_first
+        self._tickets = iter(tickets)
         self.events: list[object] = []
         self._peer = peer
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Done:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Ticket:
         if self.announces_first:
             announce()
             self.events.append(heard(self._peer))
         self.events.append("moves")
-        return Done()
+        return next(self._tickets, Done())
 
     def abort(self) -> None:
         """Nothing waits."""
@@ -47,6 +48,18 @@ class Sender:
 
 def heard(peer: socket.socket) -> PieceHeader:
     return decode_piece(peer.recv(PIECE_BYTES, socket.MSG_WAITALL))
+
+
+PIECE = Piece(0, 0, 1, [BlockId(3)])
+
+
+def outbound_of(checksum: bool) -> Outbound:
+    return Outbound(1, [], 1, 1, 1, checksum)
+
+
+def outgoing_of(ours: socket.socket, sender: Sender, executor: Executor, num_slots: int) -> SlotOutgoing:
+    slots, totals = Slots(num_slots, 4096, b""), Totals({"ipc": None}).of("ipc")
+    return SlotOutgoing("ipc", "a receiver", ours, sender, slots, executor, totals, threading.Condition())
 
 
 @pytest.fixture
@@ -73,17 +86,8 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
     executor = SimpleNamespace(
         layout=SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES), kv_bytes=None, read_blocks=read_blocks
     )
-    outgoing = SlotOutgoing(
-        "ipc",
-        "a receiver",
-        ours,
-        sender,
-        Slots(2, 4096, b""),
-        cast("Executor", executor),
-        Totals({"ipc": None}).of("ipc"),
-        threading.Condition(),
-    )
-    shipment = outgoing.start(Outbound(1, [], 1, 1, 1, checksum), Piece(0, 0, 1, [BlockId(3)]))
+    outgoing = outgoing_of(ours, sender, cast("Executor", executor), num_slots=2)
+    shipment = outgoing.start(outbound_of(checksum), PIECE)
     if not announces_first:
         peer.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -99,3 +103,82 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
     assert order == reads + (["announced", "moves"] if announces_first else ["moves", "announced"])
     peer.close()
     outgoing.close()
+
+
+class Copy:
+    """A Ticket of a copy that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def done(self) -> bool:
+        return self.ended.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self.ended.wait(seconds)
+
+
+@pytest.fixture
+def copies() -> list[Copy]:
+    return [Copy() for _ in range(4)]
+
+
+@pytest.fixture
+def outgoing(ends: tuple[socket.socket, socket.socket], copies: list[Copy]) -> Iterator[SlotOutgoing]:
+    """With three slots."""
+    ours, peer = ends
+    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
+    made = outgoing_of(ours, Sender(peer, True, copies), cast("Executor", SimpleNamespace(layout=layout)), num_slots=3)
+    yield made
+    for copy in copies:
+        copy.ended.set()
+    peer.close()
+    made.close()
+
+
+def later(act: Callable[[], object]) -> None:
+    threading.Timer(0.05, act).start()
+
+
+def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing, copies: list[Copy]
+) -> None:
+    _, peer = ends
+    first, second, _ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
+    copies[0].ended.set()
+    assert outgoing.await_end(first)
+    outgoing.finish(first)
+    assert not outgoing.room()
+    later(lambda: peer.sendall(encode_credit(0)))
+    assert not outgoing.await_end(second)
+    assert outgoing.room()
+
+
+def test_a_slot_is_room_only_when_its_piece_is_finished(
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing, copies: list[Copy]
+) -> None:
+    """The copy's ticket serves the slot's next piece, and would wait for that one, too."""
+    _, peer = ends
+    first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
+    peer.sendall(encode_credit(0))
+    later(copies[0].ended.set)
+    assert outgoing.await_end(first)
+    assert not outgoing.room()
+    outgoing.finish(first)
+    outgoing.wait_for_room()
+    assert outgoing.room()
+
+
+def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotOutgoing, copies: list[Copy]) -> None:
+    first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
+    later(copies[0].ended.set)
+    assert outgoing.await_end(first)
+
+
+def test_nobody_waits_for_a_receiver_that_has_gone(
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing
+) -> None:
+    first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
+    later(ends[1].close)
+    assert outgoing.await_end(first)
+    assert outgoing.ended()

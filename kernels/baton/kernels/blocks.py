@@ -34,7 +34,10 @@ def _copy_kernel(
     """staging[i, layer] = pool[layer, block_ids[i]], or back"""
     # grid: at most num_items
     PARTS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+    # Neighbours, which are of few blocks: ids may be in the host's memory, where programs queue up for them.
+    num_each = tl.cdiv(num_items, tl.num_programs(0))
+    first = tl.program_id(0) * num_each
+    for item in range(first, tl.minimum(first + num_each, num_items)):
         row = item // PARTS
         words = item % PARTS * BLOCK + tl.arange(0, BLOCK)
         inside = words < SIZE

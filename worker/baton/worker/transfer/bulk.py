@@ -35,6 +35,14 @@ class Ticket(Protocol):
         """`done`, after at most so long. Holds no lock of the interpreter's while it waits."""
 
 
+def is_over(ticket: Ticket) -> bool:
+    """Whether `wait` returns, or raises, at once."""
+    try:
+        return ticket.done()
+    except Exception:  # told where it is waited for
+        return True
+
+
 class Done:
     """What has ended already."""
 

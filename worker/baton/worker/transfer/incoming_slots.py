@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from baton.rpc.errors import DataLoss, InternalError
-from baton.worker.transfer.bulk import BulkReceiver, Ticket
+from baton.worker.transfer.bulk import BulkReceiver, Ticket, is_over
 from baton.worker.transfer.coverage import Part
 from baton.worker.transfer.frames import PieceHeader, encode_credit
 from baton.worker.transfer.inbound import OpenTransfer
@@ -65,7 +65,7 @@ class SlotIncoming:
         ended = False
         while announced or writing or not ended:
             self._turned_at = time.monotonic() if announced or writing else 0.0
-            if writing and _is_over(writing[0].ticket):  # first: the sender may wait for its slot
+            if writing and is_over(writing[0].ticket):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
             elif not ended and (not (announced or writing) or readable(self._sock, 0)):
                 header = receive_header(self._sock)
@@ -169,10 +169,3 @@ class SlotIncoming:
     def _give_back(self, slot: int) -> None:
         self._busy.discard(slot)
         self._sock.sendall(encode_credit(slot))
-
-
-def _is_over(ticket: Ticket) -> bool:
-    try:
-        return ticket.done()
-    except Exception:  # told where the write is finished
-        return True

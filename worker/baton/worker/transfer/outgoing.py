@@ -15,7 +15,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.transfer.ahead import Ahead, Result
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.blocks import read_piece
-from baton.worker.transfer.bulk import BulkSender, Slots, Ticket
+from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, is_over, unheard
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
 from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
@@ -26,6 +26,8 @@ SEND_SECONDS = 5.0  # for one piece, or for a slot to become free
 _STUCK_SECONDS = SEND_SECONDS + 1.0  # until a piece is given up that the link's thread should have given up
 _NUM_READ_AHEAD = 2
 _WAIT_SECONDS = 0.25
+_BRIEF_BYTES = 64 << 20  # whose copy is over before the receiver is ready for it, where none is before it
+_LOOK_SECONDS = 1e-3  # until a copy is seen to have ended whose slot does not come back
 _JOIN_SECONDS = 2.0
 
 
@@ -51,6 +53,9 @@ class Outgoing(Protocol):
 
     def start(self, outbound: Outbound, piece: Piece) -> Shipment:
         """Begins to read the piece's blocks, and perhaps to move them."""
+
+    def await_end(self, shipment: Shipment) -> bool:
+        """Waits until the oldest piece can be finished, or there is room for another. Whether to finish it."""
 
     def finish(self, shipment: Shipment) -> None:
         """Returns when the oldest piece is on its way and its blocks are not read any more. Raises OSError."""
@@ -108,6 +113,9 @@ class InlineOutgoing:
             lambda num_bytes, checksum: header_of(outbound, piece, num_bytes, checksum, None),
             data,
         )
+
+    def await_end(self, shipment: Shipment) -> bool:
+        return True
 
     def finish(self, shipment: Shipment) -> None:
         assert isinstance(shipment, _Inline)
@@ -176,7 +184,8 @@ class SlotOutgoing:
         watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
-        return bool(self._free)
+        """A slot that is free again, and whose piece is finished: their tickets are one, which would wait for both."""
+        return bool(self._free) and len(self._on_way) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return self._sender.announces_first and outbound.conversion is None and not outbound.checksum
@@ -206,7 +215,11 @@ class SlotOutgoing:
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
         started = time.monotonic()
         self._on_way.append(started)
-        ticket = self._sender.put(piece, slot, conversion, lambda: self._announce(header))
+        brief = self._sender.announces_first and len(self._on_way) == 1 and num_bytes <= _BRIEF_BYTES
+        if brief:
+            self._announce(header)
+        announce = unheard if brief else lambda: self._announce(header)
+        ticket = self._sender.put(piece, slot, conversion, announce)
         return _InSlot(header, ticket, started, num_bytes)
 
     def _announce(self, header: PieceHeader) -> None:
@@ -215,6 +228,19 @@ class SlotOutgoing:
             self._sock.sendall(encode_piece(header))
         except OSError as error:
             self._broken = error
+
+    def await_end(self, shipment: Shipment) -> bool:
+        """Not in the device's own wait: a slot mostly comes back before the next copy's end, and must find us awake."""
+        assert isinstance(shipment, _InSlot)
+        deadline = shipment.started + SEND_SECONDS
+        while self._sender.announces_first and not (self._ended or is_over(shipment.ticket)):
+            with self._changed:
+                if self.room():
+                    return False
+                self._changed.wait(_LOOK_SECONDS)
+            if time.monotonic() >= deadline:
+                break
+        return True
 
     def finish(self, shipment: Shipment) -> None:
         assert isinstance(shipment, _InSlot)

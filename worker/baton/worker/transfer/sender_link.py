@@ -5,6 +5,7 @@ The thread starts pieces too, but for one that nothing is before: whoever pushes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -34,8 +35,9 @@ class Push:
     outbound: Outbound
     num_pieces: int = 0
     num_bytes: int = 0
+    num_waiting: int = 0  # what of it is in the queue, or is being taken from there
     num_started: int = 0  # pieces whose blocks are being read
-    complete: bool = False  # its last piece was started
+    complete: bool = False  # its last piece was pushed
     stopped: bool = False  # nothing more is started
     fencing: bool = False  # someone waits for what was started
 
@@ -53,12 +55,7 @@ class _Send:
     piece: Piece
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    push: Push
-
-
-_Item = _Begin | _Send | _End
+_Item = _Begin | _Send
 
 
 class SenderLink:
@@ -75,7 +72,7 @@ class SenderLink:
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
         self._serving = False  # the thread has taken something out of the queue, and may start it
-        self._problem: BaseException | None = None  # of a piece that another thread started
+        self._problem: BaseException | None = None  # of a piece that could not be started, by whatever thread
         self._ended = False
         self._used_at = time.monotonic()  # when a push last began, or a piece was last sent
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
@@ -119,9 +116,10 @@ class SenderLink:
                 self._put(_Send(push, piece))
 
     def end(self, push: Push) -> None:
-        """Queues a push's end: Pushed follows."""
+        """That was its last piece: Pushed follows."""
         with self._changed:
-            self._put(_End(push))
+            push.complete = True
+        self._tell(push)
 
     def fence(self, push: Push) -> None:
         """PushFenced follows: at once, or when what was started is sent."""
@@ -163,14 +161,13 @@ class SenderLink:
 
     def _start_here(self, push: Push, piece: Piece) -> None:
         push.num_started += 1
-        try:
+        with contextlib.suppress(BaseException):  # the thread's to tell
             self._start(push, piece)
-        except BaseException as error:
-            self._problem = error  # the thread's to tell
         self._changed.notify_all()
 
     def _put(self, item: _Item) -> None:
         if not item.push.stopped:
+            item.push.num_waiting += 1
             self._queue.append(item)
             self._changed.notify_all()
 
@@ -205,7 +202,9 @@ class SenderLink:
         elif self._ended:
             return False
         elif self._started:
-            self._finish_oldest()
+            assert connection is not None, "something was started on it"
+            if not self._queue or connection.await_end(self._started[0][1]):
+                self._finish_oldest()
         elif self._queue:
             assert self._connection is not None, "a push begins with a connection"
             self._connection.wait_for_room()
@@ -234,7 +233,7 @@ class SenderLink:
 
     def _can_serve(self, item: _Item) -> bool:
         connection = self._connection
-        if item.push.stopped or isinstance(item, _End):
+        if item.push.stopped:
             return True
         if isinstance(item, _Begin):  # what was started on a connection comes to its end before another is made
             return not self._started or connection is None or not connection.ended()
@@ -245,16 +244,15 @@ class SenderLink:
         push = item.push
         if isinstance(item, _Begin):
             self._connect()
-            return
+        piece = item.piece if isinstance(item, _Send) else None
         with self._changed:
+            push.num_waiting -= 1
             if push.stopped:
                 return
-            if isinstance(item, _Send):
+            if piece is not None:
                 push.num_started += 1
-            else:
-                push.complete = True
-        if isinstance(item, _Send):
-            self._start(push, item.piece)
+        if piece is not None:
+            self._start(push, piece)
         else:
             self._tell(push)
 
@@ -262,7 +260,8 @@ class SenderLink:
         assert self._connection is not None, "a push begins with a connection"
         try:
             shipment = self._connection.start(push.outbound, piece)
-        except BaseException:
+        except BaseException as error:
+            self._problem = error
             self._left(push)
             raise
         self._started.append((push, shipment))
@@ -287,7 +286,9 @@ class SenderLink:
         """What the end of its pieces means, if they have all ended."""
         with self._changed:
             fenced = push.fencing and not push.num_started
-            pushed = push.complete and not push.stopped and not push.num_started
+            push.fencing = push.fencing and not fenced
+            left = push.num_started or push.num_waiting
+            pushed = push.complete and not (push.stopped or left or self._problem)
             if pushed:
                 push.stopped = True
                 self._pushes.discard(push)
