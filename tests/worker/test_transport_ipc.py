@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from transport_ends import (
     Ends,
     HostKv,
     connected,
+    dialled,
     ended,
     filled,
     hand_over,
@@ -41,9 +43,11 @@ from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Pie
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.checksum import checksum_of
 from baton.worker.transfer.dialling import Dialler
-from baton.worker.transfer.frames import PieceHeader, encode_piece
+from baton.worker.transfer.frames import CREDIT_BYTES, Open, PieceHeader, encode_open, encode_piece
+from baton.worker.transfer.greetings import receive_welcome
 from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.kinds import Route
+from baton.worker.transfer.kinds import NAMES, Route
+from baton.worker.transfer.sockets import receive_exactly
 from baton.worker.transfer.totals import Totals
 
 OTHER_TARGET = [BlockId(i) for i in (10, 11, 12, 13, 14)]
@@ -108,6 +112,24 @@ def test_a_header_that_names_a_slot_that_is_not_the_senders_ends_its_connection(
     wait_until(lambda: path.num_senders == 0)
     assert receiver.read(TARGET) == before
     assert receiver.transport.totals_by_kind()["ipc"].num_bad_connections == 1
+
+
+def test_slots_come_back_at_once_whatever_the_senders_kernel_acknowledges(many):
+    """Held back until the frame before is acknowledged, a small one comes 40 ms late."""
+    receiver, path = receiving_end(many)
+    headers = [PieceHeader(9, GENERATION, EPOCH, 0, 0, 1, 128, slot=slot) for slot in range(3)]  # of no transfer
+    waits = []
+    with dialled(receiver) as sock:
+        sock.sendall(encode_open(Open(NAMES["ipc"], 0, 3, path.offer(), key_of(receiver))))
+        receive_welcome(sock)
+        for _ in range(5):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            began = time.monotonic()
+            for header in headers:
+                sock.sendall(encode_piece(header))
+            receive_exactly(sock, len(headers) * CREDIT_BYTES)
+            waits.append(time.monotonic() - began)
+    assert min(waits) < 0.03, waits
 
 
 def test_a_slot_that_was_not_given_back_is_not_the_senders(many):

@@ -18,7 +18,7 @@ from baton.worker.transfer.incoming_inline import InlineIncoming
 from baton.worker.transfer.incoming_slots import SlotIncoming
 from baton.worker.transfer.kinds import name_of
 from baton.worker.transfer.room import with_room
-from baton.worker.transfer.sockets import Connection, keep_alive, limit_receives, shut_down
+from baton.worker.transfer.sockets import Connection, limit_receives, shut_down, tune
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.totals import Totals
 
@@ -83,7 +83,7 @@ class Receiving:
         """Until the sender's end is closed, or it is cut."""
         reason = "the connection ended"
         try:
-            keep_alive(self._sock)
+            tune(self._sock)
             limit_receives(self._sock, _GREETING_SECONDS)
             self._secure()
             if incoming := self._greet():
