@@ -94,7 +94,13 @@ class TransferRig:
         """Nothing failed, and every token is the one that would have come."""
         for one, slot in zip(submits, slots, strict=True):
             assert slot.failure is None, f"{one.request_id}: {slot.failure}"
-        assert [slot.tokens for slot in slots] == await self.undisturbed(submits)
+        expected = await self.undisturbed(submits)
+        wrong = [
+            f"{one.request_id}: {slot.tokens}, expected {tokens}; {slot.finish}"
+            for one, slot, tokens in zip(submits, slots, expected, strict=True)
+            if slot.tokens != tokens
+        ]
+        assert not wrong, "\n".join(wrong)
 
     async def until_idle(self, *workers: WorkerProcess, seconds: float = BACK_SECONDS) -> float:
         """Seconds until every block of these (both) was free. Fails where it takes longer."""
