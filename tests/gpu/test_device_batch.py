@@ -8,6 +8,7 @@ import torch
 
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.cuda.batch import DeviceBatch
+from baton.worker.cuda.sampler import DeviceSampler
 
 pytestmark = pytest.mark.gpu
 
@@ -41,3 +42,34 @@ def test_rows_hold_what_was_written(seed: int) -> None:
             batch.apply(plan)
     assert (batch.token_ids.cpu().numpy() == token_ids).all()
     assert (batch.block_table.cpu().numpy() == table).all()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_are_drawn_by_the_parameters_that_they_were_admitted_with(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    known = [SamplingParams()] * NUM_ROWS
+    with torch.inference_mode():
+        batch = DeviceBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, torch.device("cuda"))
+        sampler = DeviceSampler(NUM_ROWS, 1000, batch, torch.device("cuda"))
+        admitted: set[int] = set()
+        for _ in range(20):
+            rows = generator.permutation(NUM_ROWS)[: generator.integers(1, NUM_ROWS)].tolist()
+            admitted.update(rows)
+            for row in rows:
+                known[row] = SamplingParams(
+                    temperature=float(generator.random()),
+                    top_p=float(generator.random()),
+                    min_p=float(generator.random()),
+                    top_k=int(generator.integers(0, 2000)),
+                    seed=int(generator.integers(-(2**63), 2**63 - 1)),
+                )
+            sampler.admit([RowInit(Row(row), np.zeros(9, np.int32), row + 1, known[row]) for row in rows])
+    columns = sampler._columns
+    for row in admitted:
+        params = known[row]
+        assert columns.temperature[row] == np.float32(params.temperature)
+        assert columns.top_p[row] == np.float32(params.top_p)
+        assert columns.min_p[row] == np.float32(params.min_p)
+        assert columns.top_k[row] == min(params.top_k, 1000)
+        assert columns.seed[row] == params.seed
+        assert columns.num_prompt_tokens[row] == row + 1

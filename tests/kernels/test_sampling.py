@@ -117,3 +117,24 @@ def test_padding_gives_token_0_and_is_written_nowhere(dtype: torch.dtype, device
     sample_tokens(logits, out, columns, batch_rows, seq_lens, known)
     assert out[1] == 0
     assert int((known != POISON).sum()) == 2
+
+
+def test_a_rows_parameters_are_where_places_says() -> None:
+    num_rows = 70
+    columns = random_columns(num_rows, 5000, "cpu")
+    assert columns.words.numel() >= 7 * num_rows
+    places = [columns.places(row) for row in range(num_rows)]
+    assert len({place for row in places for place in row}) == 7 * num_rows
+    for row, (temperature, top_p, min_p, top_k, num_prompt_tokens, *seed) in enumerate(places):
+        fractions = columns.words.view(torch.float32)
+        assert fractions[temperature] == columns.temperature[row]
+        assert fractions[top_p] == columns.top_p[row]
+        assert fractions[min_p] == columns.min_p[row]
+        assert columns.words[top_k] == columns.top_k[row]
+        assert columns.words[num_prompt_tokens] == columns.num_prompt_tokens[row]
+        low, high = columns.words[seed].tolist()
+        assert (high << 32) + (low & 0xFFFFFFFF) == columns.seed[row]
+
+
+def test_rows_that_nobody_wrote_keep_every_token() -> None:
+    assert torch.equal(SamplingColumns(3, 100, torch.device("cpu")).top_p, torch.ones(3))

@@ -16,6 +16,7 @@ from baton.kernels.overlap import overlaps
 
 _PART = 4096  # tokens a program of the draw looks at
 _SCAN = 8192  # tokens a step of the bisection looks at
+_ALIGNMENT = 64  # words: columns begin where an allocation might
 
 
 @triton.jit
@@ -201,20 +202,32 @@ def _choose_kernel(
 
 
 class SamplingColumns:
-    """Sampling parameters and scratch memory, a row of the persistent batch each."""
+    """Sampling parameters and scratch memory, a row of the persistent batch each.
+
+    The parameters are all parts of `words`, so that many can be written at once.
+    """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self.temperature = torch.zeros(num_rows, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.top_p = torch.ones(num_rows, dtype=torch.float32, device=device)
-        self.min_p = torch.zeros(num_rows, dtype=torch.float32, device=device)
-        self.seed = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.num_prompt_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._stride = triton.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT
+        self.words = torch.zeros(7 * self._stride, dtype=torch.int32, device=device)
+        columns = self.words.view(7, self._stride)
+        self.temperature = columns[0, :num_rows].view(torch.float32)
+        self.top_p = columns[1, :num_rows].view(torch.float32).fill_(1.0)
+        self.min_p = columns[2, :num_rows].view(torch.float32)
+        self.top_k = columns[3, :num_rows]
+        self.num_prompt_tokens = columns[4, :num_rows]
+        self.seed = self.words[5 * self._stride :].view(torch.int64)[:num_rows]
         self.num_parts = triton.cdiv(vocab_size, _PART)
         self.best = torch.empty(num_rows * self.num_parts, dtype=torch.float32, device=device)
         self.index = torch.empty(num_rows * self.num_parts, dtype=torch.int32, device=device)
         self.key_bound = torch.empty(num_rows, dtype=torch.int64, device=device)
         self.value_bound = torch.empty(num_rows, dtype=torch.float32, device=device)
+
+    def places(self, row: int) -> list[int]:
+        """Where in `words` the row's temperature, top_p, min_p, top_k, num_prompt_tokens, and the low and the high half
+        of its seed are."""
+        seed = 5 * self._stride + 2 * row
+        return [*(column * self._stride + row for column in range(5)), seed, seed + 1]
 
 
 def sample_tokens(

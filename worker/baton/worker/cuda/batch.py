@@ -1,11 +1,11 @@
 """The persistent batch on the device: every row's tokens and block table, changed by differences.
 
-What many rows get goes up together and is scattered; what one row gets much of goes to its place in one copy.
+What rows get in a step goes up together and is scattered; what one row gets much of goes to its place in one copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32, StepPlan
-from baton.worker.cuda.uploads import PinnedRing
+from baton.worker.cuda.uploads import Patches, PinnedRing
 
 _MIN_LONG = 512  # numbers of one row that are worth a copy of their own
-_USUAL_UPLOAD = 1 << 15  # numbers: a step's columns, or what is scattered into short rows
+_USUAL_UPLOAD = 1 << 15  # numbers: a step's columns, or what is scattered
+_ALIGNMENT = 64  # words: tables begin where an allocation might
 
 
 class DeviceBatch:
@@ -24,28 +25,34 @@ class DeviceBatch:
 
     def __init__(self, num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.max_blocks = -(-max_model_len // block_size)
-        self.token_ids = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
-        self.block_table = torch.zeros(num_rows, self.max_blocks, dtype=torch.int32, device=device)
+        num_token_words, num_block_words = num_rows * max_model_len, num_rows * self.max_blocks
+        self._first_block_word = -(-num_token_words // _ALIGNMENT) * _ALIGNMENT
+        words = torch.zeros(self._first_block_word + num_block_words, dtype=torch.int32, device=device)
+        self.token_ids = words[:num_token_words].view(num_rows, max_model_len)
+        self.block_table = words[self._first_block_word :].view(num_rows, self.max_blocks)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._num_row_blocks = np.zeros(num_rows, np.int64)
         self._trust = RowTrust(num_rows)
         self._device = device
         self._uploads = PinnedRing(_USUAL_UPLOAD, torch.int64)
+        self._words = words
+        self._patches = Patches(words, _USUAL_UPLOAD)
         self._long = PinnedRing(max_model_len, torch.int32)
 
     def apply(self, plan: StepPlan) -> None:
         """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
+        written: list[tuple[int, Int32]] = []  # from which word on, and what
+        for init in plan.admitted:
+            self._num_row_blocks[init.row] = 0
+            self.num_prompt_tokens[init.row] = init.num_prompt_tokens
+            written.append((init.row * self.token_ids.shape[1], init.token_ids))
         if plan.admitted:
-            rows = np.array([init.row for init in plan.admitted], np.int64)
-            self._num_row_blocks[rows] = 0
-            self.num_prompt_tokens[rows] = [init.num_prompt_tokens for init in plan.admitted]
-            self._trust.restore(rows)
-            self._write(self.token_ids, rows, np.zeros_like(rows), [init.token_ids for init in plan.admitted])
-        if plan.new_blocks:
-            rows = np.array([row for row, _ in plan.new_blocks], np.int64)
-            block_ids = [np.array(block_ids, np.int32) for _, block_ids in plan.new_blocks]
-            self._write(self.block_table, rows, self._num_row_blocks[rows], block_ids)
-            self._num_row_blocks[rows] += [len(some) for some in block_ids]
+            self._trust.restore(np.array([init.row for init in plan.admitted], np.int64))
+        for row, block_ids in plan.new_blocks:
+            first = self._first_block_word + row * self.max_blocks + int(self._num_row_blocks[row])
+            written.append((first, np.array(block_ids, np.int32)))
+            self._num_row_blocks[row] += len(block_ids)
+        self._write(written)
 
     def rows_of(self, plan: StepPlan) -> Int32:
         """The plan's rows, -1 for those that a failed step left in an unknown state."""
@@ -59,19 +66,18 @@ class DeviceBatch:
         """A device copy of int64 `values`, through pinned memory."""
         return self._uploads.to_device(values, self._device)
 
-    def _write(
-        self, target: Tensor, rows: NDArray[np.int64], starts: NDArray[np.int64], values: Sequence[Int32]
-    ) -> None:
-        """Values of each row, from `starts` on, into target [num_rows, width]."""
-        counts = np.array([len(some) for some in values], np.int64)
-        for index in np.flatnonzero(counts >= _MIN_LONG).tolist():
-            row, start = int(rows[index]), int(starts[index])
-            self._long.copy_to(values[index], target[row, start : start + int(counts[index])])
-        short = np.flatnonzero(counts < _MIN_LONG)
-        if len(short):
-            places = _spread(rows[short] * target.shape[1] + starts[short], counts[short])
-            both = self.upload(np.concatenate((places, *(values[index] for index in short.tolist()))))
-            target.view(-1).index_copy_(0, both[: len(places)], both[len(places) :].int())
+    def _write(self, written: Iterable[tuple[int, Int32]]) -> None:
+        """Numbers side by side, each from a word of ours on."""
+        short: list[tuple[int, Int32]] = []
+        for first, values in written:
+            if len(values) >= _MIN_LONG:
+                self._long.copy_to(values, self._words[first : first + len(values)])
+            elif len(values):
+                short.append((first, values))
+        if short:
+            starts = np.array([first for first, _ in short], np.int64)
+            counts = np.array([len(values) for _, values in short], np.int64)
+            self._patches.write(_spread(starts, counts), np.concatenate([values for _, values in short]))
 
 
 class RowTrust:

@@ -19,6 +19,7 @@ from baton.worker.core import RowInit, SamplingParams, StepPlan, TokenLogprobs, 
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.output_rules import DeviceRules
 from baton.worker.cuda.prompt_logprobs import to_pinned
+from baton.worker.cuda.uploads import Patches
 from baton.worker.executor.output_rules import has_rules
 
 _LOW_64 = (1 << 64) - 1
@@ -67,6 +68,7 @@ class DeviceSampler:
         self._device = device
         self._invariant = batch_invariant
         self._columns = SamplingColumns(num_rows, vocab_size, device)
+        self._patches = Patches(self._columns.words, self._columns.words.numel())
         self._params: list[SamplingParams | None] = [None] * num_rows
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._special = np.zeros(num_rows, np.bool_)  # rows that edit their logits or ask for logprobs
@@ -77,25 +79,20 @@ class DeviceSampler:
         """Takes rows' parameters to the device, in one copy."""
         if not inits:
             return
-        table = np.empty((7, len(inits)), np.int64)
-        floats = table.view(np.float64)
-        for index, init in enumerate(inits):
+        words = np.empty((len(inits), 7), np.int32)
+        floats, wide = words.view(np.float32), np.empty(1, np.uint64)
+        places: list[int] = []
+        for init, numbers, fractions in zip(inits, words, floats, strict=True):
             sampling = init.sampling
             self._params[init.row] = sampling
             self._num_prompt_tokens[init.row] = init.num_prompt_tokens
             self._special[init.row] = sampling.logprobs is not None or _edits(sampling)
-            seed = np.uint64(sampling.seed & _LOW_64).astype(np.int64)
-            table[:4, index] = init.row, min(sampling.top_k, self._vocab_size), seed, init.num_prompt_tokens
-            floats[4:, index] = sampling.temperature, sampling.top_p, sampling.min_p
-        up = self._batch.upload(table.reshape(-1)).view(7, -1)
-        rows, columns = up[0], self._columns
-        wide = up.view(torch.float64)
-        columns.top_k.index_copy_(0, rows, up[1].int())
-        columns.seed.index_copy_(0, rows, up[2])
-        columns.num_prompt_tokens.index_copy_(0, rows, up[3].int())
-        columns.temperature.index_copy_(0, rows, wide[4].float())
-        columns.top_p.index_copy_(0, rows, wide[5].float())
-        columns.min_p.index_copy_(0, rows, wide[6].float())
+            wide[0] = sampling.seed & _LOW_64
+            fractions[:3] = sampling.temperature, sampling.top_p, sampling.min_p
+            numbers[3:5] = min(sampling.top_k, self._vocab_size), init.num_prompt_tokens
+            numbers[5:] = wide.view(np.int32)
+            places += self._columns.places(init.row)
+        self._patches.write(np.array(places, np.int64), words.reshape(-1))
         self._admit_lists(inits)
 
     def _admit_lists(self, inits: list[RowInit]) -> None:

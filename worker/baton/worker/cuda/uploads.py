@@ -40,3 +40,25 @@ class PinnedRing:
         staging = self._pinned[turn][: len(values)]
         staging.numpy()[:] = values
         return staging
+
+
+class Patches:
+    """Changes here and there in one stretch of 32-bit words on the device: one copy up and one launch, however many."""
+
+    def __init__(self, words: Tensor, usual: int) -> None:
+        """`words` [num_words] int32; a patch usually has at most `usual` of them."""
+        self._words = words
+        self._uploads = PinnedRing(usual + _num_longs(usual), torch.int64)
+
+    def write(self, places: NDArray[np.int64], values: NDArray[np.int32]) -> None:
+        """words[places] = values; the places are distinct."""
+        count = len(places)
+        packed = np.empty(count + _num_longs(count), np.int64)
+        packed[:count] = places
+        packed[count:].view(np.int32)[:count] = values
+        up = self._uploads.to_device(packed, self._words.device)
+        self._words.index_copy_(0, up[:count], up[count:].view(torch.int32)[:count])
+
+
+def _num_longs(num_words: int) -> int:
+    return -(-num_words // 2)
