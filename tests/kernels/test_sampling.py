@@ -119,11 +119,12 @@ def test_padding_gives_token_0_and_is_written_nowhere(dtype: torch.dtype, device
     assert int((known != POISON).sum()) == 2
 
 
-def test_a_rows_parameters_are_where_places_says() -> None:
+def test_a_rows_parameters_are_where_they_are_said_to_be() -> None:
     num_rows = 70
     columns = random_columns(num_rows, 5000, "cpu")
     assert columns.words.numel() >= 7 * num_rows
-    places = [columns.places(row) for row in range(num_rows)]
+    fields = list(zip(columns.first_words, columns.word_steps, strict=True))
+    places = [[first + step * row for first, step in fields] for row in range(num_rows)]
     assert len({place for row in places for place in row}) == 7 * num_rows
     for row, (temperature, top_p, min_p, top_k, num_prompt_tokens, *seed) in enumerate(places):
         fractions = columns.words.view(torch.float32)

@@ -208,26 +208,24 @@ class SamplingColumns:
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._stride = triton.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT
-        self.words = torch.zeros(7 * self._stride, dtype=torch.int32, device=device)
-        columns = self.words.view(7, self._stride)
+        stride = triton.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT
+        self.words = torch.zeros(7 * stride, dtype=torch.int32, device=device)
+        columns = self.words.view(7, stride)
         self.temperature = columns[0, :num_rows].view(torch.float32)
         self.top_p = columns[1, :num_rows].view(torch.float32).fill_(1.0)
         self.min_p = columns[2, :num_rows].view(torch.float32)
         self.top_k = columns[3, :num_rows]
         self.num_prompt_tokens = columns[4, :num_rows]
-        self.seed = self.words[5 * self._stride :].view(torch.int64)[:num_rows]
+        self.seed = self.words[5 * stride :].view(torch.int64)[:num_rows]
         self.num_parts = triton.cdiv(vocab_size, _PART)
         self.best = torch.empty(num_rows * self.num_parts, dtype=torch.float32, device=device)
         self.index = torch.empty(num_rows * self.num_parts, dtype=torch.int32, device=device)
         self.key_bound = torch.empty(num_rows, dtype=torch.int64, device=device)
         self.value_bound = torch.empty(num_rows, dtype=torch.float32, device=device)
-
-    def places(self, row: int) -> list[int]:
-        """Where in `words` the row's temperature, top_p, min_p, top_k, num_prompt_tokens, and the low and the high half
-        of its seed are."""
-        seed = 5 * self._stride + 2 * row
-        return [*(column * self._stride + row for column in range(5)), seed, seed + 1]
+        # Of temperature, top_p, min_p, top_k, num_prompt_tokens, and the seed's low and high half: where row 0's is in
+        # `words`, and how far it is to the next row's.
+        self.first_words = (*range(0, 5 * stride, stride), 5 * stride, 5 * stride + 1)
+        self.word_steps = (1, 1, 1, 1, 1, 2, 2)
 
 
 def sample_tokens(

@@ -5,7 +5,7 @@ What rows get in a step goes up together and is scattered; what one row gets muc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -41,18 +41,22 @@ class DeviceBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
-        written: list[tuple[int, Int32]] = []  # from which word on, and what
-        for init in plan.admitted:
-            self._num_row_blocks[init.row] = 0
-            self.num_prompt_tokens[init.row] = init.num_prompt_tokens
-            written.append((init.row * self.token_ids.shape[1], init.token_ids))
+        firsts: list[NDArray[np.int64]] = []  # among the words
+        values: list[Int32] = []  # from there on
         if plan.admitted:
-            self._trust.restore(np.array([init.row for init in plan.admitted], np.int64))
-        for row, block_ids in plan.new_blocks:
-            first = self._first_block_word + row * self.max_blocks + int(self._num_row_blocks[row])
-            written.append((first, np.array(block_ids, np.int32)))
-            self._num_row_blocks[row] += len(block_ids)
-        self._write(written)
+            rows = np.array([init.row for init in plan.admitted], np.int64)
+            self._num_row_blocks[rows] = 0
+            self.num_prompt_tokens[rows] = [init.num_prompt_tokens for init in plan.admitted]
+            self._trust.restore(rows)
+            firsts.append(rows * self.token_ids.shape[1])
+            values += [init.token_ids for init in plan.admitted]
+        if plan.new_blocks:
+            rows = np.array([row for row, _ in plan.new_blocks], np.int64)
+            firsts.append(self._first_block_word + rows * self.max_blocks + self._num_row_blocks[rows])
+            values += [np.array(block_ids, np.int32) for _, block_ids in plan.new_blocks]
+            self._num_row_blocks[rows] += [len(block_ids) for _, block_ids in plan.new_blocks]
+        if values:
+            self._write(np.concatenate(firsts), values)
 
     def rows_of(self, plan: StepPlan) -> Int32:
         """The plan's rows, -1 for those that a failed step left in an unknown state."""
@@ -66,18 +70,15 @@ class DeviceBatch:
         """A device copy of int64 `values`, through pinned memory."""
         return self._uploads.to_device(values, self._device)
 
-    def _write(self, written: Iterable[tuple[int, Int32]]) -> None:
-        """Numbers side by side, each from a word of ours on."""
-        short: list[tuple[int, Int32]] = []
-        for first, values in written:
-            if len(values) >= _MIN_LONG:
-                self._long.copy_to(values, self._words[first : first + len(values)])
-            elif len(values):
-                short.append((first, values))
-        if short:
-            starts = np.array([first for first, _ in short], np.int64)
-            counts = np.array([len(values) for _, values in short], np.int64)
-            self._patches.write(_spread(starts, counts), np.concatenate([values for _, values in short]))
+    def _write(self, firsts: NDArray[np.int64], values: Sequence[Int32]) -> None:
+        counts = np.array([len(some) for some in values], np.int64)
+        for index in np.flatnonzero(counts >= _MIN_LONG).tolist():
+            first = int(firsts[index])
+            self._long.copy_to(values[index], self._words[first : first + len(values[index])])
+        short = np.flatnonzero(counts < _MIN_LONG)
+        if len(short):
+            places = _spread(firsts[short], counts[short])
+            self._patches.write(places, np.concatenate([values[index] for index in short.tolist()]))
 
 
 class RowTrust:

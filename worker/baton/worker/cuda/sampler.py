@@ -69,6 +69,8 @@ class DeviceSampler:
         self._invariant = batch_invariant
         self._columns = SamplingColumns(num_rows, vocab_size, device)
         self._patches = Patches(self._columns.words, self._columns.words.numel())
+        self._first_words = np.array(self._columns.first_words, np.int64)
+        self._word_steps = np.array(self._columns.word_steps, np.int64)
         self._params: list[SamplingParams | None] = [None] * num_rows
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._special = np.zeros(num_rows, np.bool_)  # rows that edit their logits or ask for logprobs
@@ -79,20 +81,19 @@ class DeviceSampler:
         """Takes rows' parameters to the device, in one copy."""
         if not inits:
             return
-        words = np.empty((len(inits), 7), np.int32)
-        floats, wide = words.view(np.float32), np.empty(1, np.uint64)
-        places: list[int] = []
-        for init, numbers, fractions in zip(inits, words, floats, strict=True):
-            sampling = init.sampling
-            self._params[init.row] = sampling
+        for init in inits:
+            self._params[init.row] = init.sampling
             self._num_prompt_tokens[init.row] = init.num_prompt_tokens
-            self._special[init.row] = sampling.logprobs is not None or _edits(sampling)
-            wide[0] = sampling.seed & _LOW_64
-            fractions[:3] = sampling.temperature, sampling.top_p, sampling.min_p
-            numbers[3:5] = min(sampling.top_k, self._vocab_size), init.num_prompt_tokens
-            numbers[5:] = wide.view(np.int32)
-            places += self._columns.places(init.row)
-        self._patches.write(np.array(places, np.int64), words.reshape(-1))
+            self._special[init.row] = init.sampling.logprobs is not None or _edits(init.sampling)
+        wishes = [init.sampling for init in inits]
+        fractions = np.array([(wish.temperature, wish.top_p, wish.min_p) for wish in wishes], np.float32)
+        numbers = np.array(
+            [(min(init.sampling.top_k, self._vocab_size), init.num_prompt_tokens) for init in inits], np.int32
+        )
+        seeds = np.array([wish.seed & _LOW_64 for wish in wishes], np.uint64).view(np.int32).reshape(-1, 2)
+        rows = np.array([init.row for init in inits], np.int64)
+        places = self._first_words + self._word_steps * rows[:, None]
+        self._patches.write(places.reshape(-1), np.hstack((fractions.view(np.int32), numbers, seeds)).reshape(-1))
         self._admit_lists(inits)
 
     def _admit_lists(self, inits: list[RowInit]) -> None:
