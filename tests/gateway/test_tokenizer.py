@@ -1,6 +1,8 @@
 """The tokenizer, against transformers as the oracle."""
 
 import asyncio
+import random
+import string
 import time
 from pathlib import Path
 
@@ -43,7 +45,9 @@ def test_encoding_equals_transformers(sample, transformers_sample, text, add_spe
 
 
 async def test_a_long_text_is_encoded_while_the_event_loop_goes_on(sample):
-    text = "Once upon a time there was a little girl. " * 8000
+    # Words that the tokenizer has not seen take it long enough to be sure of ticks, however busy the machine is.
+    letters = random.Random(1)
+    text = " ".join("".join(letters.choices(string.ascii_lowercase, k=8)) for _ in range(200_000))
     gaps = []
 
     async def tick():
