@@ -34,7 +34,7 @@ class _Transfer:
 
 
 class _Churn:
-    """Keeps transfers from a KvSource going into blocks of ours."""
+    """Keeps transfers from a process of kv_source going into blocks of ours."""
 
     def __init__(self, kind: str, seed: int) -> None:
         pool = make_pool(2)
