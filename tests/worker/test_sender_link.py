@@ -37,6 +37,8 @@ class Way:
         self.problem: OSError | None = None
         self.num_free = num_slots
         self.gives_back_early = False  # the test gives slots back
+        self.ends_announce = False  # the receiver hears of a piece by its end
+        self.finished: list[Copy] = []
 
     def room(self) -> bool:
         return self.num_free > 0
@@ -55,12 +57,16 @@ class Way:
         self.copies.append(Copy(piece))
         return self.copies[-1]
 
+    def is_due(self, shipment: Copy) -> bool:
+        return self.ends_announce and shipment.ended.is_set()
+
     def await_end(self, shipment: Copy) -> bool:
         eventually(lambda: shipment.ended.is_set() or self.room())
         return shipment.ended.is_set()
 
     def finish(self, shipment: Copy) -> None:
         assert shipment.ended.wait(WAIT_SECONDS)
+        self.finished.append(shipment)
         if not self.gives_back_early:
             self.num_free += 1
 
@@ -164,6 +170,27 @@ def test_pieces_keep_their_order_and_wait_for_room(rig, way):
         way.copies[index].ended.set()
     assert rig.told() == [Pushed(1, 5, 500)]
     assert [copy.piece.layer for copy in way.copies] == [0, 1, 2, 3, 4]
+
+
+def test_the_receiver_hears_of_a_piece_before_the_next_is_copied(rig, way, monkeypatch):
+    way.at_once, way.ends_announce = False, True
+    start, num_finished = way.start, []
+
+    def copied(outbound, piece):
+        num_finished.append(len(way.finished))
+        copy = start(outbound, piece)
+        copy.ended.set()
+        return copy
+
+    monkeypatch.setattr(way, "start", copied)
+    push = rig.begin(1)
+    rig.rested()
+    with rig.link._changed:  # all are there before the first is copied
+        for layer in range(5):
+            rig.link.send(push, piece(layer))
+    rig.link.end(push)
+    assert rig.told() == [Pushed(1, 5, 500)]
+    assert num_finished == [0, 1, 2, 3, 4]
 
 
 def test_a_slot_that_comes_back_is_used_while_another_copy_is_under_way(rig, way):

@@ -105,6 +105,24 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
     outgoing.close()
 
 
+@pytest.mark.parametrize("announces_first", [True, False])
+def test_a_piece_is_due_where_nobody_hears_of_it_before_it_is_finished(
+    ends: tuple[socket.socket, socket.socket], announces_first: bool
+) -> None:
+    ours, peer = ends
+    copy = Copy()
+    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
+    executor = cast("Executor", SimpleNamespace(layout=layout))
+    outgoing = outgoing_of(ours, Sender(peer, announces_first, [copy]), executor, num_slots=2)
+    shipment = outgoing.start(outbound_of(False), PIECE)
+    assert not outgoing.is_due(shipment)
+    copy.ended.set()
+    assert outgoing.is_due(shipment) == (not announces_first)
+    outgoing.finish(shipment)
+    peer.close()
+    outgoing.close()
+
+
 class Copy:
     """A Ticket of a copy that ends when the test says so."""
 

@@ -37,16 +37,22 @@ class Involved:
     def __init__(self, transfers: InboundTransfers) -> None:
         self._transfers = transfers
         self._ids: set[int] = set()
+        self._last_id: int | None = None
 
     def add(self, transfer_id: int) -> None:
         """Forgets those that are over, now and then."""
         self._ids.add(transfer_id)
+        self._last_id = transfer_id
         if len(self._ids) > _MANY:
             self._ids = {known for known in self._ids if self._transfers.is_open(known)}
 
     def any_open(self) -> bool:
         """Whether more pieces of one may come."""
         return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
+
+    def last_is_open(self) -> bool:
+        """Whether more pieces of the one that a piece came for last may come."""
+        return self._last_id is not None and self._transfers.is_open(self._last_id)
 
     def fail(self, reason: str) -> None:
         """All that are open have failed."""

@@ -86,6 +86,10 @@ class Admission:
         """Whether more pieces may come. For any thread."""
         return self._involved.any_open()
 
+    def goes_on(self) -> bool:
+        """Whether the next piece mostly comes at once: more of the last one's transfer may come."""
+        return self._involved.last_is_open()
+
     def admit(self, header: PieceHeader, checksum: Callable[[], int]) -> tuple[OpenTransfer, Part] | None:
         """Where a piece that is here goes, entered; None where it goes nowhere."""
         transfer = self._transfers.find(header)

@@ -67,7 +67,7 @@ class SlotIncoming:
             self._turned_at = time.monotonic() if announced or writing else 0.0
             if writing and is_over(writing[0].ticket):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
-            elif not ended and (not (announced or writing) or readable(self._sock, 0)):
+            elif not ended and (readable(self._sock, 0) or not (announced or writing or self._stays_awake())):
                 header = receive_header(self._sock)
                 ended = header is None
                 if header is not None:
@@ -78,8 +78,10 @@ class SlotIncoming:
                         announced.append((slot, header))
             elif announced:
                 self._begin_write(*announced.popleft())
-            else:
+            elif writing:
                 self._nap(_GONE_SECONDS if ended else _WRITE_SECONDS)
+            else:
+                os.sched_yield()
 
     def idle_since(self) -> float | None:
         return None if self._busy or self._admission.any_open() else self._moved_at
@@ -101,6 +103,11 @@ class SlotIncoming:
 
     def close(self, sender_gone: bool) -> None:
         self._bulk.close(sender_gone)
+
+    def _stays_awake(self) -> bool:
+        """Where a sender copies by itself: who slept would perhaps be woken up on its processor, and hold it up."""
+        recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
+        return recent and not self._bulk.writes_ahead and self._admission.goes_on()
 
     def _nap(self, limit: float) -> None:
         """Not in the device's own wait: the sender's end must be seen. Raises ConnectionError where nothing moves."""

@@ -54,6 +54,9 @@ class Outgoing(Protocol):
     def start(self, outbound: Outbound, piece: Piece) -> Shipment:
         """Begins to read the piece's blocks, and perhaps to move them."""
 
+    def is_due(self, shipment: Shipment) -> bool:
+        """Whether the receiver could hear of the oldest piece now, and does so by `finish` alone."""
+
     def await_end(self, shipment: Shipment) -> bool:
         """Waits until the oldest piece can be finished, or there is room for another. Whether to finish it."""
 
@@ -113,6 +116,9 @@ class InlineOutgoing:
             lambda num_bytes, checksum: header_of(outbound, piece, num_bytes, checksum, None),
             data,
         )
+
+    def is_due(self, shipment: Shipment) -> bool:
+        return False
 
     def await_end(self, shipment: Shipment) -> bool:
         return True
@@ -228,6 +234,10 @@ class SlotOutgoing:
             self._sock.sendall(encode_piece(header))
         except OSError as error:
             self._broken = error
+
+    def is_due(self, shipment: Shipment) -> bool:
+        assert isinstance(shipment, _InSlot)
+        return not self._sender.announces_first and is_over(shipment.ticket)
 
     def await_end(self, shipment: Shipment) -> bool:
         """Not in the device's own wait: a slot mostly comes back before the next copy's end, and must find us awake."""

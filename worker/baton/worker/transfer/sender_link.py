@@ -189,10 +189,14 @@ class SenderLink:
             self._fail(reason)
 
     def _turn(self) -> bool:
-        """Starts what can be, and finishes what was started longest ago where nothing can. False: it is over."""
+        """Starts what can be, and finishes what was started longest ago where nothing can, or where the receiver waits
+        for that. False: it is over."""
         connection = self._connection
         if connection is not None and not self._started and connection.ended() and not self._is_needed():
             self._disconnect()
+        if connection is not None and self._started and connection.is_due(self._started[0][1]):
+            self._finish_oldest()
+            return True
         item = self._next()
         if self._problem is not None:
             raise self._problem
