@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import cast
@@ -12,6 +13,7 @@ import pytest
 
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor
+from baton.worker.transfer import outgoing as outgoing_pieces
 from baton.worker.transfer.base import KvConversion, Outbound, Piece
 from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket
 from baton.worker.transfer.checksum import checksum_of
@@ -200,3 +202,36 @@ def test_nobody_waits_for_a_receiver_that_has_gone(
     later(ends[1].close)
     assert outgoing.await_end(first)
     assert outgoing.ended()
+
+
+@pytest.mark.parametrize("num_done", [1, 3])
+def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
+    ends: tuple[socket.socket, socket.socket],
+    outgoing: SlotOutgoing,
+    copies: list[Copy],
+    monkeypatch: pytest.MonkeyPatch,
+    num_done: int,
+) -> None:
+    """With copies under way or without: the credit itself wakes it."""
+    monkeypatch.setattr(outgoing_pieces, "_SPIN_SECONDS", 0.0)
+    monkeypatch.setattr(outgoing_pieces, "_LOOK_SECONDS", 4.0)
+    shipments = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
+    for copy, shipment in zip(copies[:num_done], shipments, strict=False):
+        copy.ended.set()
+        outgoing.finish(shipment)
+    any_free, num_looks = outgoing._free.any, 0
+
+    def look() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return any_free()
+
+    monkeypatch.setattr(outgoing._free, "any", look)
+    began = time.monotonic()
+    later(lambda: ends[1].sendall(encode_credit(0)))
+    if num_done == 3:
+        outgoing.wait_for_room()
+    else:
+        assert not outgoing.await_end(shipments[num_done])
+    assert time.monotonic() - began < 3.0
+    assert num_looks < 5

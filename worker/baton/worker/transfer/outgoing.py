@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -17,8 +18,9 @@ from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.blocks import read_piece
 from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, is_over, unheard
 from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, decode_credit, encode_piece
-from baton.worker.transfer.sockets import Connection, readable, receive_exactly, send_all, shut_down, worn
+from baton.worker.transfer.credits import FreeSlots
+from baton.worker.transfer.frames import PieceHeader, encode_piece
+from baton.worker.transfer.sockets import Connection, await_peers_end, readable, send_all, shut_down, worn
 from baton.worker.transfer.stuck import watch
 from baton.worker.transfer.totals import KindTotals
 
@@ -27,6 +29,7 @@ _STUCK_SECONDS = SEND_SECONDS + 1.0  # until a piece is given up that the link's
 _NUM_READ_AHEAD = 2
 _WAIT_SECONDS = 0.25
 _BRIEF_BYTES = 64 << 20  # whose copy is over before the receiver is ready for it, where none is before it
+_SPIN_SECONDS = 500e-6  # that a slot takes at most to come back while all moves well
 _LOOK_SECONDS = 1e-3  # until a copy is seen to have ended whose slot does not come back
 _JOIN_SECONDS = 2.0
 
@@ -157,7 +160,7 @@ class _InSlot:
 
 
 class SlotOutgoing:
-    """Pieces go into slots; the header says which. A thread of its own hears of slots that are free again."""
+    """Pieces go into slots; the header says which. A thread of its own hears of the connection's end."""
 
     def __init__(
         self,
@@ -175,34 +178,36 @@ class SlotOutgoing:
         self._sender = sender
         self._executor = executor
         self._totals = totals
-        self._changed = changed  # notified of credits, and of the end
-        self._free = deque(range(slots.num_slots))
+        self._changed = changed  # notified of the end
+        self._free = FreeSlots(sock, slots.num_slots)
         self._num_slots = slots.num_slots
         self._slot_bytes = slots.slot_bytes
         self._ended = ""
         self._broken: OSError | None = None  # why no piece leaves any more
         self._moved_at = 0.0  # when the piece before was done
+        self._stirred_at = 0.0  # when a piece was started or done
         self._on_way: deque[float] = deque()  # when each piece was started that is not finished
         self._over = threading.Event()
         sock.settimeout(None)
-        self._credits = threading.Thread(target=self._take_credits, name="kv-credits", daemon=True)
-        self._credits.start()
+        self._ending = threading.Thread(target=self._see_end, name="kv-end", daemon=True)
+        self._ending.start()
         watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
         """A slot that is free again, and whose piece is finished: their tickets are one, which would wait for both."""
-        return bool(self._free) and len(self._on_way) < self._num_slots
+        return self._any_free() and len(self._on_way) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return self._sender.announces_first and outbound.conversion is None and not outbound.checksum
 
     def wait_for_room(self) -> None:
         deadline = time.monotonic() + SEND_SECONDS
-        with self._changed:
-            while not self._free:
-                self._check()
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and not self._free:
-                    raise TimeoutError(f"the receiver gave none of {self._num_slots} slots back in {SEND_SECONDS:g} s")
+        while not self._any_free():
+            self._check()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the receiver gave none of {self._num_slots} slots back in {SEND_SECONDS:g} s")
+            self._nap(left)
 
     def start(self, outbound: Outbound, piece: Piece) -> Shipment:
         self._check()
@@ -213,13 +218,13 @@ class SlotOutgoing:
         num_bytes = piece.num_blocks * piece.num_layers * block_bytes
         if num_bytes > self._slot_bytes:
             raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
-        slot = self._free.popleft()
+        slot = self._free.take()
         header = header_of(outbound, piece, num_bytes, None, slot)
         if outbound.checksum:
             # Of the blocks, not of what the transport moves. Before it moves: what it queues on a device may hold up
             # all that the device does until the receiver has heard of the piece (as while a kernel's code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
-        started = time.monotonic()
+        started = self._stirred_at = time.monotonic()
         self._on_way.append(started)
         brief = self._sender.announces_first and len(self._on_way) == 1 and num_bytes <= _BRIEF_BYTES
         if brief:
@@ -244,12 +249,11 @@ class SlotOutgoing:
         assert isinstance(shipment, _InSlot)
         deadline = shipment.started + SEND_SECONDS
         while self._sender.announces_first and not (self._ended or is_over(shipment.ticket)):
-            with self._changed:
-                if self.room():
-                    return False
-                self._changed.wait(_LOOK_SECONDS)
+            if self.room():
+                return False
             if time.monotonic() >= deadline:
                 break
+            self._nap(_LOOK_SECONDS)
         return True
 
     def finish(self, shipment: Shipment) -> None:
@@ -263,7 +267,7 @@ class SlotOutgoing:
         self._check_unbroken()
         now = time.monotonic()
         seconds = now - max(shipment.started, self._moved_at)
-        self._moved_at = now
+        self._moved_at = self._stirred_at = now
         if not self._sender.announces_first:
             self._announce(shipment.header.copied_in(seconds))
             self._check_unbroken()
@@ -293,7 +297,7 @@ class SlotOutgoing:
         self._over.set()
         self._sender.close()
         shut_down(self._sock)
-        self._credits.join(_JOIN_SECONDS)
+        self._ending.join(_JOIN_SECONDS)
         self._sock.close()
 
     def _check(self) -> None:
@@ -316,19 +320,25 @@ class SlotOutgoing:
         self._broken = TimeoutError("a piece was given up: its copy stood still")
         self._sender.abort()
 
-    def _take_credits(self) -> None:
+    def _any_free(self) -> bool:
         try:
-            while True:
-                slot = decode_credit(receive_exactly(self._sock, CREDIT_BYTES))
-                if slot >= self._num_slots or slot in self._free:
-                    raise DataLoss(f"a credit for slot {slot} came, which is not in use")
-                with self._changed:
-                    self._free.append(slot)
-                    self._changed.notify_all()
+            return self._free.any()
         except (OSError, DataLoss) as error:
-            reason = str(error)
+            self._ended = self._ended or str(error)
+            shut_down(self._sock, socket.SHUT_RD)  # the thread that sees the end does the rest
+            return False
+
+    def _nap(self, seconds: float) -> None:
+        """Until something comes of the receiver, or so long; less, and awake, while a slot is to come back at once."""
+        if time.monotonic() - self._stirred_at < _SPIN_SECONDS:
+            os.sched_yield()  # a sleep of no time takes tens of microseconds
+        else:
+            readable(self._sock, seconds)
+
+    def _see_end(self) -> None:
+        await_peers_end(self._sock)
         with self._changed:
-            self._ended = self._ended or reason
+            self._ended = self._ended or "the peer ended the connection"
             self._changed.notify_all()
         self._sender.abort()
 

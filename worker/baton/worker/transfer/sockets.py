@@ -112,6 +112,13 @@ def readable(sock: Connection, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+def await_peers_end(sock: Connection) -> None:
+    """Returns when the peer sends no more, or the connection is shut down. What comes before that wakes nobody."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)  # errors and both ends' hang-up, too
+    poll.poll()
+
+
 def worn(sock: Connection) -> bool:
     """Whether another connection should be made in its place when nobody uses it."""
     return isinstance(sock, TlsSocket) and sock.worn

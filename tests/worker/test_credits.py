@@ -1,0 +1,98 @@
+"""Slots that come back by credits, however their bytes come and whoever reads them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from baton.rpc.errors import DataLoss
+from baton.worker.transfer.credits import FreeSlots
+from baton.worker.transfer.frames import encode_credit
+
+NUM_SLOTS = 3
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, peer = socket.socketpair()
+    yield ours, peer
+    ours.close()
+    peer.close()
+
+
+@pytest.fixture
+def peer(ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return ends[1]
+
+
+@pytest.fixture
+def slots(ends: tuple[socket.socket, socket.socket]) -> FreeSlots:
+    """All of them are in use."""
+    made = FreeSlots(ends[0], NUM_SLOTS)
+    assert [made.take() for _ in range(NUM_SLOTS)] == [0, 1, 2]
+    return made
+
+
+def test_slots_are_free_again_in_the_order_of_their_credits(slots: FreeSlots, peer: socket.socket) -> None:
+    assert not slots.any()
+    peer.sendall(encode_credit(2) + encode_credit(0))
+    assert slots.any()
+    assert [slots.take(), slots.take()] == [2, 0]
+    assert not slots.any()
+
+
+def test_a_credit_may_come_in_parts(slots: FreeSlots, peer: socket.socket) -> None:
+    for byte in encode_credit(1)[:-1]:
+        peer.sendall(bytes([byte]))
+        assert not slots.any()
+    peer.sendall(encode_credit(1)[-1:] + encode_credit(0)[:2])
+    assert slots.any()
+    assert slots.take() == 1
+    assert not slots.any()
+    peer.sendall(encode_credit(0)[2:])
+    assert slots.any()
+
+
+@pytest.mark.parametrize("slot", [NUM_SLOTS, 0xFFFF])
+def test_a_slot_that_there_is_not_cannot_come_back(slots: FreeSlots, peer: socket.socket, slot: int) -> None:
+    peer.sendall(encode_credit(slot))
+    with pytest.raises(DataLoss, match=f"slot {slot} came, which is not in use"):
+        slots.any()
+
+
+def test_a_slot_comes_back_once(slots: FreeSlots, peer: socket.socket) -> None:
+    peer.sendall(encode_credit(1) * 2)
+    with pytest.raises(DataLoss, match="slot 1 came, which is not in use"):
+        slots.any()
+
+
+def test_the_end_of_the_connection_is_told(slots: FreeSlots, peer: socket.socket) -> None:
+    peer.sendall(encode_credit(1))
+    peer.close()
+    with pytest.raises(ConnectionError, match="the peer ended the connection"):
+        slots.any()
+
+
+def test_who_finds_another_reading_does_not_wait(
+    slots: FreeSlots, peer: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    read = slots._read
+
+    def slow_read() -> None:
+        reading.set()
+        assert go_on.wait(10.0)
+        read()
+
+    monkeypatch.setattr(slots, "_read", slow_read)
+    peer.sendall(encode_credit(1))
+    other = threading.Thread(target=slots.any)
+    other.start()
+    assert reading.wait(10.0)
+    assert not slots.any()
+    go_on.set()
+    other.join(10.0)
+    assert slots.any()
