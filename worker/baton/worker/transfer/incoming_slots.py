@@ -105,7 +105,7 @@ class SlotIncoming:
         self._bulk.close(sender_gone)
 
     def _stays_awake(self) -> bool:
-        """Where a sender copies by itself: who slept would perhaps be woken up on its processor, and hold it up."""
+        """Where the sender's own thread copies: the system may wake a thread that slept on that one's processor."""
         recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
         return recent and not self._bulk.writes_ahead and self._admission.goes_on()
 
