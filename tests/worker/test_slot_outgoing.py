@@ -32,6 +32,7 @@ class Sender:
         self.announces_first = announces_first
         self._tickets = iter(tickets)
         self.events: list[object] = []
+        self.aborted = threading.Event()
         self._peer = peer
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Ticket:
@@ -42,7 +43,7 @@ class Sender:
         return next(self._tickets, Done())
 
     def abort(self) -> None:
-        """Nothing waits."""
+        self.aborted.set()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -235,3 +236,23 @@ def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
         assert not outgoing.await_end(shipments[num_done])
     assert time.monotonic() - began < 3.0
     assert num_looks < 5
+
+
+def test_a_credit_that_makes_no_sense_ends_the_connection_and_every_copy(
+    ends: tuple[socket.socket, socket.socket], copies: list[Copy]
+) -> None:
+    ours, peer = ends
+    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
+    sender = Sender(peer, True, copies)
+    outgoing = outgoing_of(ours, sender, cast("Executor", SimpleNamespace(layout=layout)), num_slots=1)
+    shipment = outgoing.start(outbound_of(False), PIECE)
+    peer.sendall(encode_credit(7))
+    assert outgoing.await_end(shipment)
+    assert outgoing.ended()
+    assert sender.aborted.wait(5.0)
+    with pytest.raises(ConnectionError, match="slot 7 came, which is not in use"):
+        outgoing.wait_for_room()
+    copies[0].ended.set()
+    outgoing.settle(shipment)
+    peer.close()
+    outgoing.close()
