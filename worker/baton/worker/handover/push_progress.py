@@ -100,7 +100,7 @@ class PushProgress:
     def _push_span(self, target: PushTarget, layers: range, start: int, stop: int) -> None:
         """In pieces as large as they may be. What is read for one is not much more, however large our blocks are."""
         num_blocks = min(stop - start, target.max_block_layers)
-        num_read = max(num_blocks, self._block_size // target.block_size)
+        num_read = max(num_blocks, -(-self._block_size // target.block_size))
         num_layers = max(1, target.max_block_layers // num_read)
         for layer in range(layers.start, layers.stop, num_layers):
             count = min(num_layers, layers.stop - layer)
