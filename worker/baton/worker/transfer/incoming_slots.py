@@ -67,7 +67,7 @@ class SlotIncoming:
             self._turned_at = time.monotonic() if announced or writing else 0.0
             if writing and is_over(writing[0].ticket):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
-            elif not ended and (readable(self._sock, 0) or not (announced or writing or self._stays_awake())):
+            elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
                 header = receive_header(self._sock)
                 ended = header is None
                 if header is not None:

@@ -185,7 +185,6 @@ class SlotOutgoing:
         self._ended = ""
         self._broken: OSError | None = None  # why no piece leaves any more
         self._moved_at = 0.0  # when the piece before was done
-        self._stirred_at = 0.0  # when a piece was started or done
         self._on_way: deque[float] = deque()  # when each piece was started that is not finished
         self._over = threading.Event()
         sock.settimeout(None)
@@ -224,7 +223,7 @@ class SlotOutgoing:
             # Of the blocks, not of what the transport moves. Before it moves: what it queues on a device may hold up
             # all that the device does until the receiver has heard of the piece (as while a kernel's code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
-        started = self._stirred_at = time.monotonic()
+        started = time.monotonic()
         self._on_way.append(started)
         brief = self._sender.announces_first and len(self._on_way) == 1 and num_bytes <= _BRIEF_BYTES
         if brief:
@@ -267,7 +266,7 @@ class SlotOutgoing:
         self._check_unbroken()
         now = time.monotonic()
         seconds = now - max(shipment.started, self._moved_at)
-        self._moved_at = self._stirred_at = now
+        self._moved_at = now
         if not self._sender.announces_first:
             self._announce(shipment.header.copied_in(seconds))
             self._check_unbroken()
@@ -330,7 +329,8 @@ class SlotOutgoing:
 
     def _nap(self, seconds: float) -> None:
         """Until something comes of the receiver, or so long; less, and awake, while a slot is to come back at once."""
-        if time.monotonic() - self._stirred_at < _SPIN_SECONDS:
+        last = max(self._moved_at, self._on_way[-1]) if self._on_way else self._moved_at
+        if time.monotonic() - last < _SPIN_SECONDS:
             os.sched_yield()  # a sleep of no time takes tens of microseconds
         else:
             readable(self._sock, seconds)
