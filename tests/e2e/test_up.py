@@ -83,7 +83,7 @@ def shared_memory():
     return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_starts_answers_and_leaves_nothing_after_a_signal(up, number):
     before = shared_memory()
     one = up()
@@ -139,7 +139,28 @@ def test_a_service_that_dies_is_named_with_the_end_of_its_log(up):
     assert "router was ended by SIGKILL; the end of" in one.output
     assert "listening" in one.output.partition("the end of")[2]
     assert_nothing_left(family, ())
-    assert list(one.tmp.glob("baton-up-*/router.log")), "the logs of a failed tandem stay"
+    assert "--log-dir FOLDER keeps the whole logs" in one.output
+    assert list(one.tmp.iterdir()) == []
+
+
+def test_the_logs_of_a_failed_tandem_stay_in_the_folder_that_was_given(up, tmp_path):
+    one = up("--executor", "sim", "--log-dir", str(tmp_path / "logs"), "--model", str(MODEL), "--ready-timeout", "1")
+    assert one.process.wait(60) == 1
+    assert "not ready after" in one.output
+    assert (tmp_path / "logs" / "gateway.log").is_file()
+
+
+def test_the_password_of_a_redis_is_in_no_argument(up, redis_server):
+    secret = "hunter2hunter2"
+    url = f"redis://default:{secret}@127.0.0.1:{redis_server.port}/0"
+    one = up("--executor", "sim", "--api-keys", "redis", BATON_UP_REDIS_URL=url)
+
+    def started():
+        return {word for process in one.family() for word in process.cmdline()} >= {"kvstore", "gateway"}
+
+    wait_until(started, "the services started", 30)
+    shown = [word for process in one.family() for word in process.cmdline()]
+    assert not [word for word in shown if secret in word]
 
 
 def test_a_port_in_use_is_named_before_anything_starts(up):

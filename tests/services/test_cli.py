@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 
@@ -12,9 +14,52 @@ def test_help_lists_every_command(capsys):
     assert all(f"  {name} " in text for name in (*cli.SERVICES, *cli.TOOLS))
 
 
-def test_an_unknown_command_is_an_error_that_names_those_there_are(capsys):
+def test_an_unknown_command_is_an_error_that_names_the_likely_one(capsys):
     assert cli.main(["gatewya"], {}) == 2
-    assert "unknown command 'gatewya'; the commands are gateway, router" in capsys.readouterr().err
+    assert capsys.readouterr().err == "baton: unknown command 'gatewya'; did you mean gateway?\n"
+
+
+def test_a_command_like_no_other_is_an_error_that_names_those_there_are(capsys):
+    assert cli.main(["xyzzy"], {}) == 2
+    assert "unknown command 'xyzzy'; the commands are gateway, router" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    words = f"{sys.executable} -m baton.services.cli collect-env --look-timeout 0.1 | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+    assert done.returncode in (0, cli.EXIT_OUTPUT_CLOSED)  # 0: all was written before the reader left
+
+
+@pytest.mark.parametrize("service", ["gateway", "worker"])
+def test_ctrl_c_while_a_service_imports_its_code_prints_no_traceback(service, tmp_path):
+    slow = "import time; print('importing', flush=True); time.sleep(60)"
+    for name in ("orjson", "numpy"):
+        (tmp_path / f"{name}.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "baton.services.cli", service, "--model", "m"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == cli.EXIT_INTERRUPTED
+    assert "Traceback" not in errors
+
+
+def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "baton.services.certificates", raising=False)
+    assert cli.main(["certs", "--dir", "nowhere"], {}) == cli.EXIT_NOT_INSTALLED
+    expected = 'baton certs: the package cryptography is not installed; pip install "baton-inference[certs]"\n'
+    assert capsys.readouterr().err == expected
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
+    monkeypatch.setitem(sys.modules, "baton.services.certs", None)
+    with pytest.raises(ModuleNotFoundError, match=r"baton\.services\.certs"):
+        cli.main(["certs"], {})
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"]])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from baton.rpc.tls_files import TlsFiles
-from baton.services import cli
+from baton.services import cli, extras
 from baton.services.certs import main as make_certs
 from baton.services.certs import tls_flags
 from baton.services.doctor import (
@@ -263,9 +263,24 @@ def test_what_a_service_needs_is_read_from_its_own_package():
         'orjson>=3; extra == "gateway"',
         'baton-inference[worker]; extra == "cuda"',
     ]
-    assert versions.required_names(requirements, ("worker",)) == ("grpcio", "torch", "triton")
+    assert extras.required_packages(requirements, ("worker",)) == ["grpcio", "torch", "triton"]
+    assert extras.required_packages(requirements, ("cuda",)) == ["grpcio", "torch", "triton"]
     found = worst(versions.check_versions(versions.VersionFacts((3, 12), "0.1.0", {"torch": None}), WORKER))
-    assert found.fix == "pip install 'baton-inference[worker]'"
+    assert found.fix == 'pip install "baton-inference[worker]"'
+
+
+@pytest.mark.parametrize(
+    ("missing", "level", "fix"),
+    [
+        ({"gateway": [], "worker": []}, Level.OK, ""),
+        ({"gateway": [], "worker": ["torch", "numpy"]}, Level.WARNING, 'pip install "baton-inference[worker]"'),
+        ({"gateway": ["orjson"], "worker": ["torch"]}, Level.FAILED, 'pip install "baton-inference[all]"'),
+    ],
+)
+def test_without_a_service_every_service_that_cannot_start_is_found(missing, level, fix):
+    found = worst(versions.check_versions(versions.VersionFacts((3, 12), "0.1.0", {}, missing), Targets()))
+    assert found.level is level
+    assert found.fix == fix
 
 
 def test_settings_point_at_what_is_examined():

@@ -1,12 +1,20 @@
 import pytest
 
-from baton.services.model_source import SAMPLE_MODEL, resolve_model
+from baton.services import model_source
+from baton.services.model_source import SAMPLE_MODELS, resolve_model
 from baton.services.settings import SettingsError
 
 
 def test_the_checkouts_sample_model_is_the_default():
-    assert resolve_model("") == str(SAMPLE_MODEL)
-    assert (SAMPLE_MODEL / "model.safetensors").is_file()
+    checkout, _ = SAMPLE_MODELS
+    assert resolve_model("") == str(checkout)
+    assert (checkout / "model.safetensors").is_file()
+
+
+def test_where_there_is_no_sample_model_the_flag_is_named(monkeypatch):
+    monkeypatch.setattr(model_source, "SAMPLE_MODELS", ())
+    with pytest.raises(SettingsError, match="--model is required"):
+        resolve_model("")
 
 
 @pytest.mark.parametrize("model", ["/no/such", "./no-such", "no-such", "a/b/c"])

@@ -14,12 +14,14 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 def main(argv: Sequence[str], folder: Path = _CHECKOUT / "tests" / "bench") -> int:
     """Lists the benchmarks, or runs the one named first with the arguments that follow."""
     programs = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
-    if not programs:
-        print(f"baton bench: no benchmarks in {folder}; they are part of the source checkout", file=sys.stderr)
-        return 1
-    if not argv or argv[0] in ("--help", "-h", "list"):
+    asks_for_help = not argv or argv[0] in ("--help", "-h", "list")
+    if asks_for_help:
         print("usage: baton bench NAME [flags]\n")
         print("\n".join(f"  {name:<16} {_summary(path)}" for name, path in programs.items()))
+    if not programs:
+        print(f"baton bench: no benchmarks in {folder}; they are part of the source checkout", file=sys.stderr)
+        return 0 if asks_for_help and argv else 1
+    if asks_for_help:
         return 0
     if argv[0] not in programs:
         print(f"baton bench: unknown benchmark {argv[0]!r}; there are {', '.join(programs)}", file=sys.stderr)

@@ -91,10 +91,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def make(config: CertsConfig) -> None:
     """Writes the CA where there is none, and the certificates. CertsFailed: one is there already, or no file can be."""
-    try:
-        from baton.services.certificates import Validity, load_authority, new_authority
-    except ImportError as error:
-        raise CertsFailed(f"{error}; install baton-inference[certs]") from error
+    from baton.services.certificates import Validity, load_authority, new_authority
+
     folder = Path(config.dir)
     present = [name for service in config.services for name in file_names(service) if (folder / name).exists()]
     if present:

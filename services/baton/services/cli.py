@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+EXIT_NOT_INSTALLED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_OUTPUT_CLOSED = 141  # 128 + SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,34 @@ _WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Runs one command. Returns the process's exit code."""
+    """Runs one command. Returns the process's exit code; no traceback for what a person can cause."""
     words = list(sys.argv[1:] if argv is None else argv)
-    variables = os.environ if environ is None else environ
     command, rest = (words[0], words[1:]) if words else ("--help", [])
+    try:
+        code = _run(command, rest, os.environ if environ is None else environ)
+        sys.stdout.flush()
+    except KeyboardInterrupt:  # while something is imported: services and tools handle it afterwards
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        # The interpreter flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OUTPUT_CLOSED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "baton"):
+            raise
+        return _say_missing(command, package)
+    return code
+
+
+def _say_missing(command: str, package: str) -> int:
+    from baton.services import extras
+
+    print(f"baton {command}: {extras.advice(command, package)}", file=sys.stderr)
+    return EXIT_NOT_INSTALLED
+
+
+def _run(command: str, rest: Sequence[str], variables: Mapping[str, str]) -> int:
     if command in SERVICES:
         return _run_service(command, rest, variables)
     if command in TOOLS:
@@ -74,9 +101,16 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     if command in ("--help", "-h", "help"):
         print(_help())
         return 0
-    names = ", ".join((*SERVICES, *TOOLS))
-    print(f"baton: unknown command {command!r}; the commands are {names}", file=sys.stderr)
+    print(f"baton: unknown command {command!r}{_likely(command)}", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _likely(command: str) -> str:
+    import difflib
+
+    names = (*SERVICES, *TOOLS)
+    near = difflib.get_close_matches(command, names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; the commands are {', '.join(names)}"
 
 
 def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from baton.services import settings
+from baton.services import extras, settings
 from baton.services.doctor import fabric, gpus, limits, versions
 from baton.services.doctor.examination import examine
 from baton.services.doctor.redact import secrets_in, told, without_secrets, without_these
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def collect(environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
     """All that is told, before `redacted` looks through it. Variables are told by name already."""
-    device = gpus.observe_gpus(seconds, versions.installed("torch") is not None)
+    device = gpus.observe_gpus(seconds, extras.installed("torch") is not None)
     findings = asyncio.run(examine(Targets(), seconds))
     return {
         "baton": {"version": versions.observe_versions("").baton, "python": sys.version, "command": sys.argv[:2]},

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from baton.services import extras
 from baton.services.settings import SettingsError
 
-SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
+_SAMPLE = Path("models") / "storyteller-7m"
+# A checkout has it at its top, a wheel beside this module.
+SAMPLE_MODELS = (Path(__file__).resolve().parents[3] / _SAMPLE, Path(__file__).resolve().parent / _SAMPLE)
 
 
 def resolve_model(model: str) -> str:
     """The model's folder on this machine; a hub id is downloaded. SettingsError: there is none."""
     if not model:
-        if SAMPLE_MODEL.is_dir():
-            return str(SAMPLE_MODEL)
-        raise SettingsError("--model is required: this is no checkout with models/storyteller-7m")
+        for folder in SAMPLE_MODELS:
+            if folder.is_dir():
+                return str(folder)
+        raise SettingsError("--model is required: the sample model storyteller-7m is not installed")
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path.resolve())
@@ -27,7 +31,8 @@ def _download(hub_id: str) -> str:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise SettingsError(f"--model: {hub_id!r} is no folder, and hub ids need the extra `hub`") from None
+        line = extras.install_line("hub")
+        raise SettingsError(f"--model: {hub_id!r} is no folder, and a hub id needs huggingface-hub; {line}") from None
     try:
         return str(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
     except Exception as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.services import logs, settings
+from baton.services import extras, logs, settings
 from baton.services.signals import watch_signals
 
 EXIT_OK = 0
@@ -71,8 +71,12 @@ def _run(name: str, config: Any, serve: Serve) -> int:
     try:
         uvloop.run(_until_signalled(serve, config))
     except InvalidRequest as error:
-        _log.error("%s cannot start: %s", name, error.message)
+        options = settings.options_of(name, type(config))
+        _log.error("%s cannot start: %s", name, settings.with_flags(error.message, options))
         return EXIT_MISCONFIGURED
+    except ModuleNotFoundError as error:
+        _log.error("%s cannot start: %s", name, extras.advice(name, (error.name or str(error)).partition(".")[0]))
+        return EXIT_FAILED
     except ServiceError as error:
         _log.error("%s stopped: %s", name, error.message)
         return EXIT_FAILED

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 # Kubernetes sets these in every pod for a Service named, say, `baton-router`; they are not ours.
@@ -109,8 +110,26 @@ def load(
     flags = _parse_flags(service, everything, argv, description)
     values = [config_type(**_values(group, flags, environ)) for config_type, group in options.items()]
     for value in values:
-        _validate(value)
+        _validate(value, everything)
     return values
+
+
+def with_flags(message: str, options: Iterable[Option]) -> str:
+    """The message with fields named as flags: `api_keys=x` is `--api-keys=x`. Quoted values stay as they are.
+
+    A field of one word is also a word of English: it is taken for the field before `=` or `:`, and where it begins.
+    """
+    for option in options:
+        name = option.field
+        behind = r"\b" if "_" in name else r"(?=[=:])"
+        field = rf"(?<![\w-]){name}{behind}"
+        pattern = rf"('[^']*'|\"[^\"]*\")|{field}" if "_" in name else rf"('[^']*'|\"[^\"]*\")|{field}|^{name}(?= )"
+        message = re.sub(pattern, partial(_flag_or_quoted, option.flag), message)
+    return message
+
+
+def _flag_or_quoted(flag: str, match: re.Match[str]) -> str:
+    return match[1] or flag
 
 
 def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
@@ -159,7 +178,7 @@ def _values(options: Iterable[Option], flags: Mapping[str, str], environ: Mappin
     return values
 
 
-def _validate(config: Any) -> None:
+def _validate(config: Any, options: Sequence[Option]) -> None:
     from baton.rpc.errors import ServiceError
 
     check = getattr(config, "validate", None)
@@ -168,7 +187,7 @@ def _validate(config: Any) -> None:
     try:
         check()
     except ServiceError as error:
-        raise SettingsError(error.message) from error
+        raise SettingsError(with_flags(error.message, options)) from error
 
 
 class _Parser(argparse.ArgumentParser):

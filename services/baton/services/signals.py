@@ -1,4 +1,4 @@
-"""How a process is told to stop: SIGTERM or Ctrl-C once to drain, twice to leave at once."""
+"""Signals that stop a process: SIGTERM, Ctrl-C or a hang-up once to drain, twice to leave at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _ONE_WISH_SECONDS = 0.5
 
 
 def watch_signals(stop: asyncio.Event, leave: Callable[[signal.Signals], None]) -> None:
-    """Sets `stop` on the first SIGTERM or SIGINT, calls `leave` on a later one."""
+    """Sets `stop` on the first SIGTERM, SIGINT or SIGHUP, calls `leave` on a later one.
+
+    A SIGHUP that is ignored stays so: `nohup` asks for that.
+    """
     first_at: float | None = None
 
     def on_signal(number: signal.Signals) -> None:
@@ -29,5 +32,6 @@ def watch_signals(stop: asyncio.Event, leave: Callable[[signal.Signals], None]) 
             leave(number)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for number in (signal.SIGTERM, signal.SIGINT, *hang_up):
         loop.add_signal_handler(number, on_signal, number)

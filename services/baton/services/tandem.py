@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
@@ -174,6 +175,7 @@ class ServicePlan:
     name: str
     command: str  # of the `baton` CLI
     flags: tuple[str, ...]
+    secrets: Mapping[str, str]  # variables: arguments are shown to everybody on the machine
     address: str  # of its gRPC server
     metrics: str  # host:port of its /metrics
     probe: Probe
@@ -208,7 +210,7 @@ def plan(
             ))
             for (role, number), listen in zip(roles, workers, strict=True)
         ),
-        _internal(config, "kvstore", "kvstore", 3, kvstore, ("--redis-url", config.redis_url)),
+        _internal(config, "kvstore", "kvstore", 3, kvstore, (), {"BATON_KVSTORE_REDIS_URL": config.redis_url}),
     ]  # fmt: skip
 
 
@@ -241,6 +243,7 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
             "--log-format",
             config.log_format,
         ),
+        secrets={"BATON_GATEWAY_REDIS_URL": config.redis_url} if config.api_keys and config.redis_url else {},
         address=config.grpc_listen,
         metrics=config.rest_listen,
         probe=Probe.HTTP_READY,
@@ -252,9 +255,7 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
 def _access_flags(config: UpConfig) -> list[str]:
     """Who may use the gateway."""
     flags = ["--allow-anonymous"] if config.allow_anonymous else []
-    if config.api_keys:
-        flags += ["--api-keys", config.api_keys]
-    return [*flags, "--redis-url", config.redis_url] if config.api_keys and config.redis_url else flags
+    return [*flags, "--api-keys", config.api_keys] if config.api_keys else flags
 
 
 def _format_flags(config: UpConfig) -> list[str]:
@@ -283,7 +284,13 @@ def _tls_flags(config: UpConfig, service: str) -> tuple[str, ...]:
 
 
 def _internal(
-    config: UpConfig, command: str, name: str, stage: int, listen: tuple[str, str], flags: tuple[str, ...]
+    config: UpConfig,
+    command: str,
+    name: str,
+    stage: int,
+    listen: tuple[str, str],
+    flags: tuple[str, ...],
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> ServicePlan:
     address, metrics = listen
     return ServicePlan(
@@ -300,6 +307,7 @@ def _internal(
             "--log-format",
             config.log_format,
         ),
+        secrets=secrets,
         address=address,
         metrics=metrics,
         probe=Probe.GRPC_HEALTH,

@@ -9,7 +9,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
-from baton.services import settings, tandem
+from baton.services import extras, settings, tandem
 from baton.services.certs import CA_CERTIFICATE
 from baton.services.model_source import resolve_model
 from baton.services.ports import free_ports
@@ -39,42 +40,64 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         (config,) = settings.load("up", (tandem.UpConfig,), argv, environ, "Runs a whole tandem on this machine.")
         config = tandem.check_listen_addresses(config)
+        _check_installed(config)
         tls = tandem.plan_tls(config)
         model = resolve_model(config.model)
-        log_dir = _make_log_dir(config.log_dir)
+        with _log_folder(config.log_dir) as log_dir:
+            return _run_tandem(config, model, tls, log_dir, environ)
     except settings.SettingsError as error:
         print(f"baton up: {error}", file=sys.stderr)
         return 2
+
+
+def _run_tandem(
+    config: tandem.UpConfig, model: str, tls: tandem.TlsPlan, log_dir: Path, environ: Mapping[str, str]
+) -> int:
     edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
     plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), partial(free_ports, besides=edge))
     try:
         _tell_targets(config.metrics_targets, plans)
     except OSError as error:
-        print(f"baton up: --metrics-targets {config.metrics_targets}: {error.strerror}", file=sys.stderr)
-        return 2
+        raise settings.SettingsError(f"--metrics-targets {config.metrics_targets}: {error.strerror}") from error
     lines = StatusLines(sys.stdout)
     lines.say(f"starting {len(plans)} services with {model}; their logs are in {log_dir}")
     try:
         clean = asyncio.run(_run(config, plans, tls, log_dir, environ, lines))
     except UpFailed as error:
         lines.say(f"baton up: {error}")
+        if not config.log_dir:
+            lines.say("--log-dir FOLDER keeps the whole logs")
         return 1
-    if clean and not config.log_dir:
-        shutil.rmtree(log_dir, ignore_errors=True)
     return 0 if clean else 1
 
 
-def _make_log_dir(wanted: str) -> Path:
+def _check_installed(config: tandem.UpConfig) -> None:
+    """Raises SettingsError where a service of the tandem could not start."""
+    services = ("gateway", "router", "kvstore", *(("worker",) if config.executor != "sim" else ()))
+    missing = sorted({name for service in services for name in extras.missing_packages(service)})
+    if missing:
+        what = f"the package {missing[0]} is" if len(missing) == 1 else f"the packages {', '.join(missing)} are"
+        raise settings.SettingsError(f"{what} not installed; {extras.install_line(extras.ALL)}")
+
+
+@contextmanager
+def _log_folder(wanted: str) -> Iterator[Path]:
+    """The folder of the services' logs. One that was not asked for is removed at the end, however that comes."""
     try:
         log_dir = Path(wanted or tempfile.mkdtemp(prefix="baton-up-"))
         log_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=log_dir):
-            return log_dir
+            pass
     except OSError as error:
         place = wanted or "the temporary folder"
         raise settings.SettingsError(
             f"--log-dir: no log can be written in {place}: {error}; give another with --log-dir FOLDER"
         ) from error
+    try:
+        yield log_dir
+    finally:
+        if not wanted:
+            shutil.rmtree(log_dir, ignore_errors=True)
 
 
 def _tell_targets(path: str, plans: Sequence[tandem.ServicePlan]) -> None:
@@ -106,7 +129,7 @@ async def _run(
     lines.say("stopping")
     stragglers = await _stop_all(children, config.drain_timeout + _STOP_GRACE_SECONDS)
     for child in stragglers:
-        lines.say(f"{child.plan.name} had to be killed; its log is {child.log_path}")
+        lines.say(f"{child.plan.name} had to be killed; {_log_end(child)}")
     return not stragglers
 
 
@@ -129,15 +152,15 @@ async def _until(stop: asyncio.Event, children: Sequence[Child], start: Coroutin
             if starting in done:
                 starting.result()
             if ended := [exits[task] for task in done if task in exits]:
-                raise UpFailed(_obituary(ended[0]))
+                raise UpFailed(f"{ended[0].plan.name} {ended[0].ending}; {_log_end(ended[0])}")
     finally:
         for task in (starting, stopping, *exits):
             task.cancel()
 
 
-def _obituary(child: Child) -> str:
+def _log_end(child: Child) -> str:
     tail = "\n".join(f"  | {line}" for line in child.log_tail().splitlines()) or "  | (its log is empty)"
-    return f"{child.plan.name} {child.ending}; the end of {child.log_path}:\n{tail}"
+    return f"the end of {child.log_path}:\n{tail}"
 
 
 async def _announce_ready(
@@ -150,7 +173,7 @@ async def _announce_ready(
         if seconds > config.ready_timeout:
             raise UpFailed(
                 f"not ready after {seconds:.0f} s: {', '.join(child.plan.name for child in waiting)}; "
-                f"the end of {waiting[0].log_path}:\n{waiting[0].log_tail()}"
+                f"{_log_end(waiting[0])}"
             )
         lines.wait([child.plan.name for child in waiting], seconds)
         ready = await asyncio.gather(*(_is_ready(child.plan, tls) for child in waiting))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from baton.services import settings
+from baton.services import extras, settings
 from baton.services.doctor.examination import examine
 from baton.services.doctor.finding import Finding, Level, failed, ok
 from baton.services.doctor.redact import secrets_in, without_secrets, without_these
@@ -69,12 +69,8 @@ def _config_of(
     except settings.SettingsError as error:
         return None, [failed("settings", str(error), f"baton {service} --help lists what may be given")]
     except ImportError as error:
-        return None, [failed("settings", f"{service} is not installed: {error}", _install(service))]
+        return None, [failed("settings", f"{service} is not installed: {error}", extras.install_line(service))]
     return config, [ok("settings", f"flags and BATON_{service.upper()}_* variables fit together")]
-
-
-def _install(service: str) -> str:
-    return f"pip install 'baton-inference[{service}]'"
 
 
 def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from baton.services import extras
 from baton.services.doctor import (
     api_keys,
     certificates,
@@ -103,7 +104,7 @@ async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
     if targets.service not in ("", "worker"):
         return gpus.GpuFacts()
     # torch takes seconds to load; where nothing computes on a GPU its version says enough.
-    with_torch = targets.executor in ("", "cuda") and versions.installed("torch") is not None
+    with_torch = targets.executor in ("", "cuda") and extras.installed("torch") is not None
     return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
 
 

