@@ -96,7 +96,7 @@ class Service:
         words = [sys.executable, "-m", "baton.services.cli", *self.plan.arguments, "--parent-pid", str(os.getpid())]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.environ},
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.plan.secrets, **self.environ},
                 start_new_session=True, cwd=ROOT,
             )  # fmt: skip
 

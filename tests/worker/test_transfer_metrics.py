@@ -16,7 +16,7 @@ from baton.worker.block_pool import BlockPool
 from baton.worker.core import BlockHash
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
-from baton.worker.handover.histogram import Histogram
+from baton.worker.histogram import Histogram
 from baton.worker.transfer.base import TransportTotals
 from baton.worker.transfer_metrics import transfer_metrics
 

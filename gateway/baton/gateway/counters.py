@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.v1 import router_pb2
+
+ENDINGS = ("stop", "length", "tool_calls", "repetition", "abort", "error")
 
 
 @dataclass(slots=True)
@@ -22,5 +25,7 @@ class GenerationCounters:
     poisonous_requests: int = 0  # that were refused because their workers died
     protocol_errors: int = 0  # frames or tokens that could not be handled
     dropped_reports: int = 0  # outcomes that no router took
+    # Choices by ENDINGS: their finish reason, "abort" where the client left, "error" where the request failed.
+    finished_choices: Counter[str] = field(default_factory=Counter)
     # Hears of each placement that ended, and of its longest choice's output tokens.
     on_outcome: Callable[[router_pb2.PlacementOutcome, int], None] | None = None

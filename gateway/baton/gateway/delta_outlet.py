@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from baton.gateway.generation import Delta, Sink, TokenLogprob, Usage
@@ -54,12 +55,16 @@ class _Merged:
 
 
 class DeltaOutlet:
-    """Keeps the order: each choice's deltas, then the end. Says nothing any more once closed."""
+    """Keeps the order: each choice's deltas, then the end. Says nothing any more once closed.
 
-    __slots__ = ("_end", "_held", "_sink", "closed")
+    `finished` counts the choices that end, by their finish reason.
+    """
 
-    def __init__(self, sink: Sink) -> None:
+    __slots__ = ("_end", "_finished", "_held", "_sink", "closed")
+
+    def __init__(self, sink: Sink, finished: Counter[str] | None = None) -> None:
         self._sink = sink
+        self._finished = Counter() if finished is None else finished
         self._held: dict[int, _Merged] = {}  # by choice
         self._end: Usage | ServiceError | None = None
         self.closed = False
@@ -68,6 +73,8 @@ class DeltaOutlet:
         """Passes one delta on, now or later."""
         if self.closed:
             return
+        if delta.finish_reason is not None:
+            self._finished[delta.finish_reason] += 1
         if not self._held and self._sink.writable:
             self._sink.on_delta(delta)
         else:

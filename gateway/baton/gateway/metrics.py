@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.gateway.bucket_counts import BucketCounts
-from baton.gateway.counters import GenerationCounters
+from baton.gateway.counters import ENDINGS, GenerationCounters
 from baton.gateway.phase_times import PhaseTimes
-from baton.gateway.vllm_metrics import VllmAliases
+from baton.gateway.vllm_metrics import VllmAliases, VllmEndings
 
 # The bounds that vLLM's dashboards expect.
 _TTFT_BOUNDS = (
@@ -82,6 +82,7 @@ class GatewayMetrics:
         )
         for histogram in (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.refusals):
             self.registry.register(histogram)
+        self._generation_counters = counters
         self.registry.register(_GenerationCollector(counters))
         self.phases = PhaseTimes()
         counters.on_outcome = self.phases.observe
@@ -119,6 +120,7 @@ class GatewayMetrics:
             "vllm:request_inference_time_seconds": self.phases.inference,
         }
         self.registry.register(VllmAliases(model_name, histograms))
+        self.registry.register(VllmEndings(model_name, self._generation_counters))
 
     def register(self, collector: Collector) -> None:
         """Offers what someone else collects."""
@@ -143,6 +145,12 @@ class _GenerationCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for field, name, text in _GENERATION_COUNTERS:
             yield CounterMetricFamily(name, text, value=getattr(self._counters, field))
+        finished = CounterMetricFamily(
+            "baton_gateway_finished_choices", "Choices by how they ended.", labels=("ending",)
+        )
+        for ending in ENDINGS:
+            finished.add_metric((ending,), self._counters.finished_choices[ending])
+        yield finished
 
 
 class AnswerMeter:

@@ -74,7 +74,7 @@ class RunningGeneration:
         self._choices = choices
         self._ways = ways
         self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
-        self.outlet = DeltaOutlet(sink)
+        self.outlet = DeltaOutlet(sink, ways.counters.finished_choices)
         self._runs: dict[int, ChoiceRun] = {}  # by choice, while a worker has it
         self._cached: dict[int, int] = {}  # by choice
         self._unsettled = len(choices)
@@ -153,6 +153,7 @@ class RunningGeneration:
         return going
 
     def abort(self) -> None:
+        self._count_unfinished("abort")
         self.outlet.close()
         self._note_end()
         self._stop_everything()
@@ -382,9 +383,13 @@ class RunningGeneration:
     def _fail(self, error: ServiceError) -> None:
         of_tools = self._request.reading is not None and self._request.reading.constraint is not None
         name_field(error, "tools" if of_tools else self._request.constraint_field)
+        self._count_unfinished("error")
         self._note_end()
         self._stop_everything()
         self.outlet.end(error)
+
+    def _count_unfinished(self, ending: str) -> None:
+        self._ways.counters.finished_choices[ending] += sum(not choice.finished for choice in self._choices)
 
     def _end(self, usage: Usage) -> None:
         self._cancel_timers()

@@ -1,13 +1,18 @@
-"""A gateway's histograms under the names that dashboards made for vLLM ask for: what clients see of one model."""
+"""A gateway's metrics under the names that dashboards made for vLLM ask for: what clients see of one model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.gateway.counters import GenerationCounters
+
 _ENGINE = "0"
+# vLLM's reasons. An answer that ends with calls of tools is stopped by the model.
+_REASONS = ("stop", "length", "abort", "error", "repetition")
+_AS_STOP = "tool_calls"
 
 
 class VllmAliases(Collector):
@@ -26,3 +31,20 @@ class VllmAliases(Collector):
                         suffix = sample.name.removeprefix(source.name)
                         alias.add_sample(name + suffix, {**self._labels, **sample.labels}, sample.value)
                 yield alias
+
+
+class VllmEndings(Collector):
+    """Offers the choices that ended as `vllm:request_success`, each reason from the start."""
+
+    def __init__(self, model_name: str, counters: GenerationCounters) -> None:
+        self._labels = (model_name, _ENGINE)
+        self._counters = counters
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ("model_name", "engine", "finished_reason")
+        family = CounterMetricFamily("vllm:request_success", "As baton_gateway_finished_choices.", labels=labels)
+        finished = self._counters.finished_choices
+        for reason in _REASONS:
+            count = finished[reason] + (finished[_AS_STOP] if reason == "stop" else 0)
+            family.add_metric((*self._labels, reason), count)
+        yield family

@@ -368,6 +368,7 @@ class WorkerCounters(google.protobuf.message.Message):
     NUM_DISCARDED_TOKENS_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
     HOST_CACHE_FIELD_NUMBER: builtins.int
+    STEP_TOKENS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -392,6 +393,10 @@ class WorkerCounters(google.protobuf.message.Message):
     def transfers(self) -> global___TransferCounters: ...
     @property
     def host_cache(self) -> global___HostCacheCounters: ...
+    @property
+    def step_tokens(self) -> global___Histogram:
+        """By step: the tokens that it computed."""
+
     def __init__(
         self,
         *,
@@ -415,9 +420,10 @@ class WorkerCounters(google.protobuf.message.Message):
         num_discarded_tokens: builtins.int = ...,
         transfers: global___TransferCounters | None = ...,
         host_cache: global___HostCacheCounters | None = ...,
+        step_tokens: global___Histogram | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["host_cache", b"host_cache", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["host_cache", b"host_cache", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
 
@@ -490,6 +496,7 @@ class TransferCounters(google.protobuf.message.Message):
     NUM_STRANDED_BLOCKS_FIELD_NUMBER: builtins.int
     RATES_FIELD_NUMBER: builtins.int
     NUM_STRANGERS_FIELD_NUMBER: builtins.int
+    TRANSFER_BYTES_FIELD_NUMBER: builtins.int
     num_transfers: builtins.int
     """As the receiver (a decode worker): leases that ended with every block here and verified, and their bytes."""
     num_transfer_bytes: builtins.int
@@ -532,6 +539,10 @@ class TransferCounters(google.protobuf.message.Message):
     def rates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransportRate]:
         """Now, one for each transport that moved bytes."""
 
+    @property
+    def transfer_bytes(self) -> global___Histogram:
+        """As the receiver, of completed ones: their bytes."""
+
     def __init__(
         self,
         *,
@@ -554,9 +565,10 @@ class TransferCounters(google.protobuf.message.Message):
         num_stranded_blocks: builtins.int = ...,
         rates: collections.abc.Iterable[global___TransportRate] | None = ...,
         num_strangers: builtins.int = ...,
+        transfer_bytes: global___Histogram | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "num_checksum_errors", b"num_checksum_errors", "num_expired_leases", b"num_expired_leases", "num_failed_prefills", b"num_failed_prefills", "num_failed_pushes", b"num_failed_pushes", "num_failed_transfers", b"num_failed_transfers", "num_mismatches", b"num_mismatches", "num_refused_prefills", b"num_refused_prefills", "num_retries", b"num_retries", "num_sent_bytes", b"num_sent_bytes", "num_sent_transfers", b"num_sent_transfers", "num_stranded_blocks", b"num_stranded_blocks", "num_strangers", b"num_strangers", "num_stray_pieces", b"num_stray_pieces", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "rates", b"rates", "tail_seconds", b"tail_seconds", "transfer_seconds", b"transfer_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "tail_seconds", b"tail_seconds", "transfer_bytes", b"transfer_bytes", "transfer_seconds", b"transfer_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["exposed_seconds", b"exposed_seconds", "num_checksum_errors", b"num_checksum_errors", "num_expired_leases", b"num_expired_leases", "num_failed_prefills", b"num_failed_prefills", "num_failed_pushes", b"num_failed_pushes", "num_failed_transfers", b"num_failed_transfers", "num_mismatches", b"num_mismatches", "num_refused_prefills", b"num_refused_prefills", "num_retries", b"num_retries", "num_sent_bytes", b"num_sent_bytes", "num_sent_transfers", b"num_sent_transfers", "num_stranded_blocks", b"num_stranded_blocks", "num_strangers", b"num_strangers", "num_stray_pieces", b"num_stray_pieces", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "rates", b"rates", "tail_seconds", b"tail_seconds", "transfer_bytes", b"transfer_bytes", "transfer_seconds", b"transfer_seconds"]) -> None: ...
 
 global___TransferCounters = TransferCounters
 

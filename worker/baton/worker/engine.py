@@ -213,6 +213,7 @@ class Engine:
         """A copy of the totals."""
         return dataclasses.replace(
             self._counters,
+            step_tokens=self._counters.step_tokens.copy(),
             num_evicted_blocks=self._scheduler.pool.num_evicted,
             num_dropped_blocks=self._scheduler.offloads.num_dropped,
         )

@@ -130,6 +130,7 @@ class EngineLoop:
             num_discarded_tokens=totals.num_discarded_tokens,
             transfers=self._handover.counters_message(),
             host_cache=host_cache_message(totals),
+            step_tokens=totals.step_tokens.message(),
         )
 
     def audit(self) -> PoolAudit:

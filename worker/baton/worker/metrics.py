@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.v1 import control_pb2
-from baton.worker.transfer_metrics import transfer_metrics
+from baton.worker.transfer_metrics import histogram_metric, transfer_metrics
 from baton.worker.vllm_metrics import vllm_metrics
 
 _log = logging.getLogger(__name__)
@@ -170,6 +170,8 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     for field, ending in _ENDINGS:
         endings.add_metric((model_name, ending), getattr(stats.counters, field))
     yield endings
+    text = "Tokens computed by a step."
+    yield histogram_metric("baton_worker_step_tokens", text, stats.counters.step_tokens, model_name)
     yield from transfer_metrics(stats.counters.transfers, model_name)
     for field, name, text in _LOAD_GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
+from baton.worker.histogram import STEP_TOKENS, Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +154,4 @@ class EngineCounters:
     num_restored_bytes: int = 0
     offload_seconds: float = 0.0  # while copies ran
     restore_seconds: float = 0.0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))  # computed by a step

@@ -131,6 +131,7 @@ class StepsInFlight:
         self._requests.outputs.num_decodes = plan.num_decodes
         self._counters.num_steps += 1
         self._counters.step_seconds += seconds
+        self._counters.step_tokens.observe(scheduled.num_prefill_tokens + plan.num_decodes)
         self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)

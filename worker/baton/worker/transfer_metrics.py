@@ -12,6 +12,7 @@
 | baton_kv_transfer_mismatches_total | | peers whose layout cannot be served |
 | baton_kv_transfer_stray_pieces_total | | pieces of no open lease, discarded |
 | baton_kv_transfer_strangers_total | | KV connections refused: they did not show the receiver's key |
+| baton_kv_transfer_size_bytes | | histogram: of a transfer received |
 | baton_kv_transfer_seconds | | histogram: from the lease to the last block |
 | baton_kv_transfer_exposed_seconds | | histogram: from the first token to the last block |
 | baton_kv_transfer_tail_seconds | | histogram: from the last layer to TransferComplete, at the sender |
@@ -24,6 +25,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -48,6 +50,7 @@ _TOTALS = (
     ("baton_kv_transfer_strangers", "KV connections without the receiver's key.", "num_strangers"),
 )
 _HISTOGRAMS = (
+    ("baton_kv_transfer_size_bytes", "KV bytes of a transfer received.", "transfer_bytes"),
     ("baton_kv_transfer_seconds", "From the lease to the last block.", "transfer_seconds"),
     ("baton_kv_transfer_exposed_seconds", "From the first token to the last block.", "exposed_seconds"),
     ("baton_kv_transfer_tail_seconds", "From the last layer to the receiver's word.", "tail_seconds"),
@@ -66,20 +69,24 @@ def transfer_metrics(counters: control_pb2.TransferCounters, model_name: str) ->
         metric.add_metric((model_name,), getattr(counters, field))
         yield metric
     for name, text, field in _HISTOGRAMS:
-        yield _histogram(name, text, getattr(counters, field), model_name)
+        yield histogram_metric(name, text, getattr(counters, field), model_name)
     stranded = GaugeMetricFamily("baton_kv_stranded_blocks", "Blocks of leases broken long ago.", labels=_LABELS)
     stranded.add_metric((model_name,), counters.num_stranded_blocks)
     yield stranded
     yield _rates(counters, model_name)
 
 
-def _histogram(name: str, text: str, histogram: control_pb2.Histogram, model_name: str) -> Metric:
-    buckets, total = [], 0
-    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
+def cumulative_buckets(histogram: control_pb2.Histogram) -> list[tuple[str, float]]:
+    """Returns the buckets as Prometheus has them. A histogram that is unset has the last one alone."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    counts = accumulate(map(float, histogram.counts or [0]))
+    return list(zip(bounds, counts, strict=True))
+
+
+def histogram_metric(name: str, text: str, histogram: control_pb2.Histogram, model_name: str) -> Metric:
+    """Returns a histogram of the contract as a metric."""
     metric = HistogramMetricFamily(name, text, labels=_LABELS)
-    metric.add_metric((model_name,), buckets, histogram.sum)
+    metric.add_metric((model_name,), cumulative_buckets(histogram), histogram.sum)
     return metric
 
 

@@ -1,8 +1,7 @@
 """A worker's metrics under the names that dashboards made for vLLM ask for. Knows names, counts nothing.
 
-`engine` is always 0: one worker is one target. What a client sees (TTFT, ITL, latency, lengths) has its vLLM names at
-the gateway. Two are histograms in vLLM and have a sum and a count here, which is what dashboards use of them:
-iteration_tokens_total and nixl_bytes_transferred.
+`engine` is always 0: one worker is one target. What a client sees (TTFT, ITL, latency, lengths, finish reasons) has its
+vLLM names at the gateway.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from baton.v1 import control_pb2, worker_pb2
+from baton.worker.transfer_metrics import cumulative_buckets
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
@@ -28,7 +28,6 @@ def vllm_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterat
         counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
         counter.add_metric(own, value)
         yield counter
-    yield _endings(stats.counters, own)
     yield _cache_config(stats.state, own)
     yield from _histograms(stats.counters, own)
 
@@ -62,17 +61,6 @@ def _counters(counters: control_pb2.WorkerCounters) -> Iterator[tuple[str, str, 
     yield "nixl_num_kv_expired_reqs", "As baton_kv_transfer_expired_leases.", transfers.num_expired_leases
 
 
-def _endings(counters: control_pb2.WorkerCounters, own: Sequence[str]) -> Metric:
-    """A worker does not count stop and length apart: both are `stop`."""
-    family = CounterMetricFamily(
-        "vllm:request_success", "As baton_worker_requests.", labels=(*_LABELS, "finished_reason")
-    )
-    family.add_metric([*own, "stop"], counters.num_finished)
-    family.add_metric([*own, "abort"], counters.num_aborted)
-    family.add_metric([*own, "error"], counters.num_failed)
-    return family
-
-
 def _cache_config(state: worker_pb2.WorkerState, own: Sequence[str]) -> Metric:
     labels = (*_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
     family = GaugeMetricFamily("vllm:cache_config_info", "1, and the pool's size as labels.", labels=labels)
@@ -82,22 +70,11 @@ def _cache_config(state: worker_pb2.WorkerState, own: Sequence[str]) -> Metric:
 
 def _histograms(counters: control_pb2.WorkerCounters, own: Sequence[str]) -> Iterator[Metric]:
     transfers = counters.transfers
-    times = transfers.transfer_seconds
-    buckets, total = [], 0
-    for bound, count in zip([*map(str, times.bounds), "+Inf"], times.counts or [0], strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    yield _histogram("nixl_xfer_time_seconds", "As baton_kv_transfer_seconds.", own, buckets, times.sum)
-    moved = [("+Inf", float(transfers.num_transfers))]
-    yield _histogram("nixl_bytes_transferred", "Bytes received.", own, moved, transfers.num_transfer_bytes)
-    computed = counters.num_prompt_tokens - counters.num_cached_tokens + counters.num_output_tokens
-    steps = [("+Inf", float(counters.num_steps))]
-    yield _histogram("iteration_tokens_total", "Tokens computed in steps.", own, steps, computed)
-
-
-def _histogram(
-    name: str, text: str, own: Sequence[str], buckets: Sequence[tuple[str, float]], total: float
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-    family.add_metric(own, buckets, total)
-    return family
+    for name, text, histogram in (
+        ("nixl_xfer_time_seconds", "As baton_kv_transfer_seconds.", transfers.transfer_seconds),
+        ("nixl_bytes_transferred", "As baton_kv_transfer_size_bytes.", transfers.transfer_bytes),
+        ("iteration_tokens_total", "As baton_worker_step_tokens.", counters.step_tokens),
+    ):
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(own, cumulative_buckets(histogram), histogram.sum)
+        yield family

@@ -206,6 +206,7 @@ class VirtualEngine(Engine):
         self._rates.observe_decodes(seconds)
         counters.step_seconds = deque(accumulate(seconds, initial=counters.step_seconds), 1)[0]  # rounded as one by one
         counters.num_steps += num_steps
+        counters.step_tokens.observe(coast.num_decodes, num_steps)
         counters.num_output_tokens += coast.num_decodes * num_steps
         coast.done += num_steps
         self._last_collect = coast.now

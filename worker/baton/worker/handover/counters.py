@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.v1 import control_pb2
-from baton.worker.handover.histogram import Histogram
+from baton.worker.histogram import BYTES, Histogram
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class HandoverCounters:
     num_retries: int = 0  # failed ones that were asked of the same peer again
     num_refused_prefills: int = 0  # that a peer said it would not do
     num_checksum_errors: int = 0
+    transfer_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
     transfer_seconds: Histogram = field(default_factory=Histogram)  # from the lease to the last block
     exposed_seconds: Histogram = field(default_factory=Histogram)  # from the first token to the last block
     # As the sender (a prefill worker).
@@ -39,6 +40,7 @@ class HandoverCounters:
         """As of now."""
         return dataclasses.replace(
             self,
+            transfer_bytes=self.transfer_bytes.copy(),
             transfer_seconds=self.transfer_seconds.copy(),
             exposed_seconds=self.exposed_seconds.copy(),
             tail_seconds=self.tail_seconds.copy(),
@@ -53,8 +55,7 @@ def counters_message(
     for one in dataclasses.fields(counters):
         value = getattr(counters, one.name)
         if isinstance(value, Histogram):
-            histogram = control_pb2.Histogram(bounds=value.bounds, counts=value.counts, sum=value.sum)
-            getattr(message, one.name).CopyFrom(histogram)
+            getattr(message, one.name).CopyFrom(value.message())
         else:
             setattr(message, one.name, value)
     return message

@@ -399,6 +399,7 @@ class DecodeSide:
         counters = self._counters
         counters.num_transfers += 1
         counters.num_transfer_bytes += exchange.num_landed_bytes
+        counters.transfer_bytes.observe(exchange.num_landed_bytes)
         record = self._record_of(exchange)
         counters.transfer_seconds.observe(record.seconds)
         counters.exposed_seconds.observe(record.exposed_seconds)

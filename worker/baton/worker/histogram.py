@@ -5,7 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from baton.v1 import control_pb2
+
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# Those of vLLM's histograms of the same values.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+BYTES = tuple(2.0**power for power in range(10, 40, 2))  # 1 KiB to 256 GiB
 
 
 @dataclass(slots=True)
@@ -24,11 +29,15 @@ class Histogram:
         """Of all values."""
         return sum(self.counts)
 
-    def observe(self, value: float) -> None:
-        """Adds one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Adds a value, or the same one several times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
     def copy(self) -> Histogram:
-        """As of now."""
+        """Returns one with the same counts."""
         return Histogram(self.bounds, list(self.counts), self.sum)
+
+    def message(self) -> control_pb2.Histogram:
+        """Returns its form in the contract."""
+        return control_pb2.Histogram(bounds=self.bounds, counts=self.counts, sum=self.sum)
