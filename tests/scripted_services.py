@@ -45,6 +45,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.dropped: list[int] = []  # slots that ran when their stream ended
         self.refusal: ServiceError | None = None  # what every submit fails with
         self.break_after_tokens: int | None = None  # the stream breaks once a request has this many
+        self.dies_in_queue: int | None = None  # reports so many requests as waiting, then the stream breaks
         self.cached_tokens = 0
         self.silent = False  # reads, says nothing
         self.steps_last = False  # pings are answered, no step ends
@@ -83,6 +84,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     if message is None:
                         return
                     self._take(message, active, frame)
+                if self.dies_in_queue is not None and len(active) >= self.dies_in_queue:
+                    yield worker_pb2.GenerateStreamResponse(step=step, waiting_slots=active)
+                    raise Unavailable("the worker broke")
                 if not self.silent:
                     if not self.steps_last:
                         self._advance(active, frame)

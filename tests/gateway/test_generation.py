@@ -347,6 +347,16 @@ async def test_a_request_that_kills_two_workers_is_not_given_to_a_third(fleet):
     assert fleet.counters.poisonous_requests == 1
 
 
+async def test_a_request_that_only_waited_at_workers_that_died_goes_on(fleet):
+    for worker in fleet.workers[:3]:
+        worker.dies_in_queue = 2
+    sink = await fleet.run(n=2)
+    assert sink.error is None
+    assert sink.text(0) == sink.text(1) == STORY
+    assert all(worker.submits for worker in fleet.workers)
+    assert fleet.counters.poisonous_requests == 0
+
+
 async def test_a_failed_step_is_tried_elsewhere_once(fleet):
     fleet.workers[0].refusal = InternalError("step failed")
     sink = await fleet.run()

@@ -23,6 +23,7 @@ class FakeEngine:
     requests: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     full: bool = False
+    running: set[str] = field(default_factory=set)
 
     def submit(self, request: Request) -> None:
         if self.full:
@@ -31,6 +32,9 @@ class FakeEngine:
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    def is_running(self, request_id: str) -> bool:
+        return request_id in self.running
 
 
 @dataclass
@@ -115,6 +119,23 @@ def test_several_tokens_of_a_request_are_counted(bench: Bench) -> None:
     frame = bench.emit(requests=[a, b, a], token_ids=[11, 12, 13])[1]
     assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [2, 1], [11, 13, 12])
     assert bench.frames[0][0] == Kind.GENERATE
+
+
+def test_requests_that_wait_are_reported_once_and_so_is_their_start(bench: Bench) -> None:
+    runs, waits, ends = bench.submit(1, 4, 5, 6)
+    bench.engine.running = {runs.request_id}
+    bench.sessions.report_waits()
+    assert list(bench.emit()[1].waiting_slots) == [5, 6]
+    assert bench.frames[0][0] == Kind.GENERATE
+    bench.sessions.report_waits()
+    assert bench.emit() == {}
+    bench.emit(finishes=[Finish(ends, FinishReason.ABORT)])
+    bench.frames.clear()
+    assert bench.sessions.report_starts([runs, waits, ends])
+    ((kind, channel, data),) = bench.frames
+    assert (kind, channel) == (Kind.GENERATE, 1)
+    assert list(worker_pb2.GenerateStreamResponse.FromString(data).started_slots) == [5]
+    assert not bench.sessions.report_starts([waits])
 
 
 def test_each_stream_gets_only_its_own(bench: Bench) -> None:

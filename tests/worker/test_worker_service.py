@@ -80,6 +80,19 @@ async def test_logprobs_come_for_each_token_of_the_requests_that_ask(worker: Wor
     assert other.logprobs == []
 
 
+async def test_a_request_behind_a_full_batch_is_reported_as_waiting_until_it_starts(free_port: int) -> None:
+    async with running_worker(free_port, sim_slowness=1.0, max_num_requests=1) as worker:
+        stream = worker.stream()
+        await stream.send(submit(0, [5, 6], max_tokens=8), submit(1, [7, 8], max_tokens=2))
+        waiting, started = [], []
+        while not stream.slots[1].ended:
+            frame = await stream.read()
+            assert not stream.slots[1].tokens or started, "a token came before the report of the start"
+            waiting += frame.waiting_slots
+            started += frame.started_slots
+        assert (waiting, started) == ([1], [1])
+
+
 async def test_a_resumed_generation_continues_where_the_other_worker_stopped(worker: Worker) -> None:
     stream = worker.stream()
     (whole,) = await stream.generate(submit(0, [5, 6, 7], max_tokens=12))

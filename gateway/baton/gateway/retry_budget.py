@@ -1,13 +1,15 @@
 """How often a request may start anew on another worker, and when it is taken for the cause. Pure; knows no worker.
 
-The rule. A worker that died, or failed a step, while it ran the request is held against the request, once, however
-many of its choices ran there; so is a prefill worker that died while it computed the prompt. The second one ends it:
-it is given to no third worker. What has run on for LET_OFF_TOKENS since the worker before died is let off: a request
-that was only near two deaths goes on, one that ends its worker at the same place again does not. Not even those die
-with more than MAX_DEATHS workers. A worker that could not be reached, that is silent, or that gives its requests up to
-drain is held against nobody; a choice is moved MAX_MOVES times in a row without a token in between, from the
-FREE_MOVES-th on after a pause that grows, and away from a stuck device MAX_STALLS times. A refusal is passed on
-MAX_REFUSALS times.
+A worker that died, or failed a step, while it computed the request counts against the request, once, however many of
+its choices ran there. A prefill worker that died while it computed the prompt counts too. A worker where the request
+only waited does not. The second death that counts ends the request: no third worker gets it.
+
+A request that has run on for LET_OFF_TOKENS since the last death starts from zero: it was only near that one, while a
+request that ends workers does so at the same place again. MAX_DEATHS workers end even such a request.
+
+A worker that was never reached, is silent, or hands its requests back to drain does not count. A choice moves
+MAX_MOVES times in a row without a token in between, from the FREE_MOVES-th on after a growing pause, and leaves a stuck
+device MAX_STALLS times. A refusal is passed on MAX_REFUSALS times.
 """
 
 from __future__ import annotations

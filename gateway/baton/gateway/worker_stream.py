@@ -64,6 +64,7 @@ class WorkerStream:
         self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
         self._aborts: dict[int, None] = {}  # slots, in order
         self._sent: set[int] = set()  # slots whose submits the worker's host has
+        self._waiting: set[int] = set()  # slots whose requests the worker does not compute yet
         self._ping = 0  # the last one
         self._wants_ping = False
         self._silent_ticks = 0
@@ -186,6 +187,9 @@ class WorkerStream:
             self._prompt_logprobs(part)
         for loss in frame.peer_losses:
             self._prefill_lost(loss)
+        if frame.waiting_slots or frame.started_slots:
+            self._waiting.update(self._receivers.keys() & frame.waiting_slots)
+            self._waiting.difference_update(frame.started_slots)
         if counts or frame.logprobs or len(set(slots)) < len(slots):
             # Several steps, where the gateway lags behind.
             entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
@@ -275,6 +279,7 @@ class WorkerStream:
     def _free(self, slot: int) -> SlotReceiver | None:
         receiver = self._receivers.pop(slot, None)
         self._sent.discard(slot)
+        self._waiting.discard(slot)
         if receiver is None:
             self._counters.protocol_errors += 1
             _log.warning("worker %s ended slot %d, which is not in use", self.worker_id, slot)
@@ -376,11 +381,12 @@ class WorkerStream:
                 reason,
             )
         for slot, receiver in receivers.items():
-            died = slot in self._sent and not (self._hangs or self._was_cut)
+            was_computed = slot in self._sent and slot not in self._waiting
+            died = was_computed and not (self._hangs or self._was_cut)
             self._tell_failure(receiver, self._loss(reason, died))
 
     def _loss(self, reason: str, died: bool) -> WorkerLost:
-        """`died`: the worker ended with the request on it."""
+        """`died`: the worker ended while it computed the request."""
         error = WorkerLost(
             f"lost the stream to worker {self.worker_id} at {self.address}: {reason}",
             phase=types_pb2.PHASE_DECODE,

@@ -168,6 +168,8 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     PONG_FIELD_NUMBER: builtins.int
     STALLED_FIELD_NUMBER: builtins.int
     PEER_LOSSES_FIELD_NUMBER: builtins.int
+    WAITING_SLOTS_FIELD_NUMBER: builtins.int
+    STARTED_SLOTS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: the same on all streams. Grows, but where first tokens came ahead."""
     pong: builtins.int
@@ -205,6 +207,16 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     def peer_losses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotPeerLoss]:
         """Prefill workers that died while they computed prompts of these requests."""
 
+    @property
+    def waiting_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Slots whose requests wait: for a place in the batch, a remote prefill, or a grammar. A request that starts in the
+        first step after its submit is in neither list, so that a worker that dies without a word was computing it.
+        """
+
+    @property
+    def started_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Slots of earlier waiting_slots whose requests are computed from now on. Sent before the step is launched."""
+
     def __init__(
         self,
         *,
@@ -219,8 +231,10 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         pong: builtins.int = ...,
         stalled: builtins.bool = ...,
         peer_losses: collections.abc.Iterable[global___SlotPeerLoss] | None = ...,
+        waiting_slots: collections.abc.Iterable[builtins.int] | None = ...,
+        started_slots: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "started_slots", b"started_slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids", "waiting_slots", b"waiting_slots"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
 

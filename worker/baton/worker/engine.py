@@ -65,6 +65,8 @@ class Engine:
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
         # Called between schedule and launch, so that a peer can be told before its prompt is computed.
         self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
+        # Called between schedule and launch with the requests that get a row.
+        self.on_admitted: Callable[[list[Request]], None] | None = None
         self.on_launched: Callable[[float], None] | None = None  # called once a step is launched, with when that began
         # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
         self.on_evicted: Callable[[], None] | None = None
@@ -151,6 +153,8 @@ class Engine:
         self._copier.start()
         if scheduled is not None:
             self._tell_started(scheduled)
+            if scheduled.plan.admitted and self.on_admitted is not None:
+                self.on_admitted(scheduled.admitted_requests())
             began = self._in_flight.launch(scheduled)
             if self.on_launched is not None:
                 self.on_launched(began)

@@ -65,6 +65,7 @@ class EngineLoop:
         handover.decode_side.on_first_token = self._tell_at_once
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
         engine.on_evicted = self._tell_evicted
+        engine.on_admitted = self._report_starts
         halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
         self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
@@ -187,6 +188,7 @@ class EngineLoop:
         self._engine.limits.paused = self._profiler.active or self._control.changing
         self._handover.tick()
         outputs = self._step()
+        self._sessions.report_waits()
         self._tell(outputs)
         self._events.collect()
         self._control.check()
@@ -205,6 +207,11 @@ class EngineLoop:
         if self._spans is not None and (outputs.finishes or outputs.failures):
             self._spans.finished(outputs.finishes)
             self._spans.failed(outputs.failures)
+
+    def _report_starts(self, requests: list[Request]) -> None:
+        """Gateways receive it even if the step ends this process."""
+        if self._sessions.report_starts(requests):
+            self._link.flush()
 
     def _tell_at_once(self) -> None:
         """What a prefill worker computed. The rest of this turn, a step's launch among it, takes milliseconds."""

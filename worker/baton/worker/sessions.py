@@ -41,6 +41,9 @@ class Runner(Protocol):
     def abort(self, request_id: str) -> None:
         """Ends a request. Idempotent."""
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a launched step computes the request."""
+
 
 class RemotePrefills(Protocol):
     """What sessions need of the decode side of hand-overs."""
@@ -86,6 +89,8 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[Request, _Session] = {}
         self._unsent: list[_Session] = []  # those with a frame
+        self._submitted: list[Request] = []  # since the last report of waits
+        self._waiting: set[Request] = set()  # reported as waiting
         self._step = 0
         self.draining = False
 
@@ -141,6 +146,29 @@ class Sessions:
                 self._engine.abort(request.request_id)
                 self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
 
+    def report_waits(self) -> None:
+        """Reports the requests submitted since the last call that no step computes yet."""
+        submitted, self._submitted = self._submitted, []
+        for request in submitted:
+            session = self._session_of.get(request)
+            if session is not None and not self._engine.is_running(request.request_id):
+                self._waiting.add(request)
+                self._frame_of(session).waiting_slots.append(session.slots[request])
+
+    def report_starts(self, requests: Sequence[Request]) -> bool:
+        """Sends those of the requests that were reported as waiting. Returns whether there are any."""
+        started: dict[_Session, list[int]] = {}
+        for request in requests:
+            if request not in self._waiting:
+                continue
+            self._waiting.remove(request)
+            session = self._session_of[request]
+            started.setdefault(session, []).append(session.slots[request])
+        for session, slots in started.items():
+            frame = worker_pb2.GenerateStreamResponse(started_slots=slots, step=self._step)
+            self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
+        return bool(started)
+
     def tell_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
         """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
         if session := self._session_of.get(request):
@@ -171,7 +199,7 @@ class Sessions:
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
-                plain = not (frame.token_counts or frame.logprobs or frame.prompt_logprobs)
+                plain = not (frame.token_counts or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
                 kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
@@ -195,6 +223,7 @@ class Sessions:
         session.slots[request] = submit.slot
         session.fresh.add(submit.slot)
         self._session_of[request] = session
+        self._submitted.append(request)
 
     def _add_tokens(self, outputs: StepOutputs) -> None:
         if len(self._sessions) == 1:
@@ -300,6 +329,7 @@ class Sessions:
 
     def _forget(self, session: _Session, slot: int, request: Request) -> None:
         del session.requests[slot], session.slots[request], self._session_of[request]
+        self._waiting.discard(request)
         session.fresh.discard(slot)
 
     def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.worker.batch import Batch
-from baton.worker.core import BlockId, Int32, Row, RowInit, StepPlan
+from baton.worker.core import BlockId, Int32, Request, Row, RowInit, StepPlan
 from baton.worker.outputs import PrefillStarted
 from baton.worker.request_state import RequestState
 
@@ -20,6 +20,11 @@ class ScheduledStep:
     states: list[RequestState]  # one for each of the plan's rows
     started: list[PrefillStarted]
     num_prefill_tokens: int
+
+    def admitted_requests(self) -> list[Request]:
+        """Returns the requests that get a row in this step."""
+        rows = {init.row for init in self.plan.admitted}
+        return [state.request for state, row in zip(self.states, self.plan.rows.tolist(), strict=True) if row in rows]
 
 
 @dataclass(slots=True)
