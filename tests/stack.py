@@ -96,8 +96,8 @@ class Service:
         words = [sys.executable, "-m", "baton.services.cli", *self.plan.arguments, "--parent-pid", str(os.getpid())]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.plan.secrets, **self.environ},
-                start_new_session=True, cwd=ROOT,
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT,
+                env={**os.environ, **self.plan.secrets, **self.environ},
             )  # fmt: skip
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
