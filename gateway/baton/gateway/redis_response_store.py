@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 import redis.asyncio as redis
@@ -18,6 +18,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _PREFIX = "baton:responses:"
+_PIECES_PREFIX = "baton:responses-items:"
 _GROUP_PREFIX = "baton:responses-of:"
 _TIMEOUT_SECONDS = 2.0
 _CANCEL_SECONDS = 600
@@ -41,7 +42,28 @@ class RedisResponseStore:
         return record.encode() if isinstance(record, str) else record
 
     async def delete(self, name: str) -> bool:
-        return bool(await _asked(self._redis.delete(_PREFIX + name)))
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.delete(_PREFIX + name)
+        pipeline.delete(_PIECES_PREFIX + name)
+        return bool((await _asked(pipeline.execute()))[0])
+
+    async def append(self, name: str, pieces: Sequence[bytes]) -> bool:
+        if not await _asked(self._redis.expire(_PREFIX + name, self._ttl)):
+            return False
+        pipeline = self._redis.pipeline(transaction=True)
+        if pieces:
+            pipeline.rpush(_PIECES_PREFIX + name, *pieces)
+        pipeline.expire(_PIECES_PREFIX + name, self._ttl)
+        await _asked(pipeline.execute())
+        return True
+
+    async def pieces(self, name: str) -> list[bytes]:
+        found: Awaitable[list[bytes | str]] = self._redis.lrange(_PIECES_PREFIX + name, 0, -1)
+        return [piece.encode() if isinstance(piece, str) else piece for piece in await _asked(found)]
+
+    async def remove(self, name: str, piece: bytes) -> bool:
+        removed: Awaitable[int] = self._redis.lrem(_PIECES_PREFIX + name, 1, piece)  # type: ignore[arg-type]
+        return bool(await _asked(removed))
 
     async def enlist(self, group: str, name: str) -> None:
         key, now = _GROUP_PREFIX + group, time.time()

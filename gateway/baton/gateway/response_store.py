@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 # How long a running response counts as running after its gateway was last heard of.
@@ -23,6 +24,15 @@ class ResponseStore(Protocol):
 
     async def delete(self, name: str) -> bool:
         """Whether there was one."""
+
+    async def append(self, name: str, pieces: Sequence[bytes]) -> bool:
+        """Adds pieces to a record's list, in one step, and keeps both for their whole time again. False: no record."""
+
+    async def pieces(self, name: str) -> list[bytes]:
+        """The record's list, oldest first."""
+
+    async def remove(self, name: str, piece: bytes) -> bool:
+        """Whether the record's list had this piece."""
 
     async def enlist(self, group: str, name: str) -> None:
         """The record's name is listed in the group for as long as the record may be kept."""
@@ -46,6 +56,19 @@ class ResponseStore(Protocol):
         """Ends connections."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A record and its list."""
+
+    expiry: float
+    record: bytes
+    pieces: list[bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.record) + sum(map(len, self.pieces))
+
+
 class MemoryResponseStore:
     """For one gateway process: bounded in bytes, the oldest go first; nothing outlives the process."""
 
@@ -53,27 +76,37 @@ class MemoryResponseStore:
         self._ttl = ttl
         self._max_bytes = max_bytes
         self._clock = clock
-        self._records: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # name: expiry, record
+        self._records: OrderedDict[str, _Kept] = OrderedDict()
         self._groups: dict[str, dict[str, float]] = {}  # group: name: expiry
         self.num_bytes = 0
 
     async def save(self, name: str, record: bytes) -> None:
-        self._drop(name)
-        self._records[name] = (self._clock() + self._ttl, record)
-        self.num_bytes += len(record)
-        now = self._clock()
-        while self._records:
-            oldest, (expiry, _) = next(iter(self._records.items()))
-            if expiry > now and self.num_bytes <= self._max_bytes:
-                break
-            self._drop(oldest)
+        kept = self._drop(name)
+        self._keep(name, record, [] if kept is None else kept.pieces)
 
     async def load(self, name: str) -> bytes | None:
-        expiry, record = self._records.get(name, (0.0, None))
-        if record is not None and expiry <= self._clock():
-            self._drop(name)
-            return None
-        return record
+        kept = self._live(name)
+        return None if kept is None else kept.record
+
+    async def append(self, name: str, pieces: Sequence[bytes]) -> bool:
+        kept = self._live(name)
+        if kept is None:
+            return False
+        self._drop(name)
+        self._keep(name, kept.record, [*kept.pieces, *pieces])
+        return True
+
+    async def pieces(self, name: str) -> list[bytes]:
+        kept = self._live(name)
+        return [] if kept is None else list(kept.pieces)
+
+    async def remove(self, name: str, piece: bytes) -> bool:
+        kept = self._live(name)
+        if kept is None or piece not in kept.pieces:
+            return False
+        kept.pieces.remove(piece)
+        self.num_bytes -= len(piece)
+        return True
 
     async def delete(self, name: str) -> bool:
         found = await self.load(name) is not None
@@ -115,9 +148,28 @@ class MemoryResponseStore:
         if not names:
             self._groups.pop(group, None)
 
-    def _drop(self, name: str) -> None:
-        _, record = self._records.pop(name, (0.0, b""))
-        self.num_bytes -= len(record)
+    def _keep(self, name: str, record: bytes, pieces: list[bytes]) -> None:
+        now = self._clock()
+        self._records[name] = kept = _Kept(now + self._ttl, record, pieces)
+        self.num_bytes += kept.num_bytes
+        while self._records:
+            oldest, first = next(iter(self._records.items()))
+            if first.expiry > now and self.num_bytes <= self._max_bytes:
+                break
+            self._drop(oldest)
+
+    def _live(self, name: str) -> _Kept | None:
+        kept = self._records.get(name)
+        if kept is not None and kept.expiry <= self._clock():
+            self._drop(name)
+            return None
+        return kept
+
+    def _drop(self, name: str) -> _Kept | None:
+        kept = self._records.pop(name, None)
+        if kept is not None:
+            self.num_bytes -= kept.num_bytes
+        return kept
 
 
 def make_response_store(redis_url: str, ttl: float, max_bytes: int) -> ResponseStore:
