@@ -898,6 +898,7 @@ class CreateResponseRequest(google.protobuf.message.Message):
     CACHE_SALT_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     instructions: builtins.str
@@ -927,6 +928,12 @@ class CreateResponseRequest(google.protobuf.message.Message):
     """The name of the request in logs and traces. Empty: the gateway makes one."""
     keep_special_tokens: builtins.bool
     """Special tokens stay in the text."""
+    conversation_id: builtins.str
+    """The conversation's items come before the input; the input and the output are added to it when the response is
+    complete or cut short. Responses of one conversation may run at a time: each reads it when it begins and adds its
+    items in one step when it ends. NOT_FOUND where the tenant has none of this id. INVALID_ARGUMENT with
+    previous_response_id. Empty: none.
+    """
     @property
     def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.response_pb2.ResponseItem]:
         """What is new of the conversation; at least one item."""
@@ -982,9 +989,10 @@ class CreateResponseRequest(google.protobuf.message.Message):
         cache_salt: builtins.str = ...,
         request_id: builtins.str = ...,
         keep_special_tokens: builtins.bool = ...,
+        conversation_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "constraint", b"constraint", "sampling", b"sampling", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "background", b"background", "cache_salt", b"cache_salt", "constraint", b"constraint", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "do_not_store", b"do_not_store", "input", b"input", "instructions", b"instructions", "keep_special_tokens", b"keep_special_tokens", "metadata", b"metadata", "model", b"model", "omit_reasoning", b"omit_reasoning", "previous_response_id", b"previous_response_id", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_conversation", b"truncate_conversation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "background", b"background", "cache_salt", b"cache_salt", "constraint", b"constraint", "conversation_id", b"conversation_id", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "do_not_store", b"do_not_store", "input", b"input", "instructions", b"instructions", "keep_special_tokens", b"keep_special_tokens", "metadata", b"metadata", "model", b"model", "omit_reasoning", b"omit_reasoning", "previous_response_id", b"previous_response_id", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_conversation", b"truncate_conversation"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
 
 global___CreateResponseRequest = CreateResponseRequest

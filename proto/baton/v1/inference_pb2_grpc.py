@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from baton.v1 import conversation_pb2 as baton_dot_v1_dot_conversation__pb2
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 from baton.v1 import response_pb2 as baton_dot_v1_dot_response__pb2
 
@@ -88,6 +89,46 @@ class InferenceServiceStub(object):
                 '/baton.v1.InferenceService/ListResponseInput',
                 request_serializer=baton_dot_v1_dot_response__pb2.ListResponseInputRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_response__pb2.ListResponseInputResponse.FromString,
+                _registered_method=True)
+        self.CreateConversation = channel.unary_unary(
+                '/baton.v1.InferenceService/CreateConversation',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.CreateConversationRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.CreateConversationResponse.FromString,
+                _registered_method=True)
+        self.GetConversation = channel.unary_unary(
+                '/baton.v1.InferenceService/GetConversation',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.GetConversationRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.GetConversationResponse.FromString,
+                _registered_method=True)
+        self.UpdateConversation = channel.unary_unary(
+                '/baton.v1.InferenceService/UpdateConversation',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.UpdateConversationRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.UpdateConversationResponse.FromString,
+                _registered_method=True)
+        self.DeleteConversation = channel.unary_unary(
+                '/baton.v1.InferenceService/DeleteConversation',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationResponse.FromString,
+                _registered_method=True)
+        self.AddConversationItems = channel.unary_unary(
+                '/baton.v1.InferenceService/AddConversationItems',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.AddConversationItemsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.AddConversationItemsResponse.FromString,
+                _registered_method=True)
+        self.ListConversationItems = channel.unary_unary(
+                '/baton.v1.InferenceService/ListConversationItems',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.ListConversationItemsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.ListConversationItemsResponse.FromString,
+                _registered_method=True)
+        self.GetConversationItem = channel.unary_unary(
+                '/baton.v1.InferenceService/GetConversationItem',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.GetConversationItemRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.GetConversationItemResponse.FromString,
+                _registered_method=True)
+        self.DeleteConversationItem = channel.unary_unary(
+                '/baton.v1.InferenceService/DeleteConversationItem',
+                request_serializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationItemRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationItemResponse.FromString,
                 _registered_method=True)
 
 
@@ -175,6 +216,62 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateConversation(self, request, context):
+        """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConversation(self, request, context):
+        """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateConversation(self, request, context):
+        """Replaces a conversation's metadata.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteConversation(self, request, context):
+        """Deletes a conversation and its items.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddConversationItems(self, request, context):
+        """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConversationItems(self, request, context):
+        """A page of a conversation's items.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConversationItem(self, request, context):
+        """One item of a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteConversationItem(self, request, context):
+        """Deletes one item of a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -227,6 +324,46 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListResponseInput,
                     request_deserializer=baton_dot_v1_dot_response__pb2.ListResponseInputRequest.FromString,
                     response_serializer=baton_dot_v1_dot_response__pb2.ListResponseInputResponse.SerializeToString,
+            ),
+            'CreateConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateConversation,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.CreateConversationRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.CreateConversationResponse.SerializeToString,
+            ),
+            'GetConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConversation,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.GetConversationRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.GetConversationResponse.SerializeToString,
+            ),
+            'UpdateConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateConversation,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.UpdateConversationRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.UpdateConversationResponse.SerializeToString,
+            ),
+            'DeleteConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteConversation,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationResponse.SerializeToString,
+            ),
+            'AddConversationItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddConversationItems,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.AddConversationItemsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.AddConversationItemsResponse.SerializeToString,
+            ),
+            'ListConversationItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConversationItems,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.ListConversationItemsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.ListConversationItemsResponse.SerializeToString,
+            ),
+            'GetConversationItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConversationItem,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.GetConversationItemRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.GetConversationItemResponse.SerializeToString,
+            ),
+            'DeleteConversationItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteConversationItem,
+                    request_deserializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationItemRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_conversation__pb2.DeleteConversationItemResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -503,6 +640,222 @@ class InferenceService(object):
             '/baton.v1.InferenceService/ListResponseInput',
             baton_dot_v1_dot_response__pb2.ListResponseInputRequest.SerializeToString,
             baton_dot_v1_dot_response__pb2.ListResponseInputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/CreateConversation',
+            baton_dot_v1_dot_conversation__pb2.CreateConversationRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.CreateConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/GetConversation',
+            baton_dot_v1_dot_conversation__pb2.GetConversationRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.GetConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/UpdateConversation',
+            baton_dot_v1_dot_conversation__pb2.UpdateConversationRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.UpdateConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/DeleteConversation',
+            baton_dot_v1_dot_conversation__pb2.DeleteConversationRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.DeleteConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddConversationItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/AddConversationItems',
+            baton_dot_v1_dot_conversation__pb2.AddConversationItemsRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.AddConversationItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConversationItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/ListConversationItems',
+            baton_dot_v1_dot_conversation__pb2.ListConversationItemsRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.ListConversationItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConversationItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/GetConversationItem',
+            baton_dot_v1_dot_conversation__pb2.GetConversationItemRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.GetConversationItemResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteConversationItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/DeleteConversationItem',
+            baton_dot_v1_dot_conversation__pb2.DeleteConversationItemRequest.SerializeToString,
+            baton_dot_v1_dot_conversation__pb2.DeleteConversationItemResponse.FromString,
             options,
             channel_credentials,
             insecure,

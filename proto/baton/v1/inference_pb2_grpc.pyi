@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 import abc
+import baton.v1.conversation_pb2
 import baton.v1.inference_pb2
 import baton.v1.response_pb2
 import collections.abc
@@ -98,6 +99,54 @@ class InferenceServiceStub:
     ]
     """What a response answers: the conversation before it. NOT_FOUND: there is none."""
 
+    CreateConversation: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.CreateConversationRequest,
+        baton.v1.conversation_pb2.CreateConversationResponse,
+    ]
+    """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+
+    GetConversation: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.GetConversationRequest,
+        baton.v1.conversation_pb2.GetConversationResponse,
+    ]
+    """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+
+    UpdateConversation: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.UpdateConversationRequest,
+        baton.v1.conversation_pb2.UpdateConversationResponse,
+    ]
+    """Replaces a conversation's metadata."""
+
+    DeleteConversation: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.DeleteConversationRequest,
+        baton.v1.conversation_pb2.DeleteConversationResponse,
+    ]
+    """Deletes a conversation and its items."""
+
+    AddConversationItems: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.AddConversationItemsRequest,
+        baton.v1.conversation_pb2.AddConversationItemsResponse,
+    ]
+    """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+
+    ListConversationItems: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.ListConversationItemsRequest,
+        baton.v1.conversation_pb2.ListConversationItemsResponse,
+    ]
+    """A page of a conversation's items."""
+
+    GetConversationItem: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.GetConversationItemRequest,
+        baton.v1.conversation_pb2.GetConversationItemResponse,
+    ]
+    """One item of a conversation."""
+
+    DeleteConversationItem: grpc.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.DeleteConversationItemRequest,
+        baton.v1.conversation_pb2.DeleteConversationItemResponse,
+    ]
+    """Deletes one item of a conversation."""
+
 class InferenceServiceAsyncStub:
     """Baton's public API, served by the gateway.
 
@@ -176,6 +225,54 @@ class InferenceServiceAsyncStub:
         baton.v1.response_pb2.ListResponseInputResponse,
     ]
     """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+
+    CreateConversation: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.CreateConversationRequest,
+        baton.v1.conversation_pb2.CreateConversationResponse,
+    ]
+    """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+
+    GetConversation: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.GetConversationRequest,
+        baton.v1.conversation_pb2.GetConversationResponse,
+    ]
+    """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+
+    UpdateConversation: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.UpdateConversationRequest,
+        baton.v1.conversation_pb2.UpdateConversationResponse,
+    ]
+    """Replaces a conversation's metadata."""
+
+    DeleteConversation: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.DeleteConversationRequest,
+        baton.v1.conversation_pb2.DeleteConversationResponse,
+    ]
+    """Deletes a conversation and its items."""
+
+    AddConversationItems: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.AddConversationItemsRequest,
+        baton.v1.conversation_pb2.AddConversationItemsResponse,
+    ]
+    """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+
+    ListConversationItems: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.ListConversationItemsRequest,
+        baton.v1.conversation_pb2.ListConversationItemsResponse,
+    ]
+    """A page of a conversation's items."""
+
+    GetConversationItem: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.GetConversationItemRequest,
+        baton.v1.conversation_pb2.GetConversationItemResponse,
+    ]
+    """One item of a conversation."""
+
+    DeleteConversationItem: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.conversation_pb2.DeleteConversationItemRequest,
+        baton.v1.conversation_pb2.DeleteConversationItemResponse,
+    ]
+    """Deletes one item of a conversation."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Baton's public API, served by the gateway.
@@ -275,5 +372,69 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.response_pb2.ListResponseInputResponse, collections.abc.Awaitable[baton.v1.response_pb2.ListResponseInputResponse]]:
         """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+
+    @abc.abstractmethod
+    def CreateConversation(
+        self,
+        request: baton.v1.conversation_pb2.CreateConversationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.CreateConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.CreateConversationResponse]]:
+        """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+
+    @abc.abstractmethod
+    def GetConversation(
+        self,
+        request: baton.v1.conversation_pb2.GetConversationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.GetConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.GetConversationResponse]]:
+        """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+
+    @abc.abstractmethod
+    def UpdateConversation(
+        self,
+        request: baton.v1.conversation_pb2.UpdateConversationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.UpdateConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.UpdateConversationResponse]]:
+        """Replaces a conversation's metadata."""
+
+    @abc.abstractmethod
+    def DeleteConversation(
+        self,
+        request: baton.v1.conversation_pb2.DeleteConversationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.DeleteConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.DeleteConversationResponse]]:
+        """Deletes a conversation and its items."""
+
+    @abc.abstractmethod
+    def AddConversationItems(
+        self,
+        request: baton.v1.conversation_pb2.AddConversationItemsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.AddConversationItemsResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.AddConversationItemsResponse]]:
+        """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+
+    @abc.abstractmethod
+    def ListConversationItems(
+        self,
+        request: baton.v1.conversation_pb2.ListConversationItemsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.ListConversationItemsResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.ListConversationItemsResponse]]:
+        """A page of a conversation's items."""
+
+    @abc.abstractmethod
+    def GetConversationItem(
+        self,
+        request: baton.v1.conversation_pb2.GetConversationItemRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.GetConversationItemResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.GetConversationItemResponse]]:
+        """One item of a conversation."""
+
+    @abc.abstractmethod
+    def DeleteConversationItem(
+        self,
+        request: baton.v1.conversation_pb2.DeleteConversationItemRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.conversation_pb2.DeleteConversationItemResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.DeleteConversationItemResponse]]:
+        """Deletes one item of a conversation."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -126,6 +126,7 @@ class ModelResponse(google.protobuf.message.Message):
     PREVIOUS_RESPONSE_ID_FIELD_NUMBER: builtins.int
     INSTRUCTIONS_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: builtins.int
     id: builtins.str
     """resp_ and 32 hexadecimal digits."""
     status: global___ResponseStatus.ValueType
@@ -142,6 +143,8 @@ class ModelResponse(google.protobuf.message.Message):
     """Empty: it began a conversation."""
     instructions: builtins.str
     """Empty: none."""
+    conversation_id: builtins.str
+    """Empty: of none."""
     @property
     def output(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResponseItem]:
         """What the model made, in order; empty until the response has ended."""
@@ -174,9 +177,10 @@ class ModelResponse(google.protobuf.message.Message):
         previous_response_id: builtins.str = ...,
         instructions: builtins.str = ...,
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        conversation_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["background", b"background", "completed_at_seconds", b"completed_at_seconds", "created_at_seconds", b"created_at_seconds", "error", b"error", "id", b"id", "instructions", b"instructions", "metadata", b"metadata", "model", b"model", "output", b"output", "previous_response_id", b"previous_response_id", "status", b"status", "stored", b"stored", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["background", b"background", "completed_at_seconds", b"completed_at_seconds", "conversation_id", b"conversation_id", "created_at_seconds", b"created_at_seconds", "error", b"error", "id", b"id", "instructions", b"instructions", "metadata", b"metadata", "model", b"model", "output", b"output", "previous_response_id", b"previous_response_id", "status", b"status", "stored", b"stored", "usage", b"usage"]) -> None: ...
 
 global___ModelResponse = ModelResponse
 
