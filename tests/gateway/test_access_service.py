@@ -23,8 +23,8 @@ from scripted_services import until
 from baton.gateway.config import GatewayConfig
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.services import settings
+from baton.v1 import conversation_pb2, response_pb2
 from baton.v1 import inference_pb2 as pb
-from baton.v1 import response_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
 NAME = "storyteller-7m"
@@ -134,6 +134,10 @@ async def test_every_grpc_method_but_health_needs_a_key(gateway):
                 answer = getattr(stub, name)(request, metadata=metadata)
                 answer = collect(answer) if name == "WatchResponse" else answer
                 assert (await code_of(answer)).name == code, name
+        for name in ("GetConversation", "UpdateConversation", "DeleteConversation", "ListConversationItems"):
+            request = getattr(conversation_pb2, f"{name}Request")(conversation_id="none")
+            for metadata, code in (*((one, "UNAUTHENTICATED") for one in bad), ((("x-api-key", good),), "NOT_FOUND")):
+                assert (await code_of(getattr(stub, name)(request, metadata=metadata))).name == code, name
     async with stub_of(gateway, reflection_pb2_grpc.ServerReflectionStub) as stub:
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         code = await code_of(collect(stub.ServerReflectionInfo(iter([listing]))))

@@ -73,15 +73,14 @@ async def test_a_call_and_its_result_are_in_the_prompt_as_a_tools_are(qwen):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"functions": []}, "functions"),
         ({"functions": [{}]}, "functions.0.name"),
         ({"functions": [{"name": "a b"}]}, "functions.0.name"),
         ({"functions": [{"name": "f", "parameters": 5}]}, "functions.0.parameters"),
-        ({"function_call": "auto"}, "function_call"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
         ({"functions": FUNCTIONS, "function_call": {"name": "x"}}, "function_call.name"),
         ({"functions": FUNCTIONS, "tools": TOOLS}, "tools"),
-        ({"functions": FUNCTIONS, "tool_choice": "auto"}, "tool_choice"),
+        ({"functions": FUNCTIONS, "tool_choice": "required"}, "tool_choice"),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "["}}]},
             "messages.0.function_call.arguments",

@@ -9,8 +9,8 @@ from responses_rig import HI, both_sides
 from rest_harness import say
 from scripted_gateway import running
 
+from baton.v1 import conversation_pb2, response_pb2
 from baton.v1 import inference_pb2 as pb
-from baton.v1 import response_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
 NUM_CALLS = 100
@@ -42,7 +42,7 @@ INTEGERS = {
 }
 EOS = 4
 # There is one model, and nothing to go on with; what is scripted is never likely enough to end beams.
-SILENT = ("model", "previous_response_id", "resume", "beam_search", "timeout_ms")
+SILENT = ("model", "previous_response_id", "conversation_id", "resume", "beam_search", "timeout_ms")
 
 
 def odd_value(field, dice):
@@ -126,5 +126,12 @@ async def test_no_id_is_a_defect():
                 call = getattr(stub, name)(request, timeout=30)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     _ = [answer async for answer in call] if name == "WatchResponse" else await call
+                expected = grpc.StatusCode.NOT_FOUND if text else grpc.StatusCode.INVALID_ARGUMENT
+                assert caught.value.code() is expected, (name, text)
+        for name in ("GetConversation", "UpdateConversation", "DeleteConversation", "ListConversationItems"):
+            for text in TEXTS:
+                request = getattr(conversation_pb2, f"{name}Request")(conversation_id=text)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await getattr(stub, name)(request, timeout=30)
                 expected = grpc.StatusCode.NOT_FOUND if text else grpc.StatusCode.INVALID_ARGUMENT
                 assert caught.value.code() is expected, (name, text)

@@ -25,6 +25,8 @@ async def test_the_document_lists_every_route_and_all_its_references_resolve():
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
         "/health", "/ready", "/version", "/metrics", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
         "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel", "/v1/responses/{response_id}/input_items",
+        "/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
         "/inference/v1/generate", "/openapi.json", "/docs", "/ping", "/load", "/v1/chat/completions/{completion_id}",
             "/v1/chat/completions/{completion_id}/messages",
     }  # fmt: skip

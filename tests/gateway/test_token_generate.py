@@ -79,7 +79,7 @@ async def test_log_probabilities_come_where_asked_for(stream):
             "sampling_params.response_format.json_schema",
         ),
         ({"sampling_params": {"allowed_token_ids": [5] * 5000}}, "sampling_params.allowed_token_ids"),
-        ({"stream_options": {}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_name(fields, param):

@@ -80,6 +80,10 @@ class GatewayConfig:
             "metavar": "JSON",
         },
     )
+    strict_fields: bool = field(
+        default=False,
+        metadata={"help": "Refuse requests with fields that this API does not have, instead of listing them."},
+    )
     default_max_tokens: int | None = field(
         default=None,
         metadata={

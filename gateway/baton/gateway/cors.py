@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from baton.gateway.error_body import HttpError
+from baton.gateway.fields.ignored import HEADER as IGNORED
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 
@@ -20,6 +21,7 @@ EXPOSED = (
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    IGNORED,
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
     *(
         f"anthropic-ratelimit-{of}-{what}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from typing import Protocol
 
 from baton.gateway.access.identity import ANONYMOUS, Identity
 from baton.gateway.anthropic_errors import AnthropicError, speaks_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
+from baton.gateway.fields import ignored
 from baton.gateway.resume.journal import Journal
 
 _log = logging.getLogger("baton.gateway.access")
@@ -60,6 +61,7 @@ class Exchange:
         "headers",
         "http_version",
         "identity",
+        "ignored",
         "journal",
         "method",
         "on_disconnect",
@@ -90,6 +92,7 @@ class Exchange:
         self.identity: Identity = ANONYMOUS
         self.cors: Mapping[str, str] = {}  # what browsers are told, as headers of the answer
         self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer
+        self.ignored: tuple[str, ...] = ()  # what the answer leaves out of account
         self.journal: Journal | None = None  # of a stream that can be resumed
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
         self.status = 0  # 0: nothing was sent
@@ -117,6 +120,10 @@ class Exchange:
         self.on_disconnect = on_disconnect
         self.on_writable = on_writable
         self._wire.work_begins()
+
+    def ignore(self, names: Sequence[str]) -> None:
+        """Lists these in a header of the answer."""
+        self.ignored += tuple(names)
 
     def close_after(self) -> None:
         """The connection ends with this response."""
@@ -202,6 +209,8 @@ class Exchange:
         lines += [f"{name}: {value}" for name, value in fields.items()]
         lines += [f"{name}: {value}" for name, value in self.standing.items() if name not in fields]
         lines += [f"{name}: {value}" for name, value in self.cors.items() if name not in fields]
+        if self.ignored:
+            lines.append(f"{ignored.HEADER}: {ignored.header_of(self.ignored)}")
         if self.request_id:
             lines.append(f"x-request-id: {self.request_id}")
             if speaks_anthropic(self.path):

@@ -11,7 +11,7 @@ import orjson
 
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.served_model import ServedModel
-from baton.gateway.validation import check_item_count, check_variables
+from baton.gateway.validation import check_continued, check_item_count, check_variables
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import inference_pb2
 
@@ -43,6 +43,8 @@ def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
     """The chat. Raises InvalidRequest, ContextTooLong; fields are named as in the public messages."""
     num_calls = sum(len(message.tool_calls) for message in prompt.messages)
     check_item_count(len(prompt.messages) + len(prompt.tools) + num_calls + len(prompt.documents), max_items)
+    if prompt.continue_final_message and prompt.messages:
+        check_continued(prompt.messages[-1].role)
     return Chat(
         messages=_messages(prompt.messages),
         use=_tool_use(prompt),

@@ -15,6 +15,8 @@ from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
 from baton.gateway.access.rpc_guard import identity_of
 from baton.gateway.admitted import AdmittedGenerator, allowed_model, allowed_models
+from baton.gateway.conversations.rpc_methods import ConversationMethods
+from baton.gateway.conversations.shelf import ConversationShelf
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator, Usage
 from baton.gateway.inference_beams import generator_for
 from baton.gateway.inference_chat import chat_of, encode_chat
@@ -73,7 +75,7 @@ class _Prompt:
     use: ToolUse = field(default_factory=ToolUse)
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceServiceServicer):
     """Text, chats or token ids in; a stream of deltas out."""
 
     def __init__(
@@ -153,7 +155,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
-        return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(list(request.token_ids)))
+        token_ids = list(request.token_ids)
+        model.check_token_ids(token_ids, "token_ids")
+        return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(token_ids))
 
     async def CreateResponse(  # noqa: N802
         self, request: inference_pb2.CreateResponseRequest, context: Context
@@ -197,6 +201,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: response_pb2.ListResponseInputRequest, context: Context
     ) -> response_pb2.ListResponseInputResponse:
         return await self._kept.list_input(identity_of(self._gate, context), request)
+
+    @property
+    def _conversations(self) -> ConversationShelf:
+        return self._kept.conversations
+
+    def _identity(self, context: Context) -> Identity:
+        return identity_of(self._gate, context)
 
     @property
     def _kept(self) -> ResponseCalls:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.chat_tools import skip_tools
+from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream
@@ -15,7 +18,6 @@ from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
 from baton.gateway.stored_chats.shelf import ChatShelf
-from baton.gateway.structured_output import constraint_of
 from baton.gateway.tool_request import fields_of, tool_use_of
 from baton.gateway.validation import (
     chat_num_logprobs,
@@ -42,16 +44,19 @@ class ChatCompletions:
     def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
         self._desk = desk
         self._shelf = shelf
-        self._decoder = BodyDecoder(ChatCompletionRequest)
+        self._decoder = BodyDecoder(ChatCompletionRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted():
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
+            exchange.ignore([*adopt(request), *skip_tools(request)])
+            drop_neutral(request)
+            drop_neutral_choices(request)
             check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
             check_template(request.chat_template, desk.config.trust_request_chat_template)
             use = tool_use_of(request)
-            asked = constraint_of(request, use)
+            asked = asked_of(request, use)
             model = desk.model(exchange, request.model)
             info = model.require_info()
             check_for_model(request, info)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.gateway.answer import usage_of
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.generation import Delta
 from baton.gateway.http_exchange import Exchange
@@ -14,7 +16,6 @@ from baton.gateway.openai_types import CompletionRequest
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.served_model import ServedModel
-from baton.gateway.structured_output import constraint_of
 from baton.gateway.validation import (
     DEFAULT_COMPLETION_TOKENS,
     Prompt,
@@ -34,14 +35,16 @@ class Completions:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(CompletionRequest)
+        self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk, config = self._desk, self._desk.config
         with desk.refusals_counted():
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
+            exchange.ignore(adopt(request))
+            drop_neutral(request)
             check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
-            asked = constraint_of(request)
+            asked = asked_of(request)
             model = desk.model(exchange, request.model)
             info = model.require_info()
             check_for_model(request, info)

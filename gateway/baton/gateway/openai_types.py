@@ -1,13 +1,16 @@
 """OpenAI's and vLLM's requests. One definition for parsing and the OpenAPI document; answers are in openai_answers.py.
 
-Unknown keys are ignored; null means unset. Bounds that JSON schema can say are here, the rest is in validation.py.
+Null means unset; unknown keys are listed in the answer's header x-baton-ignored. Bounds that JSON schema can say are
+here, the rest is in validation.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
+
+from baton.gateway.fields.foreign import REFUSED, ForeignFields
 
 _INT32_MAX = 2**31 - 1
 
@@ -18,8 +21,6 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1)]
 PrintableId = Annotated[str, Meta(pattern="^[!-~]{1,256}$")]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:/-]{1,256}$")]
-# A known field that is refused by name where it is set: ignoring it would change the answer.
-REFUSED = Meta(description="Not served: null.", extra_json_schema={"type": "null"})
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -70,7 +71,7 @@ class RepetitionDetection(Struct, kw_only=True):
     min_count: Annotated[int, Meta(ge=0, le=_INT32_MAX)] = 0  # at least 2
 
 
-class GenerationFields(Struct, kw_only=True):
+class GenerationFields(ForeignFields, kw_only=True):
     """What chat and text completions have in common."""
 
     model: str | None = None  # null: the only model served
@@ -83,7 +84,7 @@ class GenerationFields(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     n: Count | None = None
-    stop: Name | list[Name] | None = None
+    stop: str | list[Name] | None = None  # an empty text is none
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -137,10 +138,12 @@ class FunctionDefinition(Struct, kw_only=True):
 
 
 class ToolDefinition(Struct, kw_only=True):
-    """A tool. Only functions are."""
+    """A tool. Those of other types than function are skipped; the answer's header x-baton-ignored lists them."""
 
-    type: Literal["function"]
-    function: FunctionDefinition
+    TYPES: ClassVar = (b'"function"',)  # whose keys these are
+
+    type: str = "function"
+    function: FunctionDefinition | None = None  # required of a function
 
 
 class ChosenFunction(Struct, kw_only=True):
@@ -173,7 +176,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None  # goes before max_tokens
-    max_tokens: Count | None = None  # neither: as many as the context holds
+    max_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # neither, or -1: as many as the context holds
     logprobs: bool | None = None
     top_logprobs: CountOrZero | None = None
     add_generation_prompt: bool | None = None  # null: true
@@ -182,13 +185,13 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    tools: Annotated[list[ToolDefinition], Meta(min_length=1)] | None = None
+    tools: list[ToolDefinition] | None = None
     # null: auto where tools are given
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None  # null: true; false: at most one call
     include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
     # The older form of tools: at most one call, which the answer has as function_call.
-    functions: Annotated[list[FunctionDefinition], Meta(min_length=1)] | None = None
+    functions: list[FunctionDefinition] | None = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None  # null: auto where functions are given
     store: bool | None = None  # true: the answer is kept, under its id
     metadata: dict[str, str] | None = None  # the client's own, of a kept answer
@@ -200,6 +203,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     return_prompt_text: bool | None = None
     return_assistant_tokens_mask: Annotated[bool | None, REFUSED] = None
     web_search_options: Annotated[dict[str, Any] | None, REFUSED] = None
+    best_of: Count | None = None  # no more than n
 
 
 class CompletionRequest(GenerationFields, kw_only=True):

@@ -32,6 +32,10 @@ _SECURITY: Mapping[str, Mapping[str, str]] = {
 }
 _HEADERS: Mapping[str, Mapping[str, Any]] = {
     "X-Request-Id": {"description": "The request's name.", "schema": {"type": "string"}},
+    "X-Baton-Ignored": {
+        "description": "Fields and tools of the request that changed nothing, separated by commas.",
+        "schema": {"type": "string"},
+    },
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
 }
 
@@ -57,7 +61,8 @@ def openapi_document(routes: Sequence[Route]) -> bytes:
     info = {
         "title": "Baton",
         "version": VERSION,
-        "description": "LLM inference, compatible with OpenAI's and Anthropic's APIs. Unknown fields are ignored.",
+        "description": "LLM inference, compatible with OpenAI's and Anthropic's APIs. "
+        "The header X-Baton-Ignored lists unknown fields.",
     }
     components = {
         "schemas": schemas,
@@ -83,7 +88,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{''.join(_words(route.path))}",
         "parameters": [
-            *([_path_parameter(route.parameter)] if route.parameter else []),
+            *map(_path_parameter, route.path_names),
             *map(_parameter, route.parameters),
             _reference("parameters", _REQUEST_ID.name),
         ],

@@ -1,29 +1,56 @@
-"""JSON bodies into typed requests; what is wrong with a body becomes an InvalidRequest that names the field."""
+"""JSON bodies into typed requests; what is wrong with a body becomes an InvalidRequest that names the field.
+
+Keys that the request type does not have are noted for the answer's header, or refused.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from baton.gateway.fields.unknown import KnownKeys, UnknownKey
 from baton.rpc.errors import InvalidRequest
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-class BodyDecoder(Generic[T]):
-    """Decodes the bodies of one request type."""
+class Received(Protocol):
+    """A request as it came."""
 
-    def __init__(self, kind: type[T]) -> None:
+    body: bytes
+    headers: Mapping[bytes, bytes]  # by lower-case name
+
+    def ignore(self, names: Sequence[str]) -> None:
+        """Notes what the answer leaves out of account."""
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes the bodies of one request type. `strict`: unknown keys are refused."""
+
+    def __init__(self, kind: type[T], strict: bool = False) -> None:
         self._decoder = msgspec.json.Decoder(kind)
+        self._keys = KnownKeys(kind)
+        self._strict = strict
+
+    def read(self, received: Received) -> T:
+        """Returns the request, its unknown keys noted. Raises InvalidRequest."""
+        request = self.decode(received.body, received.headers)
+        unknown = self._keys.unknown(received.body)
+        if unknown:
+            if self._strict:
+                raise _unknown_field(unknown[0])
+            received.ignore([str(key) for key in unknown])
+        return request
 
     def decode(self, body: bytes, headers: Mapping[bytes, bytes]) -> T:
-        """The request. Raises InvalidRequest."""
+        """Returns the request. Raises InvalidRequest."""
         _check_content_type(headers.get(b"content-type"))
         _check_content_encoding(headers.get(b"content-encoding", b"identity"))
         try:
@@ -59,6 +86,13 @@ def _why(body: bytes, error: Exception) -> str:
     if rb"\ud" in body.lower() and "character" not in str(error):
         return "it ends early, or a string has a lone surrogate"
     return str(error).removeprefix("JSON is malformed: ")
+
+
+def _unknown_field(key: UnknownKey) -> InvalidRequest:
+    close = get_close_matches(key.name, sorted(key.known), 1)
+    hint = f"; did you mean {close[0]}?" if close else "."
+    field = re.sub(r"\[(\d+)\]", r".\1", str(key))[:256]
+    return InvalidRequest(f"{field} is no field of this request{hint}", field=field)
 
 
 def wrong_field(message: str, where: str = "") -> InvalidRequest:

@@ -10,6 +10,7 @@ from baton.gateway.access.identity import Scope
 from baton.gateway.admin_routes import admin_routes
 from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.console.routes import console_routes
+from baton.gateway.conversations.routes import conversation_routes
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.openai_chat import ChatCompletions
@@ -37,13 +38,15 @@ def rest_routes(
 
     `fleet`: what admin routes operate; None: there are none.
     """
-    responses = responses_routes(ResponseService(desk, shelf))
+    service = ResponseService(desk, shelf)
+    responses = responses_routes(service, desk.config.strict_fields)
     chats = ChatShelf(shelf.store, shelf.spawn)
     api = [
         *_api_routes(desk, chats),
-        *stored_chat_routes(chats),
+        *stored_chat_routes(chats, desk.config.strict_fields),
         *token_routes(desk),
         *responses,
+        *conversation_routes(service.conversations, desk.config.strict_fields),
         *anthropic_routes(desk),
     ]
     system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
@@ -86,7 +89,8 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
 
 
 def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
-    tokens = Tokens(desk.catalog, trust_templates=desk.config.trust_request_chat_template)
+    config = desk.config
+    tokens = Tokens(desk.catalog, trust_templates=config.trust_request_chat_template, strict=config.strict_fields)
     status = Status(desk.metrics, missing, lambda: desk.admission.taken)
     return [
         Route(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,19 +58,23 @@ class Route:
         return self.path.partition("}")[2]
 
     @property
-    def parameter(self) -> str:
-        """The parameter's name; empty where there is none."""
-        return self.path.partition("{")[2].partition("}")[0]
+    def path_names(self) -> list[str]:
+        """The names of the path's parameters: at most two."""
+        return re.findall(r"\{(\w+)\}", self.path)
 
 
 class RouteTable:
-    """Finds routes by exact path, then by prefix and suffix, then by prefix."""
+    """Finds routes by exact path, then by two parameters, then by prefix and suffix, then by prefix."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
+        self._pairs: dict[tuple[str, str], dict[str, Route]] = {}  # by what is before and between two parameters
         patterns: dict[tuple[str, str], dict[str, Route]] = {}
         for route in routes:
-            if route.parameter:
+            if len(route.path_names) == 2:
+                between = route.suffix.partition("{")[0]
+                self._pairs.setdefault((route.prefix, between), {})[route.method] = route
+            elif route.path_names:
                 patterns.setdefault((route.prefix, route.suffix), {})[route.method] = route
             else:
                 self._exact.setdefault(route.path, {})[route.method] = route
@@ -97,6 +102,10 @@ class RouteTable:
         exact = self._exact.get(path)
         if exact is not None:
             return exact
+        for (prefix, between), methods in self._pairs.items():
+            first, found, second = path.removeprefix(prefix).partition(between)
+            if path.startswith(prefix) and first and found and second:
+                return methods
         for (prefix, suffix), methods in self._patterns:
             if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
                 return methods

@@ -85,6 +85,17 @@ class ServedModel:
             )
         return self.info
 
+    def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Raises InvalidRequest for an id that neither the tokenizer nor the model has."""
+        size = max(self.tokenizer.vocab_size, self.info.vocab_size if self.info is not None else 0)
+        if max(token_ids, default=0) < size:
+            return
+        for index, token_id in enumerate(token_ids):
+            # Added tokens may have ids beyond the number of tokens.
+            if token_id >= size and not self.tokenizer.token_name(token_id):
+                message = f"{field}.{index} is {token_id}; the vocabulary has {size} tokens, with ids from 0."
+                raise InvalidRequest(message, field=f"{field}.{index}")
+
     def check_tools(self, use: ToolUse) -> None:
         """Raises InvalidRequest for tools that this model cannot be given, or cannot be held to."""
         check_tools(use, self.output_format, self.name, self.tokenizer.is_special)

@@ -11,6 +11,7 @@ import msgspec
 
 from baton.gateway.admitted import allowed_model, allowed_models
 from baton.gateway.docs_page import DOCS_PAGE
+from baton.gateway.fields.chat_tools import served_tools
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.openai_answers import (
@@ -28,6 +29,7 @@ from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.gateway.tool_request import tool_of
 from baton.gateway.validation import (
     check_chat_size,
+    check_continued,
     check_messages,
     check_template,
     check_variables,
@@ -64,15 +66,17 @@ class Models:
 class Tokens:
     """POST /tokenize and /detokenize."""
 
-    def __init__(self, catalog: ModelCatalog, *, trust_templates: bool = False) -> None:
+    def __init__(self, catalog: ModelCatalog, *, trust_templates: bool = False, strict: bool = False) -> None:
         self._catalog = catalog
         self._trust_templates = trust_templates
-        self._tokenize = BodyDecoder(TokenizeRequest)
-        self._detokenize = BodyDecoder(DetokenizeRequest)
+        self._tokenize = BodyDecoder(TokenizeRequest, strict)
+        self._detokenize = BodyDecoder(DetokenizeRequest, strict)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Text or chat to token ids."""
-        request = self._tokenize.decode(exchange.body, exchange.headers)
+        request = self._tokenize.read(exchange)
+        request.tools, skipped = served_tools(request.tools)
+        exchange.ignore(skipped)
         check_template(request.chat_template, self._trust_templates)
         model = allowed_model(self._catalog, exchange.identity, request.model)
         token_ids = await _encode(model, request)
@@ -87,8 +91,9 @@ class Tokens:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Token ids to text."""
-        request = self._detokenize.decode(exchange.body, exchange.headers)
+        request = self._detokenize.read(exchange)
         model = allowed_model(self._catalog, exchange.identity, request.model)
+        model.check_token_ids(request.tokens, "tokens")
         try:
             text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:
@@ -156,6 +161,8 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
     check_variables(request.chat_template_kwargs)
     check_chat_size(messages, model.require_info().max_model_len)
     going_on = bool(request.continue_final_message)
+    if going_on:
+        check_continued(messages[-1].role)
     add_prompt = request.add_generation_prompt
     return await model.encode_chat(
         template_messages(messages),

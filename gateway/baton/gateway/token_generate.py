@@ -10,6 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from baton.gateway.answer import Answer, StreamAnswer, usage_of
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.foreign import REFUSED
+from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
@@ -17,7 +20,6 @@ from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import ChatLogprobs, PromptLogprobs, Usage
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, form_of, prompt_logprobs
 from baton.gateway.openai_types import (
-    REFUSED,
     Count,
     CountOrZero,
     GenerationFields,
@@ -31,7 +33,6 @@ from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Route
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.sse import DONE, Envelope
-from baton.gateway.structured_output import constraint_of
 from baton.gateway.turn import fields_named, rename_field
 from baton.gateway.validation import (
     check_context,
@@ -100,21 +101,23 @@ class TokenGenerate:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(TokenGenerateRequest)
+        self._decoder = BodyDecoder(TokenGenerateRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted(), fields_named(_FIELDS):
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
             refuse_unserved(request, ("features", "kv_transfer_params"))
             fields = _fields_of(request)
+            exchange.ignore([f"{_NESTED}.{name}" for name in adopt(fields)])
+            drop_neutral(fields)
             model = desk.model(exchange, request.model)
             info = model.require_info()
             _check(fields, desk)
             check_for_model(fields, info)
             check_context(len(request.token_ids), info.max_model_len, "token_ids")
             check_prompt_ids(request.token_ids, info.vocab_size)
-            asked = constraint_of(fields)
+            asked = asked_of(fields)
             n = fields.n or 1
             request_id = desk.take_place(exchange, fields, n)
             sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)

@@ -47,7 +47,8 @@ def tool_use_of(request: ChatCompletionRequest) -> ToolUse:
 
 
 def tool_of(definition: ToolDefinition) -> Tool:
-    """One tool."""
+    """One tool; a function is checked to have one where others are skipped."""
+    assert definition.function is not None
     return _function_of(definition.function)
 
 

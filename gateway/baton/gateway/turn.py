@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.gateway.fields.adopted import asked_of
 from baton.gateway.front_desk import Call, FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest
 from baton.gateway.openai_types import GenerationFields
@@ -14,7 +15,7 @@ from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.reasoning_limit import can_limit, limit_reasoning
 from baton.gateway.served_model import ServedModel
-from baton.gateway.structured_output import Asked, beside_tools, constraint_of
+from baton.gateway.structured_output import Asked, beside_tools
 from baton.gateway.validation import (
     check_context,
     check_fields,
@@ -98,7 +99,7 @@ def generation_of(
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
-    asked = constraint_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
+    asked = asked_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
     return desk.generation_request(
         call, request_id, model, turn.fields, token_ids, sampling, stop, reading, asked, turn.tools
     )

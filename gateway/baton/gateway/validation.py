@@ -15,6 +15,7 @@ from baton.gateway.openai_types import (
     CompletionRequest,
     GenerationFields,
     RepetitionDetection,
+    ResponseFormat,
 )
 from baton.gateway.sampling_defaults import check_count
 from baton.rpc.errors import InvalidRequest
@@ -48,6 +49,19 @@ _UNSERVED_IN_CHAT = (
     "return_assistant_tokens_mask",
     "web_search_options",
 )
+# Values that ask for nothing, of fields that have more than null, false and [].
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "best_of": (1,),
+    "thinking_token_budget": (-1,),
+    "response_format": (ResponseFormat(type="text"),),
+    "repetition_detection": (RepetitionDetection(),),
+}
+# Their messages are complete: an answer that goes on with one would speak in another's name.
+_COMPLETE_ROLES = ("system", "developer", "user", "tool", "function")
 _UNSERVED_IN_COMPLETIONS = ("suffix", "prompt_embeds")
 
 Prompt = str | list[int]
@@ -68,9 +82,25 @@ def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: i
             raise InvalidRequest("top_logprobs needs logprobs to be true.", field="top_logprobs")
         _check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
     check_logprob_token_ids(request, request.top_logprobs if request.logprobs else None, "top_logprobs")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        message = f"best_of is {request.best_of}; a chat gives all its choices: it must be n, {request.n or 1}."
+        raise InvalidRequest(message, field="best_of")
+    if request.max_tokens == 0:
+        raise InvalidRequest("max_tokens is 0; it must be at least 1, or -1 for no limit.", field="max_tokens")
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", field="continue_final_message"
+        )
+    if request.continue_final_message:
+        check_continued(request.messages[-1].role)
+
+
+def check_continued(role: str) -> None:
+    """Raises InvalidRequest where no answer can go on with a last message of this role."""
+    if role in _COMPLETE_ROLES:
+        raise InvalidRequest(
+            f"continue_final_message needs a last message of role assistant; it is of role {role}.",
+            field="continue_final_message",
         )
 
 
@@ -303,12 +333,12 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
 
 def _check_beams(request: GenerationFields) -> None:
     if not request.use_beam_search:
-        if request.length_penalty is not None:
+        if request.length_penalty not in (None, 1):
             raise InvalidRequest("length_penalty is only allowed with use_beam_search.", field="length_penalty")
         return
     for name in ("stream", "logprobs", "prompt_logprobs", "response_format", "structured_outputs", "tools", *_DRAWS):
         value = getattr(request, name, None)
-        if value is not None and value is not False and value != []:
+        if value is not None and value is not False and value != [] and value not in _NEUTRAL.get(name, ()):
             raise InvalidRequest(f"{name} is not allowed with use_beam_search.", field=name)
 
 

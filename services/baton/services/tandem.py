@@ -57,6 +57,9 @@ class UpConfig:
     trust_request_chat_template: bool = field(
         default=False, metadata={"help": "Requests may bring a chat_template of their own."}
     )
+    strict_fields: bool = field(
+        default=False, metadata={"help": "The gateway's --strict-fields: refuse requests with unknown fields."}
+    )
     default_chat_template_kwargs: str = field(
         default="",
         metadata={"help": "The gateway's --default-chat-template-kwargs, a JSON object.", "metavar": "JSON"},
@@ -266,6 +269,8 @@ def _format_flags(config: UpConfig) -> list[str]:
         value = getattr(config, name)
         if value:
             flags += [f"--{name.replace('_', '-')}", value]
+    if config.strict_fields:
+        flags.append("--strict-fields")
     return [*flags, "--trust-request-chat-template"] if config.trust_request_chat_template else flags
 
 

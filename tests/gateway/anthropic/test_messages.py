@@ -248,7 +248,10 @@ USER = {"role": "user", "content": "Hi"}
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tools": [{"name": "f", "type": "web_search_20250305"}]}, "tools.0.type"),
+        (
+            {"tools": [{"name": "f", "type": "web_search_20250305"}], "tool_choice": {"type": "any"}},
+            "tool_choice",
+        ),
         ({"tools": [TOOL, TOOL]}, "tools.1.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),

@@ -17,10 +17,6 @@ TOOL = pb.Tool(name="f")
         ({"input": []}, "input"),
         ({"input": [item()]}, "input.0"),
         ({"input": [HI, item(message=response_pb2.ItemMessage(role="robot"))]}, "input.1.message.role"),
-        (
-            {"input": [item(function_call=response_pb2.ItemFunctionCall(name="f", arguments="["))]},
-            "input.0.function_call.arguments",
-        ),
         ({"sampling": types_pb2.SamplingParams(temperature=3)}, "sampling.temperature"),
         ({"sampling": types_pb2.SamplingParams(logprobs=21)}, "sampling.logprobs"),
         ({"sampling": types_pb2.SamplingParams(prompt_logprobs=1)}, "sampling.prompt_logprobs"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.gateway.anthropic.answers import MessageDocument, MessageStream
-from baton.gateway.anthropic.turns import FIELDS, check_version, counted_turn, turn_of
+from baton.gateway.anthropic.turns import FIELDS, check_version, counted_turn, ignored_of, turn_of
 from baton.gateway.anthropic.types import (
     ContextManagement,
     CountTokensRequest,
@@ -26,13 +26,14 @@ class Messages:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(MessagesRequest)
+        self._decoder = BodyDecoder(MessagesRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted(), fields_named(FIELDS):
             check_version(exchange.headers)
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
+            exchange.ignore(ignored_of(request))
             turn = turn_of(request)
             model = desk.model(exchange, request.model)
             request_id = desk.take_place(exchange, turn.fields, 1)
@@ -48,12 +49,13 @@ class CountTokens:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(CountTokensRequest)
+        self._decoder = BodyDecoder(CountTokensRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
         with fields_named(FIELDS):
             check_version(exchange.headers)
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
+            exchange.ignore(ignored_of(request))
             turn = counted_turn(request)
             model = self._desk.model(exchange, request.model)
             token_ids = await encode_turn(model, turn)

@@ -17,6 +17,7 @@ from baton.gateway.anthropic.types import (
     ThinkingEnabled,
     ToolChoice,
 )
+from baton.gateway.fields.ignored import ignored_tool
 from baton.gateway.openai_types import GenerationFields, JsonSchemaFormat, ResponseFormat
 from baton.gateway.parsing.tool import Tool as CallableTool
 from baton.gateway.parsing.tool import ToolMode, ToolUse
@@ -31,6 +32,8 @@ FIELDS: Mapping[str, str] = {
     "response_format.json_schema": "output_config.format",
 }
 
+# Prompts are cached without cache_control, and metadata has no reader.
+_WITHOUT_EFFECT = ("metadata", "service_tier", "container", "context_management", "inference_geo", "cache_control")
 _VERSION = re.compile(rb"20(2[3-9]|[3-9]\d)-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
@@ -43,6 +46,19 @@ def check_version(headers: Mapping[bytes, bytes]) -> None:
             f"anthropic-version: {shown!r} is not a valid version; give a date, such as 2023-06-01",
             field="anthropic-version",
         )
+
+
+def ignored_of(request: CountTokensRequest) -> list[str]:
+    """Returns the names of fields and tools that change nothing."""
+    names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) not in (None, {}, "", "auto")]
+    return [*names, *ignored_tools(request)]
+
+
+def ignored_tools(request: CountTokensRequest) -> list[str]:
+    """Returns the names of tools that are skipped: those of servers, and those whose schema the client leaves out."""
+    return [
+        ignored_tool(index, tool.type or "") for index, tool in enumerate(request.tools or ()) if not _is_function(tool)
+    ]
 
 
 def turn_of(request: MessagesRequest) -> Turn:
@@ -133,11 +149,17 @@ def _variables(request: CountTokensRequest) -> dict[str, Any]:
 
 def _tool_use(request: CountTokensRequest) -> ToolUse:
     choice = request.tool_choice
-    if not request.tools:
-        if choice is not None and not isinstance(choice, NoneChoice):
-            raise InvalidRequest("tool_choice: it may only be given with tools", field="tool_choice")
+    tools = tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ()) if _is_function(tool))
+    skipped = ignored_tools(request)
+    if not tools:
+        if isinstance(choice, AnyChoice | ToolChoice):
+            why = (
+                f"none of the tools can be served: {', '.join(skipped)}"
+                if skipped
+                else "it may only be given with tools"
+            )
+            raise InvalidRequest(f"tool_choice: {why}", field="tool_choice")
         return ToolUse()
-    tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
     _check_names(tools)
     if choice is None:
         return ToolUse(tools, ToolMode.AUTO)
@@ -146,26 +168,33 @@ def _tool_use(request: CountTokensRequest) -> ToolUse:
     parallel = not choice.disable_parallel_tool_use
     if isinstance(choice, ToolChoice):
         if choice.name not in {tool.name for tool in tools}:
-            raise InvalidRequest(f"tool_choice.name: there is no tool {choice.name!r}", field="tool_choice.name")
+            is_there = choice.name in {tool.name for tool in request.tools or ()}
+            why = f"the tool {choice.name!r} cannot be served" if is_there else f"there is no tool {choice.name!r}"
+            raise InvalidRequest(f"tool_choice.name: {why}", field="tool_choice.name")
         return ToolUse(tools, ToolMode.NAMED, choice.name, parallel)
     return ToolUse(tools, ToolMode.REQUIRED if isinstance(choice, AnyChoice) else ToolMode.AUTO, "", parallel)
 
 
-def _tool(tool: MessagesTool, where: str) -> CallableTool:
-    if tool.type not in (None, "custom"):
-        raise InvalidRequest(f"{where}.type: {tool.type!r} is not supported; only custom is", field=f"{where}.type")
+def _is_function(tool: MessagesTool) -> bool:
+    return tool.type in (None, "custom")
+
+
+def _tool(tool: MessagesTool, index: int) -> CallableTool:
+    where = f"tools.{index}"
+    if tool.name is None:
+        raise InvalidRequest(f"{where}.name: it is required", field=f"{where}.name")
     if tool.input_schema is None:
         raise InvalidRequest(f"{where}.input_schema: it is required", field=f"{where}.input_schema")
     if tool.input_schema.get("type", "object") != "object":
         field = f"{where}.input_schema.type"
         raise InvalidRequest(f"{field}: it must be 'object'", field=field)
-    return CallableTool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+    return CallableTool(tool.name, tool.description, tool.input_schema, bool(tool.strict), index)
 
 
 def _check_names(tools: Sequence[CallableTool]) -> None:
     names: set[str] = set()
-    for index, tool in enumerate(tools):
+    for tool in tools:
         if tool.name in names:
-            field = f"tools.{index}.name"
+            field = f"tools.{tool.place}.name"
             raise InvalidRequest(f"{field}: tool names must be unique, and {tool.name!r} is there twice", field=field)
         names.add(tool.name)

@@ -1,31 +1,39 @@
 """Anthropic's request and response bodies. One definition for parsing, encoding and the OpenAPI document.
 
-Unknown keys are ignored; null means unset. What a schema cannot say is checked in conversation.py and turns.py.
+Null means unset; unknown keys are listed in the answer's header x-baton-ignored. What a schema cannot say is
+checked in conversation.py and turns.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.openai_types import REFUSED, Count, CountOrZero, Name
+from baton.gateway.fields.foreign import NO_EFFECT, REFUSED
+from baton.gateway.openai_types import Count, CountOrZero, Name
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 CallId = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
 
 
+# Prompts are cached without it.
+CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
+
+
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
+    cache_control: CacheControl = None
 
 
 class ImageBlock(Struct, kw_only=True, tag_field="type", tag="image"):
     """A picture."""
 
     source: dict[str, Any]
+    cache_control: CacheControl = None
 
 
 class DocumentBlock(Struct, kw_only=True, tag_field="type", tag="document"):
@@ -34,6 +42,7 @@ class DocumentBlock(Struct, kw_only=True, tag_field="type", tag="document"):
     source: dict[str, Any]
     title: str | None = None
     context: str | None = None
+    cache_control: CacheControl = None
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
@@ -55,6 +64,7 @@ class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: CallId
     name: ToolName
     input: dict[str, Any]
+    cache_control: CacheControl = None
 
 
 class ToolReferenceBlock(Struct, kw_only=True, tag_field="type", tag="tool_reference"):
@@ -69,6 +79,7 @@ class ToolResultBlock(Struct, kw_only=True, tag_field="type", tag="tool_result")
     tool_use_id: CallId
     content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl = None
 
 
 Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -82,13 +93,16 @@ class InputMessage(Struct, kw_only=True):
 
 
 class MessagesTool(Struct, kw_only=True):
-    """A function that the model may call."""
+    """A function that the model may call. Those of other types are skipped; x-baton-ignored lists them."""
 
-    name: ToolName
+    TYPES: ClassVar = (b'"custom"', b"null")  # whose keys these are
+
+    name: ToolName | None = None  # required of a function
     type: str | None = None  # custom, or null
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl = None
 
 
 class AutoChoice(Struct, kw_only=True, tag_field="type", tag="auto"):
@@ -154,6 +168,7 @@ class CountTokensRequest(Struct, kw_only=True):
     output_config: OutputConfig | None = None
     mcp_servers: Annotated[list[dict[str, Any]] | None, REFUSED] = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables for the model's chat template
+    cache_control: CacheControl = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -165,8 +180,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Fraction | None = None
     top_p: Fraction | None = None
     top_k: CountOrZero | None = None  # 0 is off
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
+    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    service_tier: Annotated[str | None, NO_EFFECT] = None
+    container: Annotated[str | dict[str, Any] | None, NO_EFFECT] = None
+    context_management: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    inference_geo: Annotated[str | None, NO_EFFECT] = None
     # Not Anthropic's own.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier

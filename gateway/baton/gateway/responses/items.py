@@ -11,6 +11,7 @@ import orjson
 from msgspec import Struct
 
 from baton.gateway.request_body import wrong_field
+from baton.gateway.responses.tools import INPUT, ToolName
 from baton.rpc.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -28,6 +29,7 @@ class FunctionCallItem(Struct, kw_only=True):
 
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -36,6 +38,14 @@ class FunctionOutputItem(Struct, kw_only=True):
 
     call_id: str
     output: str | list[dict[str, Any]]
+
+
+class CustomCallItem(Struct, kw_only=True):
+    """A call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
 
 
 class ReasoningItem(Struct, kw_only=True):
@@ -49,14 +59,26 @@ _KINDS: Mapping[str, type[Struct]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": FunctionOutputItem,
     "reasoning": ReasoningItem,
 }
 _PREFIXES: Mapping[str, str] = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
+# Items of tools that are not served: clients that used another server send them on.
+_TOOLS = ("web_search", "file_search", "code_interpreter", "computer", "image_generation", "local_shell", "shell")
+_SKIPPED = frozenset(
+    f"{tool}_{what}"
+    for tool in (*_TOOLS, "apply_patch", "tool_search", "mcp")
+    for what in ("call", "call_output", "output", "list_tools", "approval_request", "approval_response")
+)
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -65,14 +87,29 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def input_items(given: str | Sequence[Item]) -> list[Item]:
-    """The request's items, checked, each with an id. Raises InvalidRequest that names the item."""
+def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]:
+    """Returns the request's items, checked, each with an id. Raises InvalidRequest that names the item."""
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"type": "message", "id": new_item_id("message"), "role": "user", "content": content}]
     if not given:
-        raise InvalidRequest("input is empty; it must have at least one item.", field="input")
-    return [_checked(item, f"input.{index}") for index, item in enumerate(given)]
+        raise InvalidRequest(f"{field} is empty; it must have at least one item.", field=field)
+    items = [_checked(item, f"{field}.{index}") for index, item in enumerate(given) if not _is_skipped(item)]
+    if not items:
+        raise InvalidRequest(f"{field} has no item that can be served.", field=field)
+    return items
+
+
+def ignored_items(given: str | Sequence[Item], field: str = "input") -> list[str]:
+    """Returns the names of the request's items that `input_items` skips."""
+    if isinstance(given, str):
+        return []
+    return [f"{field}[{index}] ({item['type']})" for index, item in enumerate(given) if _is_skipped(item)]
+
+
+def _is_skipped(item: Item) -> bool:
+    kind = item.get("type")
+    return isinstance(kind, str) and kind in _SKIPPED
 
 
 def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
@@ -84,7 +121,7 @@ def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[
         kind = item["type"]
         if kind == "message" and item["role"] != "assistant":
             chat.append({"role": item["role"], "content": _joined(item["content"])})
-        elif kind == "function_call_output":
+        elif kind in OUTPUTS:
             chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": _joined(item["output"])})
         else:
             _add_to_assistant(_open_assistant(chat, kind), item)
@@ -105,8 +142,6 @@ def _checked(item: Item, where: str) -> Item:
         parts = getattr(checked, name, None)
         if isinstance(parts, list):
             _check_parts(parts, f"{where}.{name}", kind)
-    if isinstance(checked, FunctionCallItem):
-        _check_arguments(checked.arguments, f"{where}.arguments")
     item_id = item.get("id")
     return {**item, "type": kind, "id": item_id if isinstance(item_id, str) else new_item_id(kind)}
 
@@ -125,13 +160,13 @@ def _check_parts(parts: Sequence[Item], where: str, kind: str) -> None:
             raise InvalidRequest(f"{where}.{index}.{key} must be a string.", field=f"{where}.{index}.{key}")
 
 
-def _check_arguments(arguments: str, where: str) -> None:
+def _arguments(text: str) -> dict[str, Any] | str:
+    """Returns the arguments object; what the model wrote instead of one is kept as text."""
     try:
-        value = orjson.loads(arguments or "{}")
+        value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{where} must be a JSON object in a string.", field=where)
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _open_assistant(chat: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -153,7 +188,9 @@ def _add_to_assistant(message: dict[str, Any], item: Item) -> None:
         text = _joined(item.get("content") or item.get("summary") or [])
         message["reasoning"] = f"{message['reasoning']}\n{text}" if message.get("reasoning") else text
     else:
-        function = {"name": item["name"], "arguments": orjson.loads(item["arguments"] or "{}")}
+        name = ToolName(item["name"], item.get("namespace") or "").flat
+        arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else _arguments(item["arguments"])
+        function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from baton.gateway.generation import Delta
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
+from baton.gateway.responses.tools import ToolName, input_of
 from baton.gateway.turn import events_of
 
 StreamEvent = dict[str, Any]  # without its sequence number
@@ -20,7 +21,7 @@ StreamEvent = dict[str, Any]  # without its sequence number
 class _Open:
     """The item that grows."""
 
-    kind: str  # message, reasoning, function_call
+    kind: str  # message, reasoning, function_call, custom_tool_call
     item: dict[str, Any]  # as it is announced
     index: int
     pieces: list[str] = field(default_factory=list)
@@ -36,12 +37,18 @@ class _Open:
 
 
 class OutputItems:
-    """The items so far. `num_top`: alternatives of each token; None: no log-probabilities."""
+    """The items so far. `num_top`: alternatives of each token; None: no log-probabilities. `names`: of tools."""
 
-    def __init__(self, new_id: Callable[[str], str], num_top: int | None = None) -> None:
+    def __init__(
+        self,
+        new_id: Callable[[str], str],
+        num_top: int | None = None,
+        names: Mapping[str, ToolName] | None = None,
+    ) -> None:
         self.complete: list[dict[str, Any]] = []
         self._new_id = new_id
         self._num_top = num_top
+        self._names = names or {}
         self._open: _Open | None = None
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
 
@@ -77,13 +84,22 @@ class OutputItems:
             out.append({"type": "response.reasoning_text.delta", **place, "delta": event.text})
         elif isinstance(event, CallStart):
             self._close(out, "completed")
-            self._start("function_call", {"call_id": event.id, "name": event.name, "arguments": ""}, out)
+            self._start_call(event, out)
         elif isinstance(event, CallArguments) and self._open is not None:
             self._open.pieces.append(event.fragment)
-            name = "response.function_call_arguments.delta"
-            out.append({"type": name, **self._open.place, "delta": event.fragment})
+            if self._open.kind == "function_call":  # the input of others is known at the end
+                name = "response.function_call_arguments.delta"
+                out.append({"type": name, **self._open.place, "delta": event.fragment})
         elif isinstance(event, CallEnd):
             self._close(out, "completed")
+
+    def _start_call(self, call: CallStart, out: list[StreamEvent]) -> None:
+        tool = self._names.get(call.name, ToolName(call.name))
+        if tool.is_custom:
+            self._start("custom_tool_call", {"call_id": call.id, "name": tool.name, "input": ""}, out)
+            return
+        namespace = {"namespace": tool.namespace} if tool.namespace else {}
+        self._start("function_call", {"call_id": call.id, "name": tool.name, **namespace, "arguments": ""}, out)
 
     def _need(self, kind: str, out: list[StreamEvent]) -> _Open:
         if self._open is not None and self._open.kind == kind:
@@ -108,8 +124,7 @@ class OutputItems:
         opened, self._open = self._open, None
         if opened is None:
             return
-        ends = {"message": _end_message, "reasoning": _end_reasoning, "function_call": _end_call}
-        item = {**ends[opened.kind](opened, out), "status": status}
+        item = {**_ENDS[opened.kind](opened, out), "status": status}
         out.append({"type": "response.output_item.done", "output_index": opened.index, "item": item})
         self.complete.append(item)
 
@@ -134,6 +149,21 @@ def _end_call(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
     fields = {"name": opened.item["name"], "arguments": opened.text}
     out.append({"type": "response.function_call_arguments.done", **opened.place, **fields})
     return {**opened.item, "arguments": opened.text}
+
+
+def _end_custom(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
+    text = input_of(opened.text)
+    out.append({"type": "response.custom_tool_call_input.delta", **opened.place, "delta": text})
+    out.append({"type": "response.custom_tool_call_input.done", **opened.place, "input": text})
+    return {**opened.item, "input": text}
+
+
+_ENDS: Mapping[str, Callable[[_Open, list[StreamEvent]], dict[str, Any]]] = {
+    "message": _end_message,
+    "reasoning": _end_reasoning,
+    "function_call": _end_call,
+    "custom_tool_call": _end_custom,
+}
 
 
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import parse_qs
 
 import msgspec
@@ -9,8 +10,11 @@ import msgspec
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.responses.followers import DocumentFollower, StreamFollower
+from baton.gateway.responses.items import Item
+from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
 from baton.gateway.responses.running import RunningResponse
-from baton.gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, ResponseService, page_of
+from baton.gateway.responses.service import ResponseService
+from baton.gateway.responses.turns import ignored_of
 from baton.gateway.responses.types import (
     DeletedResponse,
     ItemList,
@@ -35,19 +39,21 @@ _LIMIT = Parameter(
 )
 _ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "desc"})
 _AFTER = Parameter("after", "The id of the item before the page. Empty: none.", {"type": "string"})
+PAGE = (_LIMIT, _ORDER, _AFTER)
 
 
 class Responses:
     """The handlers."""
 
-    def __init__(self, service: ResponseService) -> None:
+    def __init__(self, service: ResponseService, strict: bool) -> None:
         self._service = service
-        self._decoder = BodyDecoder(ResponsesRequest)
+        self._decoder = BodyDecoder(ResponsesRequest, strict)
 
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/responses."""
         with self._service.refusals_counted():
-            request = self._decoder.decode(exchange.body, exchange.headers)
+            request = self._decoder.read(exchange)
+            exchange.ignore(ignored_of(request))
         begun = await self._service.begin(exchange, request)
         running = begun.running
         waits = not request.background or request.stream
@@ -91,14 +97,18 @@ class Responses:
         """GET /v1/responses/{response_id}/input_items."""
         query = parse_qs(exchange.query)
         stored = await self._service.find(exchange.identity, _id_of(exchange))
-        limit = _number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE)
-        page = page_of(stored, limit, query.get("order", ["desc"])[-1], query.get("after", [""])[-1])
-        exchange.respond(200, msgspec.json.encode(page))
+        exchange.respond(200, msgspec.json.encode(page_asked([*stored.context, *stored.input], query)))
 
 
-def responses_routes(service: ResponseService) -> list[Route]:
+def page_asked(items: Sequence[Item], query: dict[str, list[str]]) -> ItemList:
+    """Returns the page of items that the query asks for. Raises InvalidRequest."""
+    limit = _number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE)
+    return page_of(items, limit, query.get("order", ["desc"])[-1], query.get("after", [""])[-1])
+
+
+def responses_routes(service: ResponseService, strict: bool = False) -> list[Route]:
     """The Responses API's part of the route table."""
-    handlers = Responses(service)
+    handlers = Responses(service, strict)
     one = f"{PATH}/{{response_id}}"
     errors = (400, 404, 503)
     return [
@@ -131,7 +141,7 @@ def responses_routes(service: ResponseService) -> list[Route]:
             "A response's input.",
             response=ItemList,
             errors=errors,
-            parameters=(_LIMIT, _ORDER, _AFTER),
+            parameters=PAGE,
         ),
     ]
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.access.identity import Identity
+from baton.gateway.conversations.shelf import ConversationShelf
 from baton.gateway.error_body import HttpError
+from baton.gateway.responses.items import Item
+from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
 from baton.gateway.responses.rpc_messages import event_of, item_of, response_of
 from baton.gateway.responses.rpc_request import asked_of, name_field, request_of
 from baton.gateway.responses.running import RunningResponse
-from baton.gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, ResponseService, page_of
+from baton.gateway.responses.service import ResponseService
+from baton.gateway.responses.types import ItemList
 from baton.gateway.resume.journal import Journal
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
@@ -110,6 +114,11 @@ class ResponseCalls:
     def __init__(self, service: ResponseService) -> None:
         self._service = service
 
+    @property
+    def conversations(self) -> ConversationShelf:
+        """Those that responses continue."""
+        return self._service.conversations
+
     async def create(
         self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
@@ -182,16 +191,20 @@ class ResponseCalls:
         self, identity: Identity, request: response_pb2.ListResponseInputRequest
     ) -> response_pb2.ListResponseInputResponse:
         """ListResponseInput. Raises NotFound, InvalidRequest, Unavailable."""
-        limit = request.limit or DEFAULT_PAGE
-        if limit > MAX_PAGE:
-            raise InvalidRequest(f"limit is {limit}; at most {MAX_PAGE} is allowed", field="limit")
-        if request.order not in _ORDERS:
-            raise InvalidRequest(f"order {request.order} is unknown", field="order")
         stored = await self._service.find(identity, _named(request.response_id))
-        page = page_of(stored, limit, _ORDERS[request.order], request.after)
+        page = page_asked([*stored.context, *stored.input], request.limit, request.order, request.after)
         return response_pb2.ListResponseInputResponse(
             items=[item_of(item) for item in page.data], has_more=page.has_more
         )
+
+
+def page_asked(items: Sequence[Item], limit: int, order: int, after: str) -> ItemList:
+    """Returns the page of items that a request's fields ask for. Raises InvalidRequest."""
+    if limit > MAX_PAGE:
+        raise InvalidRequest(f"limit is {limit}; at most {MAX_PAGE} is allowed", field="limit")
+    if order not in _ORDERS:
+        raise InvalidRequest(f"order {order} is unknown", field="order")
+    return page_of(items, limit or DEFAULT_PAGE, _ORDERS[order], after)
 
 
 def _named(response_id: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from baton.gateway.responses.tools import ToolName, arguments_of
 from baton.gateway.responses.types import Response
 from baton.v1 import response_pb2 as pb
 
@@ -60,7 +61,12 @@ def item_of(item: Mapping[str, Any], with_logprobs: bool = False) -> pb.Response
         case "reasoning":
             message.reasoning.text = _joined(item.get("content") or item.get("summary") or "")
         case "function_call":
-            call = pb.ItemFunctionCall(call_id=item["call_id"], name=item["name"], arguments=item["arguments"])
+            name = ToolName(item["name"], item.get("namespace") or "").flat
+            call = pb.ItemFunctionCall(call_id=item["call_id"], name=name, arguments=item["arguments"])
+            message.function_call.CopyFrom(call)
+        case "custom_tool_call":
+            arguments = arguments_of(item["input"])
+            call = pb.ItemFunctionCall(call_id=item["call_id"], name=item["name"], arguments=arguments)
             message.function_call.CopyFrom(call)
         case _:
             output = pb.ItemFunctionOutput(call_id=item["call_id"], output=_joined(item["output"]))
@@ -80,6 +86,7 @@ def _response(response: Mapping[str, Any]) -> pb.ModelResponse:
         output=[item_of(item, True) for item in response["output"]],
         previous_response_id=response.get("previous_response_id") or "",
         instructions=response.get("instructions") or "",
+        conversation_id=(response.get("conversation") or {}).get("id", ""),
         metadata=response["metadata"],
     )
     if usage := response.get("usage"):

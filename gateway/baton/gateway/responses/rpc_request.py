@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ _NAMES: Mapping[str, str] = {
     "text.format": "constraint",
     "parallel_tool_calls": "disable_parallel_tool_calls",
     "background": "background",
+    "conversation": "conversation_id",
 }
 # As these are named already.
 _OWN = re.compile(r"(sampling|stop)\.[a-z]")
@@ -55,9 +56,10 @@ def request_of(request: inference_pb2.CreateResponseRequest) -> ResponsesRequest
     """The request, streamed. Raises InvalidRequest that names fields as REST or gRPC do: see name_field."""
     fields = {
         "model": request.model or None,
-        "input": [_item(item, f"input.{index}") for index, item in enumerate(request.input)],
+        "input": [given_item(item, f"input.{index}") for index, item in enumerate(request.input)],
         "instructions": request.instructions or None,
         "previous_response_id": request.previous_response_id or None,
+        "conversation": request.conversation_id or None,
         "background": request.background,
         "store": not request.do_not_store,
         "stream": True,
@@ -97,17 +99,26 @@ def name_field(error: ServiceError, request: inference_pb2.CreateResponseRequest
     if _OWN.match(field):
         return
     if found := _ITEM_FIELD.fullmatch(field):
-        index, rest = int(found[1]), found[2]
-        kind = request.input[index].WhichOneof("item") if index < len(request.input) else None
-        name = "text" if rest.startswith(("content", "summary")) else rest
-        rename_field(error, {field: f"input.{index}.{kind}.{name}" if kind else f"input.{index}.item"})
+        name_item_field(error, "input", request.input, int(found[1]), found[2])
     elif found := _TOOL_FIELD.fullmatch(field):
         rename_field(error, {field: f"{found[1]}.parameters_schema"})
     else:
         rename_field(error, _NAMES)
 
 
-def _item(item: response_pb2.ResponseItem, where: str) -> dict[str, Any]:
+def name_item_field(
+    error: ServiceError, where: str, items: Sequence[response_pb2.ResponseItem], index: int, rest: str
+) -> None:
+    """Names a field of an item, which REST calls `rest`, as it is called in ResponseItem."""
+    kind = items[index].WhichOneof("item") if index < len(items) else None
+    name = "text" if rest.startswith(("content", "summary")) else rest
+    place = f"{where}.{index}"
+    named = f"{place}.id" if rest == "id" else f"{place}.{kind}.{name}" if kind else f"{place}.item"
+    rename_field(error, {error.field: named})
+
+
+def given_item(item: response_pb2.ResponseItem, where: str) -> dict[str, Any]:
+    """Returns an item as REST's clients give it. Raises InvalidRequest."""
     kind = item.WhichOneof("item")
     named = {"id": item.id} if item.id else {}
     match kind:

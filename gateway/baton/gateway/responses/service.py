@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from baton.gateway.access.identity import Identity
+from baton.gateway.conversations.shelf import ConversationShelf
 from baton.gateway.error_body import ContextTooLong
 from baton.gateway.front_desk import Call, FrontDesk
 from baton.gateway.generation import GenerationRequest
-from baton.gateway.responses.items import Item, input_items, new_item_id
+from baton.gateway.responses.items import Item, chat_messages, input_items, new_item_id
 from baton.gateway.responses.output import OutputItems
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.shelf import ResponseShelf
-from baton.gateway.responses.turns import FIELDS, check_request, new_response, turn_of
-from baton.gateway.responses.types import ItemList, ResponsesRequest, StoredResponse
+from baton.gateway.responses.tools import ToolName, served_tools
+from baton.gateway.responses.truncation import longest_that_fits
+from baton.gateway.responses.turns import FIELDS, check_request, conversation_of, new_response, turn_of
+from baton.gateway.responses.types import ResponsesRequest, StoredResponse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import Asked
 from baton.gateway.turn import Turn, encode_turn, fields_named, generation_of
 from baton.rpc.errors import InvalidRequest, NotFound
-
-MAX_PAGE = 100
-DEFAULT_PAGE = 20
 
 _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
@@ -39,6 +40,8 @@ class _Prepared:
     token_ids: list[int]
     items: Sequence[Item]
     context: Sequence[Item]
+    conversation_id: str  # empty: of none
+    names: Mapping[str, ToolName]  # of tools, by those that the model sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ResponseService:
     def __init__(self, desk: FrontDesk, shelf: ResponseShelf) -> None:
         self._desk = desk
         self._shelf = shelf
+        self.conversations = ConversationShelf(shelf.store)
 
     def refusals_counted(self) -> AbstractContextManager[None]:
         """Counts errors of requests that cannot be read."""
@@ -131,38 +135,71 @@ class ResponseService:
 
     async def _prepare(self, call: Call, request: ResponsesRequest, asked: Asked | None) -> _Prepared:
         model = self._desk.model(call, request.model)
+        served = served_tools(request.tools)
         items: Sequence[Item] = input_items(request.input)
-        context: Sequence[Item] = ()
-        if request.previous_response_id is not None:
+        context, conversation_id = await self._context(call, request)
+        prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
+        turn = replace(turn_of(request, [*context, *items], served), asked=asked)
+        try:
+            return prepared(turn, await encode_turn(model, turn), names=served.names)
+        except ContextTooLong:
+            if request.truncation != "auto":
+                raise
+            found = await self._truncated(model, request, turn, [*context, *items])
+            if found is None:
+                raise
+            return prepared(*found, names=served.names)
+
+    async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
+        """Returns the items that come before the request's, and the conversation that they are of, if any."""
+        if request.previous_response_id:
             previous = await self.find(call.identity, request.previous_response_id, "previous_response_id")
-            context = _context_after(previous)
-        turn = replace(turn_of(request, context, items), asked=asked)
-        kept = [*context, *items]
-        while True:
-            try:
-                token_ids = await encode_turn(model, turn)
-                return _Prepared(request, model, turn, token_ids, items, context)
-            except ContextTooLong:
-                kept = _without_oldest(kept)
-                if request.truncation != "auto" or not kept:
-                    raise
-            turn = replace(turn, messages=turn_of(request, (), kept).messages)
+            return _context_after(previous), ""
+        conversation_id = conversation_of(request)
+        if not conversation_id:
+            return (), ""
+        tenant = call.identity.tenant.name
+        return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
+
+    async def _truncated(
+        self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item]
+    ) -> tuple[Turn, list[int]] | None:
+        """Returns the turn over the latest items that leave room for an answer, or else for its first token."""
+        context = model.require_info().max_model_len
+        wanted = min(request.max_output_tokens or context // 8, context // 2)
+        for room in (wanted, 1):
+
+            async def tried(kept: list[Item], room: int = room) -> tuple[Turn, list[int]] | None:
+                shorter = replace(turn, messages=chat_messages(request.instructions, kept))
+                try:
+                    token_ids = await encode_turn(model, shorter)
+                except ContextTooLong:
+                    return None
+                return (shorter, token_ids) if len(token_ids) + room <= context else None
+
+            found = await longest_that_fits(items, tried)
+            if found is not None:
+                return found
+        return None
 
     def _running(self, call: Call, prepared: _Prepared, end_ticket: Callable[[], None]) -> RunningResponse:
         request, turn = prepared.request, prepared.turn
         response_id = f"resp_{uuid.uuid4().hex}"
-        shelf = self._shelf
+        shelf, conversations = self._shelf, self.conversations
 
         async def settle(running: RunningResponse) -> None:
             end_ticket()
             unwanted = running.over
+            if prepared.conversation_id and running.response.status in ("completed", "incomplete"):
+                added = [*prepared.items, *running.response.output]
+                await conversations.extend(running.tenant, prepared.conversation_id, added)
             if running.response.store and not unwanted and (running.response.background or running.error is None):
                 with_events = running.response.background and bool(request.stream)
                 await shelf.keep(running, prepared.items, prepared.context, with_events)
 
         running = RunningResponse(
             new_response(request, response_id, prepared.model.name, prepared.model.defaults),
-            OutputItems(new_item_id, turn.logprobs),
+            OutputItems(new_item_id, turn.logprobs, prepared.names),
             self._desk.meter(call, 1),
             settle,
             shelf.spawn,
@@ -171,37 +208,8 @@ class ResponseService:
         return running
 
 
-def page_of(stored: StoredResponse, limit: int, order: str, after: str) -> ItemList:
-    """Items before a response. Raises InvalidRequest."""
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {order!r}; it must be asc or desc.", field="order")
-    items = [*stored.context, *stored.input]
-    if order == "desc":
-        items.reverse()
-    ids = [item["id"] for item in items]
-    if after:
-        if after not in ids:
-            raise InvalidRequest(f"after is {after!r}, which is no item of this response.", field="after")
-        items = items[ids.index(after) + 1 :]
-    data = items[:limit]
-    return ItemList(
-        data=data,
-        first_id=data[0]["id"] if data else None,
-        last_id=data[-1]["id"] if data else None,
-        has_more=len(items) > limit,
-    )
-
-
 def _context_after(stored: StoredResponse) -> Sequence[Item]:
     if stored.response.status not in ("completed", "incomplete"):
         message = f"previous_response_id: that response is {stored.response.status}; it must be complete."
         raise InvalidRequest(message, field="previous_response_id")
     return [*stored.context, *stored.input, *stored.response.output]
-
-
-def _without_oldest(items: Sequence[Item]) -> list[Item]:
-    """Drops an eighth from the front, and what makes no sense without it; empty where nothing would be left."""
-    left = list(items[max(1, len(items) // 8) :])
-    while left and left[0]["type"] == "function_call_output":
-        del left[0]
-    return left

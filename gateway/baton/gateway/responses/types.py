@@ -1,6 +1,7 @@
 """Request and response bodies of OpenAI's Responses API. One definition for parsing, encoding and the OpenAPI document.
 
-Unknown keys are ignored; null means unset. What a schema cannot say is checked in items.py and turns.py.
+Null means unset; unknown keys are listed in the answer's header x-baton-ignored. What a schema cannot say is
+checked in items.py and turns.py.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from baton.gateway.fields.foreign import REFUSED, ForeignFields
 from baton.gateway.openai_types import (
-    REFUSED,
     Count,
     CountOrZero,
     Name,
@@ -48,7 +49,7 @@ class TextOptions(Struct, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(ForeignFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]  # a text, or items
@@ -56,8 +57,8 @@ class ResponsesRequest(Struct, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Count | None = None  # null: as many as the context holds
     max_tool_calls: Count | None = None
-    previous_response_id: Name | None = None
-    conversation: Annotated[str | dict[str, Any] | None, REFUSED] = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None  # an id, or an object with it; not with previous_response_id
     background: bool | None = None
     store: bool | None = None  # null: true
     stream: bool | None = None
@@ -66,6 +67,7 @@ class ResponsesRequest(Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: CountOrZero | None = None
     include: list[str] | None = None
+    # function, custom, and namespace of functions; x-baton-ignored lists others, which are skipped.
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # null: true
@@ -87,7 +89,7 @@ class ResponsesRequest(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     logit_bias: dict[int, float] | None = None
-    stop: Name | list[Name] | None = None
+    stop: str | list[Name] | None = None  # an empty text is none
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -145,6 +147,12 @@ class IncompleteDetails(Struct):
     reason: str
 
 
+class ConversationReference(Struct):
+    """The conversation that a response is of."""
+
+    id: str
+
+
 class Response(Struct, kw_only=True):
     """A response: the request's fields, and what has come of it."""
 
@@ -163,6 +171,7 @@ class Response(Struct, kw_only=True):
     output: list[dict[str, Any]]  # items: reasoning, message, function_call
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: ConversationReference | None = None
     reasoning: ReasoningOptions
     service_tier: str = "default"
     store: bool
@@ -196,7 +205,7 @@ class DeletedResponse(Struct):
 
 
 class ItemList(Struct, kw_only=True):
-    """GET /v1/responses/{response_id}/input_items."""
+    """Items of a response's input, or of a conversation."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

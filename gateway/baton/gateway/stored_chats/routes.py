@@ -37,9 +37,9 @@ _MODEL = Parameter("model", "Only chats of this model. Empty: of all.", {"type":
 class StoredChats:
     """The handlers."""
 
-    def __init__(self, shelf: ChatShelf) -> None:
+    def __init__(self, shelf: ChatShelf, strict: bool) -> None:
         self._shelf = shelf
-        self._decoder = BodyDecoder(UpdateChatCompletion)
+        self._decoder = BodyDecoder(UpdateChatCompletion, strict)
 
     async def list(self, exchange: Exchange) -> None:
         """GET /v1/chat/completions."""
@@ -86,7 +86,7 @@ class StoredChats:
 
     async def update(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions/{completion_id}."""
-        metadata = self._decoder.decode(exchange.body, exchange.headers).metadata or {}
+        metadata = self._decoder.read(exchange).metadata or {}
         check_metadata(metadata)
         chat = await self._shelf.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
         exchange.respond(200, msgspec.json.encode(chat.completion))
@@ -98,9 +98,9 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(DeletedChatCompletion(id=completion_id)))
 
 
-def stored_chat_routes(shelf: ChatShelf) -> list[Route]:
+def stored_chat_routes(shelf: ChatShelf, strict: bool = False) -> list[Route]:
     """Their part of the route table."""
-    handlers = StoredChats(shelf)
+    handlers = StoredChats(shelf, strict)
     one = f"{PATH}/{{completion_id}}"
     errors = (400, 404, 503)
     return [

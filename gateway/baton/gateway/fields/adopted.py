@@ -1,0 +1,177 @@
+"""Other servers' fields as this API's own, in place. Raises for those whose absence would change the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import astuple
+
+from baton.gateway.fields.foreign import ForeignFields
+from baton.gateway.openai_types import GenerationFields, StructuredOutputs
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.structured_output import Asked, constraint_of
+from baton.rpc.errors import InvalidRequest, ServiceError
+
+# The field of structured_outputs that each is.
+_FORMS: Mapping[str, str] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
+_OTHER_NAMES: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "random_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+    "thinking_budget": "thinking_token_budget",
+}
+# Refused, unless they have one of these values.
+_REFUSED: Mapping[str, Sequence[Any]] = {
+    "lora_path": ("", []),
+    "lora": ([],),
+    "adapter_id": ("",),
+    "logits_processors": ([],),
+    "custom_logit_processor": ("",),
+    "custom_params": ({},),
+    "samplers": ([], ""),
+    "stop_regex": ("", []),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "top_n_sigma": (-1, 0),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "smoothing_factor": (0,),
+    "watermark": (False,),
+    "safe_prompt": (False,),
+    "separate_reasoning": (True,),
+}
+# Ignored, and listed unless they have one of these values.
+_WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
+    "guided_decoding_backend": ("", "auto"),
+    "prediction": ({},),
+    "service_tier": ("", "auto", "default"),
+    "user": ("",),
+    "safety_identifier": ("",),
+    "prompt_cache_key": ("",),
+    "prompt_cache_retention": ("",),
+    "client_metadata": ({},),
+    "verbosity": ("", "medium"),
+    "prompt_mode": ("",),
+    "stream_reasoning": (True,),
+    "cache_prompt": (True,),
+    "id_slot": (-1,),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+}
+_FOREIGN = ForeignFields.__struct_fields__
+
+
+def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence[str] = ()) -> list[str]:
+    """Sets the fields that others stand for, and returns the names of those that are ignored.
+
+    `max_tokens` is what this request type calls it; `kept` fields are the request type's own business.
+    """
+    values = astuple(request)[: len(_FOREIGN)]  # a base's fields come first
+    if values.count(None) == len(_FOREIGN):
+        return []
+    given = {
+        name: value for name, value in zip(_FOREIGN, values, strict=True) if value is not None and name not in kept
+    }
+    ignored = []
+    for name, value in given.items():
+        if name in _REFUSED and value not in _REFUSED[name]:
+            raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
+        if name in _WITHOUT_EFFECT and value not in _WITHOUT_EFFECT[name]:
+            ignored.append(name)
+    ignored += _adopt_names(request, given, max_tokens)
+    return ignored + _adopt_form(request, given)
+
+
+def asked_of(request: GenerationFields, use: ToolUse | None = None) -> Asked | None:
+    """Returns what the answer must be, named as the client named it. Raises InvalidRequest."""
+    names = _names_of_form(request)
+    with _renamed(names):
+        asked = constraint_of(request, use)
+    return None if asked is None else replace(asked, field=names.get(asked.field, asked.field))
+
+
+def _adopt_names(request: ForeignFields, given: Mapping[str, Any], max_tokens: str) -> list[str]:
+    ignored = []
+    for name, target in _OTHER_NAMES.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        own = max_tokens if target == "max_tokens" else target
+        if not hasattr(request, own):
+            ignored.append(name)
+        elif name != "n_predict" or value != -1:
+            _set(request, own, value, name)
+    if (thinking := given.get("enable_thinking")) is not None:
+        if hasattr(request, "chat_template_kwargs"):
+            # Templates call it by either name.
+            chosen = {"enable_thinking": thinking, "thinking": thinking}
+            request.chat_template_kwargs = {**chosen, **(request.chat_template_kwargs or {})}
+        else:
+            ignored.append("enable_thinking")
+    return ignored
+
+
+def _set(request: ForeignFields, own: str, value: Any, name: str) -> None:
+    if name == "n_predict" and value == 0:
+        raise InvalidRequest("n_predict is 0; it must be -1, or at least 1.", field=name)
+    if getattr(request, own) is None and own == "max_tokens" and hasattr(request, "max_completion_tokens"):
+        own = "max_completion_tokens"
+    before = getattr(request, own)
+    if before is not None and before != value:
+        raise InvalidRequest(f"{name} is {value} and {own} is {before}; they are the same field: set one.", field=name)
+    setattr(request, own, value)
+
+
+def _adopt_form(request: ForeignFields, given: Mapping[str, Any]) -> list[str]:
+    forms = [name for name in _FORMS if name in given and given[name] is not False]
+    pattern = given.get("guided_whitespace_pattern")
+    if not forms:
+        return [] if pattern is None else ["guided_whitespace_pattern"]
+    if len(forms) > 1:
+        raise InvalidRequest(f"{forms[0]} and {forms[1]} exclude each other: set one.", field=forms[1])
+    name = forms[0]
+    if getattr(request, "structured_outputs", None) is not None:
+        raise InvalidRequest(f"{name} and structured_outputs exclude each other: set one.", field=name)
+    outputs = StructuredOutputs(whitespace_pattern=pattern)
+    setattr(outputs, _FORMS[name], given[name])
+    request.structured_outputs = outputs  # type: ignore[attr-defined]
+    return []
+
+
+def _names_of_form(request: ForeignFields) -> Mapping[str, str]:
+    """Returns the client's name for structured_outputs and for the one of its fields that is set."""
+    for name, form in _FORMS.items():
+        if getattr(request, name) not in (None, False):
+            return {f"structured_outputs.{form}": name, "structured_outputs": name}
+    return {}
+
+
+@contextmanager
+def _renamed(names: Mapping[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except ServiceError as error:
+        if (name := names.get(error.field)) is not None:
+            error.message, error.field = error.message.replace(error.field, name), name
+        raise

@@ -1,0 +1,80 @@
+"""Fields that other servers and earlier versions of them accept. What they become is in adopted.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+# A known field that is refused by name where it is set: ignoring it would change the answer.
+REFUSED = Meta(description="Not served: null.", extra_json_schema={"type": "null"})
+# The same, of a field with values that ask for nothing.
+NEUTRAL_ONLY = Meta(description="Not served: null, or the value that turns it off.")
+NO_EFFECT = Meta(description="Changes nothing; the answer's header x-baton-ignored lists it.")
+
+_INT32_MAX = 2**31 - 1
+
+
+class ForeignFields(Struct, kw_only=True):
+    """Other names for a request's fields, and fields that change nothing here."""
+
+    # vLLM before structured_outputs.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
+    guided_decoding_backend: Annotated[str | None, NO_EFFECT] = None
+    # SGLang and llama.cpp: forms of structured_outputs.
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    # Other names.
+    max_new_tokens: Annotated[int, Meta(ge=1, le=_INT32_MAX)] | None = None  # max_tokens
+    n_predict: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # max_tokens; -1: no limit
+    repeat_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None  # repetition_penalty
+    random_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # seed
+    no_stop_trim: bool | None = None  # include_stop_str_in_output
+    enable_thinking: bool | None = None  # of chat_template_kwargs
+    thinking_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # thinking_token_budget
+    # They change what is drawn or what the model is.
+    lora_path: Annotated[str | list[str | None] | None, REFUSED] = None
+    lora: Annotated[list[dict[str, Any]] | None, REFUSED] = None
+    adapter_id: Annotated[str | None, REFUSED] = None
+    logits_processors: Annotated[list[Any] | None, REFUSED] = None
+    custom_logit_processor: Annotated[str | None, REFUSED] = None
+    custom_params: Annotated[dict[str, Any] | None, REFUSED] = None
+    samplers: Annotated[list[str] | str | None, REFUSED] = None
+    stop_regex: Annotated[str | list[str] | None, REFUSED] = None
+    typical_p: Annotated[float | None, NEUTRAL_ONLY] = None
+    tfs_z: Annotated[float | None, NEUTRAL_ONLY] = None
+    top_a: Annotated[float | None, NEUTRAL_ONLY] = None
+    top_n_sigma: Annotated[float | None, NEUTRAL_ONLY] = None
+    dynatemp_range: Annotated[float | None, NEUTRAL_ONLY] = None
+    xtc_probability: Annotated[float | None, NEUTRAL_ONLY] = None
+    dry_multiplier: Annotated[float | None, NEUTRAL_ONLY] = None
+    mirostat: Annotated[int | None, NEUTRAL_ONLY] = None
+    mirostat_mode: Annotated[int | None, NEUTRAL_ONLY] = None
+    epsilon_cutoff: Annotated[float | None, NEUTRAL_ONLY] = None
+    eta_cutoff: Annotated[float | None, NEUTRAL_ONLY] = None
+    smoothing_factor: Annotated[float | None, NEUTRAL_ONLY] = None
+    watermark: Annotated[bool | None, NEUTRAL_ONLY] = None
+    safe_prompt: Annotated[bool | None, NEUTRAL_ONLY] = None
+    separate_reasoning: Annotated[bool | None, NEUTRAL_ONLY] = None
+    # They say how an answer is made, not what it is.
+    prediction: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    service_tier: Annotated[str | None, NO_EFFECT] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    safety_identifier: Annotated[str | None, NO_EFFECT] = None
+    prompt_cache_key: Annotated[str | None, NO_EFFECT] = None
+    prompt_cache_retention: Annotated[str | None, NO_EFFECT] = None
+    client_metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    verbosity: Annotated[str | None, NO_EFFECT] = None
+    prompt_mode: Annotated[str | None, NO_EFFECT] = None
+    stream_reasoning: Annotated[bool | None, NO_EFFECT] = None
+    cache_prompt: Annotated[bool | None, NO_EFFECT] = None
+    id_slot: Annotated[int | None, NO_EFFECT] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    media_io_kwargs: Annotated[dict[str, Any] | None, NO_EFFECT] = None

@@ -1,0 +1,148 @@
+"""Keys of a JSON body that its request type does not have. The typed decoder skips them without a word."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, inspect
+
+# Bounds the work for one request, however many objects its body has.
+_MAX_OBJECTS = 256  # of one top-level key
+_MAX_FOUND = 64
+_MAX_STRICT_BYTES = 1 << 20
+_NOTHING = (b"null", b"[]", b"{}", b'""')  # values that ask for nothing
+
+_object = msgspec.json.Decoder(dict[str, Raw])
+_list = msgspec.json.Decoder(list[Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys of an object, and the shapes of those values that are objects or lists of objects."""
+
+    names: frozenset[str]
+    nested: Mapping[str, Shape]
+    # Values of `type`, as JSON, of the objects that have these keys; others may have any. Empty: all have them.
+    types: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """A key where the request type has none of that name."""
+
+    place: str  # of its object, such as messages[0]; empty: the body
+    name: str
+    known: frozenset[str]  # keys that this object may have
+
+    def __str__(self) -> str:
+        return f"{self.place}.{self.name}" if self.place else self.name
+
+
+@dataclass(slots=True)
+class _Search:
+    """Keys by their place without indices, so that a list's items count once."""
+
+    found: dict[str, UnknownKey] = field(default_factory=dict)
+    objects_left: int = _MAX_OBJECTS
+
+
+class KnownKeys:
+    """The keys of one request type."""
+
+    def __init__(self, kind: type[Struct]) -> None:
+        shape = _shape(inspect.type_info(kind))
+        assert shape is not None
+        self._shape = shape
+        self._strict = msgspec.json.Decoder(_strict(shape))
+
+    def unknown(self, body: bytes) -> list[UnknownKey]:
+        """Returns the unknown keys of a body that was decoded already; values that ask for nothing are left out.
+
+        A list's first objects are searched; an unknown key of several of them is returned once, with the first index.
+        """
+        if len(body) <= _MAX_STRICT_BYTES:
+            with contextlib.suppress(msgspec.ValidationError):
+                self._strict.decode(body)
+                return []
+        search = _Search()
+        _search_object(body, self._shape, "", "", search)
+        return list(search.found.values())
+
+
+def _search_object(raw: bytes | Raw, shape: Shape, place: str, kind: str, search: _Search) -> None:
+    values = _object.decode(raw)
+    if shape.types and "type" in values and bytes(values["type"]) not in shape.types:
+        return
+    if not values.keys() <= shape.names:
+        for name, value in values.items():
+            if (
+                name not in shape.names
+                and len(search.found) < _MAX_FOUND
+                and bytes(memoryview(value)[:5]) not in _NOTHING
+            ):
+                search.found.setdefault(f"{kind}.{name}", UnknownKey(place, name, shape.names))
+    for name, inner in shape.nested.items():
+        if (nested := values.get(name)) is not None:
+            if not place:
+                search.objects_left = _MAX_OBJECTS
+            dot = "." if place else ""
+            _search_value(nested, inner, f"{place}{dot}{name}", f"{kind}.{name}", search)
+
+
+def _search_value(raw: Raw, shape: Shape, place: str, kind: str, search: _Search) -> None:
+    start = bytes(memoryview(raw)[:1])
+    if start == b"[":
+        for index, item in enumerate(_list.decode(raw)):
+            if search.objects_left <= 0:
+                return
+            _search_value(item, shape, f"{place}[{index}]", f"{kind}[]", search)
+    elif start == b"{":
+        search.objects_left -= 1
+        _search_object(raw, shape, place, kind, search)
+
+
+def _strict(shape: Shape) -> type[Struct]:
+    """Returns a type that decodes the shape's objects where they have no unknown key: much faster than a search."""
+    fields: list[tuple[str, Any, Any]] = []
+    for number, name in enumerate(sorted(shape.names)):
+        kind: Any = Raw
+        if inner := shape.nested.get(name):
+            nested = _strict(inner)
+            kind = nested | list[nested] | str | bool | int | float | None  # type: ignore[valid-type]
+        fields.append((f"f{number}", kind, msgspec.field(name=name, default=None)))
+    return msgspec.defstruct("Strict", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+
+
+def _shape(kind: inspect.Type) -> Shape | None:
+    """Returns the shape of a type's objects. None: it has none, or any key is allowed in them."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _shape(inner)
+        case inspect.ListType(item_type=item):
+            return _shape(item)
+        case inspect.UnionType(types=types):
+            return _merged([shape for each in types if (shape := _shape(each)) is not None])
+        case inspect.StructType(cls=cls, fields=fields, tag_field=tag):
+            nested = {each.encode_name: shape for each in fields if (shape := _shape(each.type)) is not None}
+            names = frozenset(each.encode_name for each in fields)
+            return Shape(names | {tag} if tag else names, nested, getattr(cls, "TYPES", ()))
+        case _:
+            return None
+
+
+def _merged(shapes: list[Shape]) -> Shape | None:
+    """Returns the shape of objects of several types: what any of them has is known."""
+    if len(shapes) < 2:
+        return shapes[0] if shapes else None
+    nested: dict[str, Shape] = {}
+    for shape in shapes:
+        for name, inner in shape.nested.items():
+            before = nested.get(name)
+            merged = inner if before is None else _merged([before, inner])
+            assert merged is not None
+            nested[name] = merged
+    return Shape(frozenset().union(*(shape.names for shape in shapes)), nested)

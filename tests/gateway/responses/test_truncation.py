@@ -1,0 +1,97 @@
+"""`truncation: auto`: the oldest items go, whole units at a time, and what instructs the model stays."""
+
+import pytest
+from rest_harness import INFO, rest_side, say
+
+from baton.gateway.responses.truncation import longest_that_fits, units_of
+
+CONTEXT = INFO.max_model_len
+
+
+def message(text, role="user"):
+    return {"type": "message", "role": role, "content": text}
+
+
+def call(call_id, kind="function_call"):
+    return {"type": kind, "call_id": call_id, "name": "f", "arguments": "{}"}
+
+
+def output(call_id, kind="function_call_output"):
+    return {"type": kind, "call_id": call_id, "output": "ok"}
+
+
+REASONING = {"type": "reasoning", "summary": []}
+
+
+@pytest.mark.parametrize(
+    ("items", "sizes"),
+    [
+        ([message("a"), message("b")], [1, 1]),
+        ([message("a"), call("1"), output("1"), message("b")], [1, 2, 1]),
+        ([REASONING, call("1"), call("2"), output("2"), output("1"), message("b")], [5, 1]),
+        ([call("1", "custom_tool_call"), message("a"), output("1", "custom_tool_call_output")], [3]),
+        ([REASONING, REASONING, message("a", "assistant")], [3]),
+        ([output("0"), call("1"), message("a")], [1, 1, 1]),
+        ([call("1"), call("1"), output("1")], [3]),
+        ([], []),
+    ],
+)
+def test_calls_stay_with_their_results(items, sizes):
+    assert [len(unit) for unit in units_of(items)] == sizes
+
+
+@pytest.mark.parametrize("room", range(40))
+async def test_the_fewest_of_the_oldest_go(room):
+    items = [message("s", "system"), *(message(str(index)) for index in range(30)), call("1"), output("1")]
+    tries = []
+
+    async def tried(kept):
+        tries.append(kept)
+        return kept if len(kept) <= room else None
+
+    found = await longest_that_fits(items, tried)
+    if room < 3:
+        assert found is None  # the instructions and the last unit stay
+    else:
+        expected = [items[0], *items[1:][-(min(room, 32) - 1) :]]
+        if expected[1] == items[-1]:
+            expected = [items[0], *items[-2:]]
+        assert found == expected or (room >= 33 and found == [items[0], *items[2:]])
+    assert len(tries) <= 6
+
+
+async def ask(rest, given, **fields):
+    return await rest.post("/v1/responses", {"input": given, **fields})
+
+
+def long_chat(number=60):
+    words = "the little dog ran home " * 12
+    return [message("Be kind.", "developer"), *(message(f"{index}: {words}") for index in range(number))]
+
+
+async def test_a_truncated_prompt_leaves_room_for_its_answer():
+    async with rest_side(say("ok")) as rest:
+        answer = await ask(rest, long_chat(), truncation="auto")
+        assert answer.status == 200, answer.body
+        num_tokens = len(rest.generator.started[0].request.prompt_token_ids)
+        assert CONTEXT // 2 < num_tokens <= CONTEXT - CONTEXT // 8
+        answer = await ask(rest, long_chat(), truncation="auto", max_output_tokens=900)
+        assert len(rest.generator.started[1].request.prompt_token_ids) <= CONTEXT - 900
+        text = rest.catalog.models()[0].tokenizer.decode(rest.generator.started[0].request.prompt_token_ids)
+        assert "Be kind." in text
+        assert "59: the" in text
+        assert "\n0: the" not in text
+        listed = await rest.request("GET", f"/v1/responses/{answer.json['id']}/input_items?limit=100")
+        assert len(listed.json["data"]) == 61  # what was left out is kept with the response
+
+
+async def test_one_item_that_is_too_long_is_an_error():
+    async with rest_side(say("ok")) as rest:
+        for truncation in ("auto", "disabled"):
+            answer = await ask(rest, "the little dog ran home " * 2000, truncation=truncation)
+            assert answer.status == 400
+            assert "maximum context length" in answer.error["message"]
+        assert rest.admission.taken == 0
+        # It fits, without room for more than a few tokens.
+        answer = await ask(rest, [message("a"), message("dog " * 1990)], truncation="auto")
+        assert answer.status == 200, answer.body
