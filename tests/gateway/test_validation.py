@@ -27,8 +27,8 @@ CHATS = {
     "no content": ({"messages": [{"role": "user"}]}, "messages.0.content"),
     "content of a wrong type": ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0"),
-    "arguments that are no JSON": (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+    "arguments that are no text": (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 7}}]}]},
         "messages.0.tool_calls.0.function.arguments",
     ),
     "prompt beyond the context": ({"messages": [{"role": "user", "content": "dog " * 4000}]}, "messages"),

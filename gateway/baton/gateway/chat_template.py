@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 
+from baton.gateway.call_arguments import ArgumentForms, forms_of
 from baton.gateway.template_sandbox import TemplateSandbox
 from baton.rpc.errors import InvalidRequest
 
@@ -27,7 +29,8 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox()
         self.special_tokens = dict(special_tokens)
         self._templates = {
-            name: _Compiled(self._sandbox, text, f"{origin} ({name})") for name, text in templates.items()
+            name: _Compiled(self._sandbox, text, f"{origin} ({name})", self.special_tokens)
+            for name, text in templates.items()
         }
 
     def render(
@@ -61,7 +64,7 @@ class ChatTemplate:
             "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = compiled.render(self._sandbox, values)
+        prompt = compiled.render(values)
         return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
 
     def _choose(self, tools: object) -> _Compiled:
@@ -79,7 +82,9 @@ class ChatTemplate:
 class _Compiled:
     """One template, and the form of message content that it understands."""
 
-    def __init__(self, sandbox: TemplateSandbox, source: str, origin: str) -> None:
+    def __init__(self, sandbox: TemplateSandbox, source: str, origin: str, special_tokens: Mapping[str, str]) -> None:
+        self._sandbox = sandbox
+        self._special_tokens = special_tokens
         try:
             self._template = sandbox.load(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
@@ -90,9 +95,9 @@ class _Compiled:
         self._knows_none = _NONE_CHECK.search(source) is not None
         self._takes_texts = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
 
-    def render(self, sandbox: TemplateSandbox, values: Mapping[str, Any]) -> str:
+    def render(self, values: Mapping[str, Any]) -> str:
         try:
-            return sandbox.render(self._template, values)
+            return self._sandbox.render(self._template, values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses the chat: {error}", field="messages") from error
         except (
@@ -114,6 +119,8 @@ class _Compiled:
         reasoning = next((fitted[key] for key in _REASONING_KEYS if key in fitted), None)
         if reasoning is not None:
             fitted = {"thinking": reasoning, **fitted, "reasoning_content": reasoning}
+        if fitted.get("tool_calls"):
+            fitted["tool_calls"] = [self._argument_forms.fit_call(call) for call in fitted["tool_calls"]]
         content = fitted.get("content")
         if content is None and fitted.get("tool_calls"):
             # Templates that ask for none mean the messages that only call; others want a text.
@@ -128,6 +135,17 @@ class _Compiled:
                 [{"type": "text", "text": text} for text in texts] if self._takes_parts else "\n".join(texts)
             )
         return fitted
+
+    @cached_property
+    def _argument_forms(self) -> ArgumentForms:
+        """How the template takes the arguments of tool calls."""
+
+        def render(chat: list[dict[str, Any]]) -> str:
+            if not self._takes_texts:
+                chat = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat]
+            return self.render({**self._special_tokens, "messages": chat, "tools": None, "add_generation_prompt": True})
+
+        return forms_of(render)
 
 
 def _text_of_part(part: object, field: str) -> str:

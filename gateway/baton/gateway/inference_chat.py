@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from baton.gateway.call_arguments import read_arguments
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.validation import check_continued, check_item_count, check_variables
@@ -95,8 +96,8 @@ def _messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, A
 def _call(call: inference_pb2.ToolCall, field: str) -> dict[str, Any]:
     if not call.name:
         raise InvalidRequest(f"{field} has no name", field=f"{field}.name")
-    arguments = json_object(call.arguments, f"{field}.arguments") if call.arguments else {}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": read_arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _tool_use(prompt: inference_pb2.ChatPrompt) -> ToolUse:

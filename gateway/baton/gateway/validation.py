@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
+from baton.gateway.call_arguments import read_arguments
 from baton.gateway.error_body import ContextTooLong
 from baton.gateway.openai_types import (
     ChatCompletionRequest,
@@ -277,7 +277,7 @@ def chat_num_logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: the arguments of tool calls are objects, functions are tools."""
+    """The messages as chat templates expect them: the arguments of tool calls are read, functions are tools."""
     fitted = [msgspec.structs.asdict(message) for message in messages]
     last_call = ""
     for index, message in enumerate(fitted):
@@ -386,11 +386,8 @@ def _with_parsed_arguments(call: Mapping[str, Any], field: str, inside: str = ".
         raise InvalidRequest(f"{where}.name must be a string.", field=f"{where}.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:
-            arguments = None
-    if not isinstance(arguments, dict):
+        arguments = read_arguments(arguments)
+    elif not isinstance(arguments, dict):
         where = f"{where}.arguments"
         raise InvalidRequest(f"{where} must be a JSON object in a string.", field=where)
     return {**call, "function": {**function, "arguments": arguments}}

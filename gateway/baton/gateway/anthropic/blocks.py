@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import orjson
-
+from baton.gateway.call_arguments import as_object, read_arguments
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 
 
@@ -120,7 +119,7 @@ class ContentBlocks:
         elif opened.kind == "text":
             self.complete.append({"type": "text", "text": opened.text})
         else:
-            self.complete.append({**opened.block, "input": _input_of(opened.text)})
+            self.complete.append({**opened.block, "input": as_object(read_arguments(opened.text))})
         changes.append(Stopped(opened.index))
 
 
@@ -136,12 +135,3 @@ def _thinking(text: str, signature: str) -> dict[str, Any]:
 def _tool_use(start: CallStart) -> dict[str, Any]:
     call_id = start.id if start.id.startswith("toolu_") else f"toolu_{start.id.removeprefix('call_')}"
     return {"type": "tool_use", "id": call_id, "name": start.name, "input": {}}
-
-
-def _input_of(arguments: str) -> dict[str, Any]:
-    """The arguments object. What the model wrote instead of one is kept as text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return {"input": arguments}
-    return value if isinstance(value, dict) else {"input": arguments}

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-import orjson
 from msgspec import Struct
 
+from baton.gateway.call_arguments import read_arguments
 from baton.gateway.request_body import wrong_field
 from baton.gateway.responses.tools import INPUT, ToolName
 from baton.rpc.errors import InvalidRequest
@@ -160,15 +160,6 @@ def _check_parts(parts: Sequence[Item], where: str, kind: str) -> None:
             raise InvalidRequest(f"{where}.{index}.{key} must be a string.", field=f"{where}.{index}.{key}")
 
 
-def _arguments(text: str) -> dict[str, Any] | str:
-    """Returns the arguments object; what the model wrote instead of one is kept as text."""
-    try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        return text
-    return value if isinstance(value, dict) else text
-
-
 def _open_assistant(chat: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     """The assistant's message that goes on; reasoning opens a new one after anything but reasoning."""
     last = chat[-1] if chat else {}
@@ -189,7 +180,7 @@ def _add_to_assistant(message: dict[str, Any], item: Item) -> None:
         message["reasoning"] = f"{message['reasoning']}\n{text}" if message.get("reasoning") else text
     else:
         name = ToolName(item["name"], item.get("namespace") or "").flat
-        arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else _arguments(item["arguments"])
+        arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else read_arguments(item["arguments"])
         function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
 
