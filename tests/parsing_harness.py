@@ -78,10 +78,10 @@ def put_together(events: Iterable[Event]) -> Parsed:
     return parsed
 
 
-def parse(parser: TextParser, pieces: Iterable[str]) -> Parsed:
+def parse(parser: TextParser, pieces: Iterable[str], is_cut: bool = False) -> Parsed:
     """What the parser makes of the pieces."""
     events = [event for piece in pieces for event in parser.push(piece)]
-    return put_together([*events, *parser.finish()])
+    return put_together([*events, *parser.finish(is_cut)])
 
 
 def cut(text: str, seed: int) -> list[str]:

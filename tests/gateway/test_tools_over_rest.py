@@ -21,6 +21,7 @@ from tools_rig import (
     rig,
 )
 
+from baton.gateway.parsing.formats import TOOL_FORMATS
 from baton.rpc.errors import InvalidRequest
 
 
@@ -208,6 +209,8 @@ async def test_a_model_of_no_known_format_takes_no_tools(tmp_path):
         with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as refused:
             await plain.chat("Hi", tools=TOOLS)
         assert refused.value.param == "tools"
+        for name in (*TOOL_FORMATS, "chat template", "--chat-template"):
+            assert name in refused.value.message
         assert (await plain.chat("Hi", tools=TOOLS, tool_choice="none")).choices[0].message.content == "Hi"
         answer = await plain.chat('{"city": "Rome"}', tools=TOOLS, tool_choice=NAMED)
         assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Rome"})]

@@ -154,7 +154,7 @@ class Choice:
         if parser is not None:
             if events is None:
                 events = parser.push_rest(text)
-            for event in parser.finish():
+            for event in parser.finish(cut=reason != "stop"):
                 append(events, event)
             reason = parser.finish_reason(reason)
         return Delta(self.index, text, token_ids, logprobs, reason, stop_reason, events)

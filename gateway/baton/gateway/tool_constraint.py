@@ -7,6 +7,7 @@ from collections.abc import Callable
 import orjson
 
 from baton.gateway.parsing.constraint import constraint_of, strict_tags_of
+from baton.gateway.parsing.formats import TOOL_FORMATS
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
@@ -33,7 +34,10 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_specia
         return
     if tools is None:
         raise InvalidRequest(
-            f"tools: how {model} writes tool calls is not known; the gateway needs --tool-call-parser.", field="tools"
+            f"tools: the chat template of {model} has no tool format that is known, so its calls cannot be read. Start "
+            f"the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template where the "
+            "model's own does not show tools.",
+            field="tools",
         )
     strict = next((index for index, tool in enumerate(use.tools) if tool.strict), None)
     if strict is not None and (tools.strict is None or is_special(tools.strict.trigger)):

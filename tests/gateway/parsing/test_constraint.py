@@ -66,6 +66,22 @@ def test_cuts_change_nothing(kind, extra, at, seed):
     assert parse(new(), text) == whole
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("layout", [None, 1])
+def test_a_forced_call_that_is_cut_anywhere_shows_no_markup(layout, is_cut):
+    calls = [{"name": "get_weather", "parameters": {"city": 'a "]}, [{', "days": [1]}}, {"name": "get_time"}]
+    text = json.dumps(calls, indent=layout)
+    for end in range(len(text) + 1):
+        for pieces in ([text[:end]], text[:end]):
+            parsed = parse(CallListParser(TOOLS), pieces, is_cut)
+            assert parsed.content == ""
+            assert [name for name, _ in parsed.calls] == ["get_weather", "get_time"][: len(parsed.calls)]
+    arguments = json.dumps(calls[0]["parameters"], indent=layout)
+    for end in range(len(arguments) + 1):
+        parsed = parse(NamedCallParser("f"), [" " + arguments[:end]], is_cut)
+        assert (parsed.content, parsed.calls) == ("", [("f", arguments[:end])] if end else [])
+
+
 def test_both_forms_are_read():
     assert parse(CallListParser(TOOLS), [CALLS]).calls == [("f", '{"a": "]"}'), ("g", "{}")]
     assert parse(NamedCallParser("f"), ['\n{"a": "}"}\n']).calls == [("f", '{"a": "}"}')]

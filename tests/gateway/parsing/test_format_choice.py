@@ -11,6 +11,17 @@ from baton.rpc.errors import InvalidRequest
 # Lines that are in the models' own templates.
 TEMPLATES = {
     "Qwen 2.5": ("{{- '<tool_call>\\n{\"name\": <function-name>' }}", "hermes", None),
+    "Qwen 2.5's tools, with reasoning": (
+        """{%- if tools %}<|im_start|>system
+Within <tool_call></tool_call> XML tags: <tool_call>\n{"name": <function-name>, "arguments": <args>}\n</tool_call>
+{%- endif %}{%- for message in messages %}{%- if message.role == 'tool' %}<|im_start|>user
+<tool_response>\n{{ message.content }}\n</tool_response>{%- endif %}{%- if message.reasoning_content %}
+<think>\n{{ message.reasoning_content }}\n</think>\n\n{%- endif %}{%- for call in message.tool_calls %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}
+{%- endfor %}""",
+        "hermes",
+        "qwen3",
+    ),
     "Qwen 3": ("{{- '<tool_call>' }} {%- if '</think>' in content %} {{- '<think>' }}", "hermes", "qwen3"),
     "Qwen 3 Coder": ("<tool_call>\\n<function=example>\\n<parameter=key>", "qwen3_coder", None),
     "Llama 3.1": ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json", None),

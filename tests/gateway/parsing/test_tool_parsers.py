@@ -239,6 +239,20 @@ def test_every_end_is_an_end(sample):
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
+def test_a_call_that_the_limit_cuts_shows_no_markup(sample):
+    """Once a call is announced, its markup is no text, wherever the output ends."""
+    name, text, content, calls = SAMPLES[sample]
+    starts = TOOL_FORMATS[name].starts
+    for end in range(len(text) + 1):
+        parsed = parse(tool_parser(name), [text[:end]], is_cut=True)
+        assert parse(tool_parser(name), text[:end], is_cut=True) == parsed
+        assert [called for called, _ in parsed.calls] == [called for called, _ in calls][: len(parsed.calls)]
+        announced = parsed.calls or any(start in text[:end] for start in starts)
+        if announced:
+            assert content.startswith(parsed.content)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
 def test_no_markup_is_ever_shown_before_a_call(sample):
     name, text, content, calls = SAMPLES[sample]
     if not calls:

@@ -11,6 +11,8 @@ from baton.gateway.parsing.text_parser import SteppingParser, ToolParser
 class NamedCallParser(SteppingParser):
     """The whole output is the arguments of one function."""
 
+    forced = True
+
     def __init__(self, name: str, new_id: NewId | None = None) -> None:
         self._name = name
         super().__init__(new_id)
@@ -31,6 +33,8 @@ class NamedCallParser(SteppingParser):
 
 class CallListParser(ToolParser):
     """The whole output is [{"name": "f", "parameters": {...}}, ...]."""
+
+    forced = True
 
     def parse(self) -> Steps[None]:
         yield from self.attempt(read_call_list(self.source, self.out), "")

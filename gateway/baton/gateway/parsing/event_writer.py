@@ -45,6 +45,10 @@ class EventWriter:
         if certain:
             append(self._events, ReasoningText(certain))
 
+    def end_content(self) -> None:
+        """White space at its end is layout."""
+        self._content.take()
+
     def end_reasoning(self) -> None:
         """White space at its end is layout."""
         self._reasoning.take()

@@ -58,18 +58,18 @@ class OutputParser:
         """Text that was kept back of tokens that were counted."""
         return self._select(self._through_tools(self._through_reasoning(text)))
 
-    def finish(self) -> list[Event]:
-        """The rest, once no more text comes."""
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
         events: list[Event] = []
         if self._reasoning is not None:
             try:
-                events = self._reasoning.finish()
+                events = self._reasoning.finish(cut)
             except Exception:
                 self._give_up(self._reasoning)
         events = self._through_tools(events)
         if self._tools is not None:
             try:
-                events.extend(self._tools.finish())
+                events.extend(self._tools.finish(cut))
             except Exception:
                 self._give_up(self._tools)
         return self._select(events)

@@ -36,7 +36,8 @@ class PythonicParser(ToolParser):
     def _calls(self) -> Steps[None]:
         source = self.source
         yield from source.skip_space()
-        yield from source.take(START)
+        if (yield from source.take(START)):
+            source.announced = True
         yield from source.skip_space()
         yield from source.expect("[")
         while True:

@@ -29,6 +29,10 @@ class Malformed(Exception):
     """The text is not in the format. Never leaves a parser."""
 
 
+class Unfinished(Malformed):
+    """The text is in the format as far as it goes, and was cut."""
+
+
 class Markers:
     """Texts to look for. One may be the end of another; none may be elsewhere in another."""
 
@@ -68,9 +72,11 @@ class Source:
     """
 
     def __init__(self) -> None:
+        self.announced = False  # a marker was read: what follows is likely to be markup
         self._text = ""
         self._at = 0
         self._closed = False
+        self._cut = False
         self._base = -1  # where begin() was called; -1: not between the two
         self._limit = 0
 
@@ -78,9 +84,10 @@ class Source:
         """More text."""
         self._text += text
 
-    def close(self) -> None:
-        """No more text will come."""
+    def close(self, cut: bool = False) -> None:
+        """No more text will come. `cut`: more would have come, so what ends early is Unfinished."""
         self._closed = True
+        self._cut = cut
 
     def begin(self, limit: int = MAX_HELD_CHARS) -> None:
         """What is read from here may be taken back. Goes on with what was begun before."""
@@ -116,9 +123,14 @@ class Source:
             if match is not None:
                 self._pass_on(match.start(), sink)
                 self._at += len(match[0])
+                self.announced = True
                 return match[0]
-            self._pass_on(end if self._closed else stops.possible_start(self._text, self._at, end), sink)
+            # Where the output was cut, so was the marker that its end begins.
+            whole = self._closed and not (self._cut and self.announced)
+            self._pass_on(end if whole else stops.possible_start(self._text, self._at, end), sink)
             if self._closed:
+                if self._at < len(self._text):
+                    raise Unfinished
                 return ""
             yield
 
@@ -151,7 +163,11 @@ class Source:
                     self._at += len(option)
                     return option
             tail = self._text[self._at : min(self._end, self._at + longest)]
-            if self._at_close() or not any(one.startswith(tail) for one in options):
+            if not any(one.startswith(tail) for one in options):
+                return ""
+            if self._at_close():
+                if self._cut and tail:
+                    raise Unfinished
                 return ""
             yield from self._more()
 
@@ -159,13 +175,15 @@ class Source:
         """The same. Raises Malformed where it is none."""
         taken = yield from self.take(*options)
         if not taken:
-            raise Malformed
+            raise Unfinished if self._cut and self._at == len(self._text) else Malformed
         return taken
 
     def peek(self) -> Steps[str]:
         """The next character, not read; "" at the end of the text."""
         while self._at >= self._end:
             if self._at_close():
+                if self._cut:
+                    raise Unfinished
                 return ""
             yield from self._more()
         return self._text[self._at]
@@ -194,6 +212,8 @@ class Source:
             match = pattern.match(self._text, self._at, self._end)
             end = match.end() if match is not None else self._at
             if end < self._end or self._at_close():
+                if self._cut and end == len(self._text):
+                    raise Unfinished
                 if end == self._at:
                     raise Malformed
                 text, self._at = self._text[self._at : end], end
@@ -253,8 +273,10 @@ class Source:
 
     def _more(self) -> Steps[None]:
         """Waits. Raises Malformed where nothing more may be looked at."""
-        if self._closed or (self._base >= 0 and self._end == self._base + self._limit):
+        if self._base >= 0 and self._end == self._base + self._limit:
             raise Malformed
+        if self._closed:
+            raise Unfinished if self._cut else Malformed
         yield
 
     def _at_close(self) -> bool:

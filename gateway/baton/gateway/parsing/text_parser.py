@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.gateway.parsing.event_writer import EventWriter, NewId
 from baton.gateway.parsing.events import Event
-from baton.gateway.parsing.source import Malformed, Source, Steps
+from baton.gateway.parsing.source import Malformed, Source, Steps, Unfinished
 from baton.gateway.parsing.tool import Tool
 
 _log = logging.getLogger(__name__)
@@ -25,15 +25,18 @@ class TextParser(Protocol):
     def push(self, text: str) -> list[Event]:
         """What is certain now."""
 
-    def finish(self) -> list[Event]:
-        """The rest, once no more text comes."""
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
 
 
 class SteppingParser(ABC):
     """A parser whose format is written down as one generator that reads a Source.
 
-    What does not fit the format goes on as text of the answer: nothing is lost but markup.
+    What does not fit the format goes on as text of the answer: nothing is lost but markup, and the begin of a call
+    that the output's limit cut.
     """
+
+    forced = False  # outputs are held to the format: they cannot be anything else
 
     def __init__(self, new_id: NewId | None = None) -> None:
         self.source = Source()
@@ -50,9 +53,9 @@ class SteppingParser(ABC):
         self._advance()
         return self.out.drain()
 
-    def finish(self) -> list[Event]:
-        """The rest, once no more text comes."""
-        self.source.close()
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
+        self.source.close(cut or self.forced)
         self._advance()
         self.out.finish()
         return self.out.drain()
@@ -60,13 +63,17 @@ class SteppingParser(ABC):
     def attempt(self, steps: Steps[None], markup: str) -> Steps[bool]:
         """Reads something that may turn out not to be in the format. `markup` is what announced it, and is text then.
 
-        A call that has begun before that ends there, and only what follows is text.
+        A call that has begun before that ends there, and only what follows is text. Of a call that was cut before its
+        name is known nothing is left.
         """
         num_calls = self.out.num_calls
         self.source.begin()
         try:
             yield from steps
-        except Malformed:
+        except Malformed as error:
+            if isinstance(error, Unfinished) and (self.forced or self.source.announced or self.out.num_calls):
+                self._drop_rest()
+                return False
             self.out.end()
             self.source.rewind()
             if self.out.num_calls == num_calls and markup:
@@ -75,6 +82,12 @@ class SteppingParser(ABC):
         self.source.commit()
         return True
 
+    def _drop_rest(self) -> None:
+        """Ends amid markup. White space before it is layout."""
+        self.source.take_rest()
+        self.out.end()
+        self.out.end_content()
+
     def _advance(self) -> None:
         if self._steps is not None:
             try:
@@ -82,6 +95,9 @@ class SteppingParser(ABC):
                 return
             except StopIteration:
                 self._steps = None
+            except Unfinished:
+                self._steps = None
+                self._drop_rest()
             except Exception:
                 _log.exception("%s failed; the rest of this output stays unparsed", type(self).__name__)
                 self._steps = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.gateway.parsing.events import Event
 from baton.gateway.parsing.source import Steps, markers
 from baton.gateway.parsing.text_parser import SteppingParser
 
@@ -25,6 +26,10 @@ class ThinkTagsParser(SteppingParser):
         self._anywhere = anywhere
         self._ends = markers(end, *implicit_ends)
         super().__init__()
+
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The rest, once no more text comes. A part of a tag is text, wherever the output ends."""
+        return super().finish()
 
     def parse(self) -> Steps[None]:
         source = self.source
