@@ -7,7 +7,6 @@ from rest_harness import RawClient
 from scripted_gateway import model_folder
 from tools_rig import MESSAGES, NAME, QWEN, TOOLS, rig
 
-
 SAYS = '[{"name": "get_weather", "parameters": {"city": "Par]is"}}, {"name": "get_time", "parameters": {}}]'
 NAMED_SAYS = '{"city": "Par]is"}'
 WHOLE = [("get_weather", '{"city": "Par]is"}'), ("get_time", "{}")]

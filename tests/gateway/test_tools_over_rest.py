@@ -334,12 +334,13 @@ async def test_a_chat_without_forced_tools_is_free(qwen):
 async def test_strict_arguments_are_what_the_worker_is_held_to(qwen):
     answer = await qwen.chat("Ok." + CALL, tools=STRICT)
     assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
-    tag = json.loads(constraint_of(qwen).structural_tag)
-    strict, free = tag["structures"]
-    assert tag["triggers"] == ["<tool_call>"]
-    assert strict["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
-    assert strict["schema"] == TOOLS[0]["function"]["parameters"]
-    assert free["schema"] == {"type": "object"}
+    form = json.loads(constraint_of(qwen).structural_tag)["format"]
+    (tag,) = form["tags"]
+    strict, free = [element["elements"] for element in tag["content"]["elements"]]
+    assert tag["triggers"] == [{"type": "const_string", "value": "<tool_call>"}]
+    assert strict[0]["value"] == '\n{"name": "get_weather", "arguments": '
+    assert strict[1]["json_schema"] == TOOLS[0]["function"]["parameters"]
+    assert free[1]["json_schema"] == {"type": "object"}
 
 
 async def test_a_call_is_forced_behind_the_reasoning(tmp_path):
@@ -363,18 +364,38 @@ async def test_a_model_may_reason_before_a_forced_call(tmp_path):
 
 async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
     async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
-        for fields, param in (
-            ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-            ({"tools": STRICT}, "tools.0.function.strict"),
-        ):
-            with pytest.raises(openai.BadRequestError, match="cannot be held") as refused:
-                await oss.chat("x", **fields)
-            assert refused.value.param == param
+        with pytest.raises(openai.BadRequestError, match="cannot be held") as refused:
+            await oss.chat("x", tools=TOOLS, tool_choice="required")
+        assert refused.value.param == "tool_choice"
         assert not oss.gateway.worker.submits
+    function = TOOLS[0]["function"]
+    schema = {**function["parameters"], "minProperties": 1}
+    tools = [TOOLS[1], {"type": "function", "function": {**function, "strict": True, "parameters": schema}}]
+    async with rig(model_folder(tmp_path / "coder", PLAIN), tool_call_parser="qwen3_coder") as coder:
+        with pytest.raises(openai.BadRequestError, match="minProperties") as refused:
+            await coder.chat("x", tools=tools)
+        assert refused.value.param == "tools.1.function.parameters"
+
+
+async def test_strict_calls_among_messages_are_about_the_whole_output(tmp_path):
+    async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
+        says = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}'
+        answer = await oss.chat(says, tools=STRICT)
+        assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
+        constraint = constraint_of(oss)
+        assert constraint.structural_tag
+        assert not constraint.reasoning_end_token_ids
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+        await oss.chat("<|channel|>final<|message|>{}", tools=STRICT, response_format=form)
+        assert not constraint_of(oss).reasoning_end_token_ids
+
+
+async def test_markup_of_special_tokens_can_be_held_to(tmp_path):
     special = model_folder(tmp_path / "hermes", QWEN, ("<tool_call>", "</tool_call>"))
     async with rig(special) as hermes:
-        with pytest.raises(openai.BadRequestError, match="strict"):
-            await hermes.chat("x", tools=STRICT)
+        await hermes.chat("x", tools=STRICT)
+        (tag,) = json.loads(constraint_of(hermes).structural_tag)["format"]["tags"]
+        assert tag["triggers"][0] == {"type": "token", "token_id": 4096}
 
 
 async def test_a_schema_that_cannot_be_held_to_is_the_tools_fault(qwen):

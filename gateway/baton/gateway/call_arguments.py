@@ -69,7 +69,7 @@ def forms_of(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentForms:
 def _render(render: Callable[[list[dict[str, Any]]], str], arguments: Arguments) -> str:
     # Some templates ask for ids of nine letters, a type, and turns that alternate.
     call = {"id": "call12345", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "user", "content": "probe"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call12345", "name": "probe", "content": "probe"},

@@ -6,16 +6,16 @@ from typing import Any
 
 import orjson
 
-from baton.gateway.parsing.constraint import strict_tags_of
+from baton.gateway.parsing.forms import Form
 from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
 from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.gateway.special_marks import with_special_tokens
 from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.tool_constraint import is_strict
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
 _MAX_ALTERNATIVES = 512  # side by side; more go a level deeper
-
-Form = dict[str, Any]  # a part of a structural tag
 
 
 def calls_or_text(
@@ -28,10 +28,13 @@ def calls_or_text(
     tools = formats.tools
     if use.mode is not ToolMode.AUTO or not use.active or tools is None:
         return asked
-    combined = types_pb2.Constraint()
-    combined.CopyFrom(asked)
+    if tools.output_form is not None and is_strict(use):
+        whole = tools.output_form(use.tools, _form_of(asked, field))
+        return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.special_id), lenient=False)
     if tools.has_reasoning:
         # Calls stand among what comes before the constraint starts.
+        combined = types_pb2.Constraint()
+        combined.CopyFrom(asked)
         combined.may_end_in_reasoning = True
         return combined
     calls = _calls(use, tools, tokenizer)
@@ -42,26 +45,21 @@ def calls_or_text(
             field=field,
         )
     either: Form = {"type": "or", "elements": [_form_of(asked, field), *calls]}
-    combined.structural_tag = orjson.dumps({"type": "structural_tag", "format": either}).decode()
-    combined.lenient = asked.lenient and not any(tool.strict for tool in use.tools)
+    return _combined(asked, either, lenient=asked.lenient and not is_strict(use))
+
+
+def _combined(asked: types_pb2.Constraint, form: Form, lenient: bool) -> types_pb2.Constraint:
+    combined = types_pb2.Constraint()
+    combined.CopyFrom(asked)
+    combined.structural_tag = orjson.dumps({"type": "structural_tag", "format": form}).decode()
+    combined.lenient = lenient
     return combined
 
 
 def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
-    tags = strict_tags_of(use, tools.strict) if tools.strict is not None else None
-    if tags is not None:
-        pairs = tags["structures"]
-        several = [
-            {
-                "type": "tag",
-                "begin": pair["begin"],
-                "content": {"type": "json_schema", "json_schema": pair["schema"]},
-                "end": pair["end"],
-            }
-            for pair in pairs
-        ]
-        more = {"separator": "\n", "at_least_one": True, "stop_after_first": not use.parallel}
-        return [{"type": "tags_with_separator", "tags": several, **more}]
+    if is_strict(use) and tools.syntax is not None:
+        forms = tools.syntax.alone(use.tools, use.parallel)
+        return [with_special_tokens(form, tools.special_tokens, tokenizer.special_id) for form in forms]
     inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.special_id(text)) is not None]
     rest: Form = {"type": "any_text", "token_ids": inside}
     starts = [_mark(text, tokenizer) for text in tools.starts]

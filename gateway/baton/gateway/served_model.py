@@ -20,7 +20,7 @@ from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.structured_output import with_reasoning
 from baton.gateway.tokenizer import Tokenizer
-from baton.gateway.tool_constraint import check_tools, tool_constraint
+from baton.gateway.tool_constraint import check_tools, holds_whole_output, tool_constraint
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.v1 import types_pb2
 
@@ -98,7 +98,7 @@ class ServedModel:
 
     def check_tools(self, use: ToolUse) -> None:
         """Raises InvalidRequest for tools that this model cannot be given, or cannot be held to."""
-        check_tools(use, self.output_format, self.name, self.tokenizer.is_special)
+        check_tools(use, self.output_format, self.name)
 
     def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
         """How outputs of this chat are read, and what the worker holds them to; None where all text is the answer."""
@@ -106,10 +106,11 @@ class ServedModel:
         if self.output_format.reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
         reading = self.output_format.reading(use, prompt_end, include_reasoning)
-        constraint = tool_constraint(use, self.output_format)
+        constraint = tool_constraint(use, self.output_format, self.tokenizer.special_id)
         if reading is None or constraint is None:
             return reading
-        constraint = with_reasoning(constraint, self.output_format, self.tokenizer, prompt_token_ids)
+        if not holds_whole_output(use, self.output_format):
+            constraint = with_reasoning(constraint, self.output_format, self.tokenizer, prompt_token_ids)
         return replace(reading, constraint=constraint)
 
     def constraint(
@@ -117,6 +118,8 @@ class ServedModel:
     ) -> types_pb2.Constraint:
         """What a chat's outputs are held to: to what the client asked, named `field`, or to calls of its tools."""
         combined = calls_or_text(asked, field, use, self.output_format, self.tokenizer)
+        if holds_whole_output(use, self.output_format):
+            return combined
         return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import orjson
 
-from baton.gateway.parsing.constraint import constraint_of, strict_tags_of
+from baton.gateway.parsing.constraint import constraint_of
 from baton.gateway.parsing.formats import TOOL_FORMATS
-from baton.gateway.parsing.output_format import OutputFormat
-from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.gateway.parsing.forms import Form
+from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
+from baton.gateway.parsing.tagged_arguments import Inexpressible
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.gateway.special_marks import SpecialId, with_special_tokens
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -17,11 +18,8 @@ from baton.v1 import types_pb2
 _SPACE = "[ ]"
 
 
-def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_special: Callable[[str], bool]) -> None:
-    """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to.
-
-    `is_special` tells whether a text is a special token, which no grammar of text has a place for.
-    """
+def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
+    """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to."""
     if not use.active:
         return
     tools, reasoning = output_format.tools, output_format.reasoning
@@ -34,31 +32,67 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str, is_specia
         return
     if tools is None:
         raise InvalidRequest(
-            f"tools: the chat template of {model} has no tool format that is known, so its calls cannot be read. Start "
-            f"the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template where the "
-            "model's own does not show tools.",
+            f"tools: the chat template of {model} has no tool format that is known, so its calls cannot be read. "
+            f"Start the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template "
+            "where the model's own does not show tools.",
             field="tools",
         )
-    strict = next((index for index, tool in enumerate(use.tools) if tool.strict), None)
-    if strict is not None and (tools.strict is None or is_special(tools.strict.trigger)):
-        place = use.tools[strict].place
-        field = f"tools.{strict if place is None else place}.function.strict"
+    for index, tool in enumerate(use.tools):
+        if tool.strict:
+            _check_strict(tool, index, tools, model)
+
+
+def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None:
+    field = f"tools.{index if tool.place is None else tool.place}.function"
+    advice = "leave strict out, or set tool_choice to required"
+    if tools.syntax is None and tools.output_form is None:
         raise InvalidRequest(
-            f"{field}: {model} cannot be held to a schema where it is free to call or not; leave strict out, or set "
-            "tool_choice to required.",
-            field=field,
+            f"{field}.strict: {model} cannot be held to a schema where it is free to call or not, as its parser does "
+            f"not say how calls are written; {advice}.",
+            field=f"{field}.strict",
         )
+    if tools.syntax is None:
+        return
+    try:
+        tools.syntax.beside_text((tool,))
+    except Inexpressible as error:
+        raise InvalidRequest(
+            f"{field}.parameters: the way in which {model} writes calls has no place for {error}; {advice}.",
+            field=f"{field}.parameters",
+        ) from None
 
 
-def tool_constraint(use: ToolUse, output_format: OutputFormat) -> types_pb2.Constraint | None:
+def is_strict(use: ToolUse) -> bool:
+    """Whether calls among free text must follow a schema."""
+    return use.mode is ToolMode.AUTO and any(tool.strict for tool in use.tools)
+
+
+def holds_whole_output(use: ToolUse, output_format: OutputFormat) -> bool:
+    """Whether the constraint of such calls is about the reasoning too."""
+    return is_strict(use) and output_format.tools is not None and output_format.tools.output_form is not None
+
+
+def tool_constraint(use: ToolUse, output_format: OutputFormat, special_id: SpecialId) -> types_pb2.Constraint | None:
     """The constraint behind the reasoning; None where outputs are free. Raises InvalidRequest."""
     schema = constraint_of(use)
     if schema is not None:
         lenient = not any(tool.strict for tool in use.tools)
         text = orjson.dumps(schema).decode()
         return types_pb2.Constraint(json_schema=text, lenient=lenient, whitespace_pattern=_SPACE)
-    markup = output_format.tools.strict if output_format.tools is not None else None
-    tag = strict_tags_of(use, markup) if markup is not None else None
-    if tag is None:
+    tools = output_format.tools
+    if tools is None or not is_strict(use):
         return None
+    form = _strict_form(use, tools)
+    if form is None:
+        return None
+    if tools.output_form is not None and any(special_id(text) is None for text in tools.special_tokens):
+        raise InvalidRequest("tools: strict needs the special tokens of the model's output format.", field="tools")
+    form = with_special_tokens(form, tools.special_tokens, special_id)
+    tag = {"type": "structural_tag", "format": form}
     return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)
+
+
+def _strict_form(use: ToolUse, tools: ToolFormat) -> Form | None:
+    if tools.output_form is not None:
+        return tools.output_form(use.tools, None)
+    return None if tools.syntax is None else tools.syntax.beside_text(use.tools)

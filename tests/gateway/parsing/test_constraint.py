@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from parsing_harness import TOOLS, cut, parse
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
-from baton.gateway.parsing.constraint import constraint_of, strict_tags_of
-from baton.gateway.parsing.hermes import STRICT_MARKUP, HermesParser
+from baton.gateway.parsing.constraint import constraint_of
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 
@@ -36,14 +35,6 @@ def test_definitions_that_contradict_are_refused():
 
 def test_free_choice_is_held_to_nothing():
     assert constraint_of(ToolUse(TOOLS, ToolMode.AUTO)) is None
-    assert strict_tags_of(ToolUse(TOOLS, ToolMode.AUTO), STRICT_MARKUP) is None
-
-
-def test_strict_markup_is_what_the_parser_reads():
-    use = ToolUse((Tool("f", strict=True),), ToolMode.AUTO)
-    (structure,) = strict_tags_of(use, STRICT_MARKUP)["structures"]
-    text = f'{structure["begin"]}{{"a": 1}}{structure["end"]}'
-    assert parse(HermesParser(use.tools), [text]).calls == [("f", '{"a": 1}')]
 
 
 CALLS = json.dumps([{"name": "f", "parameters": {"a": "]"}}, {"name": "g", "parameters": {}}])

@@ -32,12 +32,13 @@ class ArgumentsWriter:
         self._out = out
         schema = tool.parameters if tool is not None else None
         properties = schema.get("properties") if schema is not None else None
+        self._root: Mapping[str, Any] = schema if schema is not None else {}
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         self._separator = "{"
 
     def kinds(self, key: str) -> frozenset[str]:
         """The JSON types that a value may have."""
-        return kinds_of(self._properties.get(key))
+        return kinds_of(self._properties.get(key), self._root)
 
     def begin_text(self, key: str) -> None:
         """A member whose value is a string follows, in pieces."""
@@ -79,20 +80,38 @@ def json_value(text: str, kinds: frozenset[str]) -> str:
     return value if fits or "string" not in kinds else _quoted(text)
 
 
-def kinds_of(schema: object, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows; all where it does not say."""
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the schema that a reference into the root names, in as many steps as it takes; itself without one."""
+    for _ in range(_MAX_SCHEMA_DEPTH):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        found: Any = root
+        for step in reference[2:].split("/"):
+            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            return schema
+        schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
+    return schema
+
+
+def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema in this root allows; all where it does not say."""
     if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
         return _ALL_KINDS
+    schema = resolved(schema, root)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset((kind,)) & _ALL_KINDS or _ALL_KINDS
     if isinstance(kind, list):
         return frozenset(one for one in kind if isinstance(one, str)) & _ALL_KINDS or _ALL_KINDS
+    if "const" in schema:
+        return frozenset((_KINDS.get(type(schema["const"]), "string"),))
     if isinstance(schema.get("enum"), list) and schema["enum"]:
         return frozenset(_KINDS.get(type(value), "string") for value in schema["enum"])
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list) and schema[name]:
-            return _union(kinds_of(one, depth + 1) for one in schema[name])
+            return _union(kinds_of(one, root, depth + 1) for one in schema[name])
     return _ALL_KINDS
 
 

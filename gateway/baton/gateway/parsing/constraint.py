@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
@@ -11,15 +10,6 @@ from baton.rpc.errors import InvalidRequest
 
 _DEFINITIONS = "$defs"
 _ANY: dict[str, Any] = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True)
-class StrictMarkup:
-    """What stands around a call's arguments, where those are JSON."""
-
-    trigger: str  # nothing but a call begins like this
-    begin: Callable[[str], str]  # up to the arguments of the function of this name, from the trigger on
-    end: str
 
 
 def constraint_of(use: ToolUse) -> dict[str, Any] | None:
@@ -40,17 +30,6 @@ def constraint_of(use: ToolUse) -> dict[str, Any] | None:
     if definitions:
         schema[_DEFINITIONS] = definitions
     return schema
-
-
-def strict_tags_of(use: ToolUse, markup: StrictMarkup) -> dict[str, Any] | None:
-    """A structural tag under which calls in free text follow their strict schemas; None where no tool is strict."""
-    if use.mode is not ToolMode.AUTO or not any(tool.strict for tool in use.tools):
-        return None
-    structures = [
-        {"begin": markup.begin(tool.name), "schema": _parameters(tool) if tool.strict else _ANY, "end": markup.end}
-        for tool in use.tools
-    ]
-    return {"triggers": [markup.trigger], "structures": structures}
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax, json_calls
+from baton.gateway.parsing.forms import either
 from baton.gateway.parsing.source import Malformed, Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
 
@@ -9,6 +11,18 @@ CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 _FENCE = "```"
+
+_FENCED = json_calls(lambda name: f"function{SEP}{name}\n{_FENCE}json\n", f"\n{_FENCE}{END_CALL}")
+_PLAIN = json_calls(lambda name: f"{name}{SEP}", END_CALL)
+
+SYNTAX = CallSyntax(
+    (Announced((CALL,), lambda tools: either([_FENCED(tools), _PLAIN(tools)])),),
+    neutral=(CALLS, END_CALLS),
+    section=(CALLS, END_CALLS),
+)
+V31_SYNTAX = CallSyntax(
+    (Announced((CALL,), _PLAIN),), neutral=(CALLS, END_CALLS), section=(CALLS, END_CALLS), separator=""
+)
 
 
 class DeepSeekV3Parser(ToolParser):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.gateway.parsing import deepseek_v3, harmony, hermes, kimi_k2, llama3_json, mistral, pythonic
+from baton.gateway.parsing import (
+    deepseek_v3,
+    glm45,
+    harmony,
+    hermes,
+    kimi_k2,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen3_coder,
+)
 from baton.gateway.parsing.deepseek_v3 import DeepSeekV3Parser
 from baton.gateway.parsing.glm45 import Glm45Parser
 from baton.gateway.parsing.harmony import HarmonyParser
@@ -35,16 +45,19 @@ def _think(opened: bool = False, implicit_ends: tuple[str, ...] = ()) -> Reasoni
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": ToolFormat(HermesParser, _CALL_TAGS, strict=hermes.STRICT_MARKUP, starts=_CALL_TAGS[:1]),
+    "hermes": ToolFormat(HermesParser, _CALL_TAGS, syntax=hermes.SYNTAX, starts=_CALL_TAGS[:1]),
     "llama3_json": ToolFormat(
         Llama3JsonParser,
         (*llama3_json.TAGS, llama3_json.END_TAG),
         starts=llama3_json.TAGS,
         bare_start=llama3_json.bare_start,
+        syntax=llama3_json.SYNTAX,
     ),
-    "mistral": ToolFormat(MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID), starts=(mistral.CALLS,)),
-    "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1]),
-    "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1]),
+    "mistral": ToolFormat(
+        MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID), starts=(mistral.CALLS,), syntax=mistral.SYNTAX
+    ),
+    "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1], syntax=qwen3_coder.SYNTAX),
+    "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1], syntax=qwen3_coder.SYNTAX),
     "deepseek_v3": ToolFormat(
         DeepSeekV3Parser,
         (
@@ -55,20 +68,27 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
             deepseek_v3.END_CALL,
         ),
         starts=(deepseek_v3.CALLS,),
+        syntax=deepseek_v3.SYNTAX,
     ),
     "kimi_k2": ToolFormat(
         KimiK2Parser,
         (kimi_k2.SECTION, kimi_k2.END_SECTION, kimi_k2.CALL, kimi_k2.ARGUMENTS, kimi_k2.END_CALL),
         starts=_KIMI_SECTION,
+        syntax=kimi_k2.SYNTAX,
     ),
     "glm45": ToolFormat(
         Glm45Parser,
-        (*_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        (*_CALL_TAGS, *glm45.TAGS),
         starts=_CALL_TAGS[:1],
+        syntax=glm45.SYNTAX,
     ),
-    "gpt-oss": ToolFormat(HarmonyParser, _HARMONY_TOKENS, has_reasoning=True),
+    "gpt-oss": ToolFormat(HarmonyParser, _HARMONY_TOKENS, has_reasoning=True, output_form=harmony.output_form),
     "pythonic": ToolFormat(
-        PythonicParser, (pythonic.START, pythonic.END), starts=(pythonic.START,), bare_start=pythonic.bare_start
+        PythonicParser,
+        (pythonic.START, pythonic.END),
+        starts=(pythonic.START,),
+        bare_start=pythonic.bare_start,
+        syntax=pythonic.SYNTAX,
     ),
 }
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from baton.gateway.parsing.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax
+from baton.gateway.parsing.forms import Form, const, either, sequence, text
 from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.tagged_arguments import tagged_arguments
 from baton.gateway.parsing.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _END_KEY = "<arg_key>", "</arg_key>"
 _VALUE, _END_VALUE = "<arg_value>", "</arg_value>"
+TAGS = (_KEY, _END_KEY, _VALUE, _END_VALUE)
+
+
+def syntax_of(line_break: str) -> CallSyntax:
+    """Returns how calls are written, with this between their parts: GLM 4.5 breaks lines, GLM 4.7 does not."""
+
+    def begin(key: str) -> str:
+        return f"{_KEY}{key}{_END_KEY}{line_break}{_VALUE}"
+
+    def one(tool: Tool) -> Form:
+        if not tool.strict:
+            rest = text(special=TAGS)
+            return sequence(const(tool.name + line_break), rest, const(CLOSE))
+        arguments = tagged_arguments(tool, begin, _END_VALUE, (_END_VALUE,), line_break)
+        return sequence(*(part for part in (const(tool.name + line_break), arguments, const(CLOSE)) if part))
+
+    return CallSyntax((Announced((OPEN,), lambda tools: either(map(one, tools))),))
+
+
+SYNTAX = syntax_of("\n")
 
 
 class Glm45Parser(ToolParser):

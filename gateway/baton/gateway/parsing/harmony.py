@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from baton.gateway.parsing.call_syntax import parameters_of
 from baton.gateway.parsing.event_writer import NewId
+from baton.gateway.parsing.forms import Form, const, either, json_of, repeat, sequence, text
 from baton.gateway.parsing.source import Malformed, Steps, TextSink, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
@@ -21,6 +23,31 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER_CHARS = 1024
+
+
+def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
+    """The whole output, in which calls follow the schemas, and the final message is of the answer's form if any."""
+    calls = []
+    for tool in tools:
+        recipient = f" to={_FUNCTIONS}{tool.name}"
+        body = json_of(parameters_of(tool))
+        for channel in ("analysis", "commentary"):
+            for kind in ("", f" {CONSTRAIN}json", " json"):
+                calls.append(sequence(const(f"{CHANNEL}{channel}{recipient}{kind}{MESSAGE}"), body))
+                calls.append(sequence(const(f"{recipient}{CHANNEL}{channel}{kind}{MESSAGE}"), body))
+    no_call = f"to={_FUNCTIONS}"
+    header = text([no_call] if answer is None else [no_call, "final"], special=[CONSTRAIN])
+    messages = [
+        sequence(const(CHANNEL), header, const(MESSAGE), text()),
+        sequence(text([no_call]), const(CHANNEL), header, const(MESSAGE), text()),
+    ]
+    if answer is not None:
+        messages.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), answer))
+        messages.append(sequence(const(f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}"), answer))
+    end = either([const(END), const(CALL), const(RETURN)])
+    message = either([*messages, *calls])
+    turn = sequence(end, const(f"{START}assistant"), message)
+    return sequence(message, repeat(turn, optional=True), repeat(end, optional=True))
 
 
 class HarmonyParser(ToolParser):

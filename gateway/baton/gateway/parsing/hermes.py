@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 from baton.gateway.parsing.call_object import read_call_object
-from baton.gateway.parsing.constraint import StrictMarkup
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax, json_calls
 from baton.gateway.parsing.source import Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 
-STRICT_MARKUP = StrictMarkup(
-    _OPEN, lambda name: f'{_OPEN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{_CLOSE}"
+SYNTAX = CallSyntax(
+    (Announced((_OPEN,), json_calls(lambda name: f'\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{_CLOSE}")),)
 )
 
 

@@ -5,13 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax, parameters_of
 from baton.gateway.parsing.event_writer import NewId
+from baton.gateway.parsing.forms import Form, const, either, json_of, regex, sequence
 from baton.gateway.parsing.source import Malformed, Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, END_CALL = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
+
+def _call(tools: Sequence[Tool]) -> Form:
+    return either(
+        sequence(
+            const(f"functions.{tool.name}:"),
+            regex("[0-9]{1,6}"),
+            const(ARGUMENTS),
+            json_of(parameters_of(tool)),
+            const(END_CALL),
+        )
+        for tool in tools
+    )
+
+
+SYNTAX = CallSyntax(
+    (Announced((CALL,), _call),), neutral=(SECTION, END_SECTION), section=(SECTION, END_SECTION), separator=""
+)
 
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from baton.gateway.parsing.call_object import read_call_object
+from baton.gateway.parsing.call_syntax import Announced, BareCalls, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.forms import Form, const, either, json_of, repeat, sequence, spaced
 from baton.gateway.parsing.source import Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
@@ -20,6 +24,29 @@ def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
     properties = {"name": {"enum": [tool.name for tool in tools]}, "parameters": {"type": "object"}}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _begin(name: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "parameters": '
+
+
+_call = json_calls(_begin, "}")
+
+
+def _calls(tools: Sequence[Tool]) -> Form:
+    first = either(sequence(spaced(_begin(tool.name)), json_of(parameters_of(tool)), const("}")) for tool in tools)
+    return sequence(first, repeat(sequence(const("; "), _call(tools)), optional=True))
+
+
+def _signs(tools: Sequence[Tool]) -> str:
+    """Objects that begin as calls do; a key or a name with an escape in it may be any."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    before = r'("(type|id)"\s*:\s*("([^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*'
+    call = rf'"name"\s*:\s*"([^"]*\\|({names})")|"(parameters|arguments)"|"[^"]*\\|"(type|id)"\s*:\s*[{{\[]'
+    return rf"\s*\{{\s*{before}({call})"
+
+
+SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, _signs), neutral=(END_TAG,))
 
 
 class Llama3JsonParser(ToolParser):

@@ -5,17 +5,36 @@ Newer models leave [ARGS] out or put [CALL_ID] and an id before it.
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Sequence
 
 from baton.gateway.parsing.call_object import read_call_list
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax, json_calls, parameters_of
 from baton.gateway.parsing.event_writer import NewId
+from baton.gateway.parsing.forms import Form, const, either, json_of, regex, repeat, sequence
 from baton.gateway.parsing.source import Malformed, Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+_OBJECT = json_calls(lambda name: f'{{"name": {json.dumps(name)}, "arguments": ', "}")
+
+
+def _calls(tools: Sequence[Tool]) -> Form:
+    """A list of calls, or one behind its function's name."""
+    name_ends = (const(ARGS), None, sequence(const(CALL_ID), regex("[a-zA-Z0-9]{9}"), const(ARGS)))
+    named = [
+        sequence(const(tool.name), *(end for end in (name_end,) if end is not None), json_of(parameters_of(tool)))
+        for tool in tools
+        for name_end in name_ends
+    ]
+    return either([sequence(const("["), repeat(_OBJECT(tools), ", "), const("]")), *named])
+
+
+SYNTAX = CallSyntax((Announced((CALLS,), _calls),), separator="")
 
 _ID_CHARS = string.ascii_letters + string.digits
 

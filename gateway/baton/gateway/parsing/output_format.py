@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.parsing.call_syntax import CallSyntax
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
-from baton.gateway.parsing.constraint import StrictMarkup
+from baton.gateway.parsing.forms import Form
 from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
 from baton.gateway.parsing.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
@@ -30,7 +31,9 @@ class ToolFormat:
     new_parser: Callable[[Sequence[Tool]], TextParser]  # for one choice
     special_tokens: tuple[str, ...] = ()  # markup that other outputs do not show
     has_reasoning: bool = False  # the parser is a ReasoningParser too, for all of the output
-    strict: StrictMarkup | None = None  # None: strict schemas cannot be held to among free text
+    syntax: CallSyntax | None = None  # None: it is not known, so no strict schema can be held to among free text
+    # Where reasoning, calls and the answer are messages: the whole output, the final message of this form if any.
+    output_form: Callable[[Sequence[Tool], Form | None], Form] | None = None
     starts: tuple[str, ...] = ()  # what calls begin with; nothing else does
     bare_start: Callable[[Sequence[Tool]], dict[str, Any]] | None = None  # the same as a part of a structural tag
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.gateway.parsing.arguments import ArgumentsWriter
+from baton.gateway.parsing.call_syntax import BareCalls, CallSyntax
+from baton.gateway.parsing.forms import Form, const, either, json_of, regex, repeat, sequence, spaced
 from baton.gateway.parsing.python_literal import read_python_literal
 from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps
+from baton.gateway.parsing.tagged_arguments import listed_arguments
 from baton.gateway.parsing.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
 
@@ -24,6 +27,31 @@ def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
     # Lexemes as JSON has them, so that a list may still turn out to be one of JSON.
     bracket, paren = ({"type": "const_string", "value": mark} for mark in "[(")
     return {"type": "sequence", "elements": [bracket, {"type": "or", "elements": names}, paren]}
+
+
+def _call(tool: Tool, begin: Form) -> Form:
+    """One call. JSON's literals are read like Python's."""
+    if tool.strict and tool.parameters is not None:
+        arguments = listed_arguments(tool, lambda key: f"{key}=", ", ", lambda key: _KEY.fullmatch(key) is not None)
+        return sequence(*(part for part in (begin, arguments, const(")")) if part))
+    several = repeat(sequence(regex(_KEY.pattern), const("="), json_of({})), ", ", optional=True)
+    return sequence(begin, several, const(")"))
+
+
+def _list(tools: Sequence[Tool]) -> Form:
+    # A list's begin is one lexeme with the name of its first function: else it would be taken for text.
+    more = repeat(either(_call(tool, const(f", {tool.name}(")) for tool in tools), optional=True)
+    calls = sequence(either(_call(tool, spaced(f"[{tool.name}(")) for tool in tools), more, const("]"))
+    tagged = sequence(either(_call(tool, const(f"{START}[{tool.name}(")) for tool in tools), more, const(f"]{END}"))
+    return either([calls, tagged])
+
+
+def _signs(tools: Sequence[Tool]) -> str:
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    return rf"\s*(<\|python_start\|>)?\s*\[\s*({names})\s*\("
+
+
+SYNTAX = CallSyntax(bare=BareCalls(_list, _signs))
 
 
 class PythonicParser(ToolParser):

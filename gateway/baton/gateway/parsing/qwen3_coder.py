@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.gateway.parsing.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax
+from baton.gateway.parsing.forms import Form, const, either, sequence, text
 from baton.gateway.parsing.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.tagged_arguments import tagged_arguments
 from baton.gateway.parsing.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
@@ -12,6 +18,26 @@ _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 # The line break before the end of a value is not part of it. Models forget </parameter> at times.
 _VALUE_ENDS = (_END_PARAMETER, _PARAMETER, _END_FUNCTION)
 _VALUE_STOPS = (*(f"\n{end}" for end in _VALUE_ENDS), *_VALUE_ENDS)
+
+
+def _call(tool: Tool) -> Form:
+    """A call from its function's name to its end tag."""
+    head = const(f"{tool.name}>\n")
+    if not tool.strict:
+        return sequence(head, text(), const(_END_FUNCTION))
+    arguments = tagged_arguments(tool, lambda key: f"{_PARAMETER}{key}>\n", f"\n{_END_PARAMETER}", _VALUE_ENDS, "\n")
+    return sequence(*(part for part in (head, arguments, const(_END_FUNCTION)) if part))
+
+
+def _calls(tools: Sequence[Tool]) -> Form:
+    return either(map(_call, tools))
+
+
+def _opened(tools: Sequence[Tool]) -> Form:
+    return sequence(const(f"\n{_FUNCTION}"), _calls(tools), const(f"\n{_CLOSE}"))
+
+
+SYNTAX = CallSyntax((Announced((_OPEN,), _opened), Announced((_FUNCTION,), _calls)))
 
 
 class Qwen3CoderParser(ToolParser):

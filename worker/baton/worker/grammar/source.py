@@ -11,7 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.grammar.structural_tag import literal, regex_literal, structural_tag_lark
+from baton.worker.grammar.structural_tag import structural_tag_lark
+from baton.worker.grammar.text_pattern import literal, regex_literal
 
 MAX_TEXT_BYTES = 256 * 1024
 MAX_CHOICES = 4096

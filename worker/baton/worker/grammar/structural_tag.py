@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
+
+from baton.worker.grammar.text_pattern import ANY_TEXT, literal, regex_literal, text_pattern
 
 SchemaOptions = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -60,6 +61,9 @@ class _Writer:
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
+            "triggered": self._triggered,
+            "repeat": self._repeat,
+            "members": self._members,
         }
 
     def expression(self, form: Any, path: str) -> str:
@@ -69,12 +73,12 @@ class _Writer:
         write = self._forms.get(str(form.get("type")))
         if write is None:
             raise ValueError(f"{path}.type is {form.get('type')!r}; it must be one of {', '.join(self._forms)}")
-        if len(self.rules) > 8 * _MAX_TAGS:
-            raise ValueError("it has too many parts")
         return write(form, path)
 
     def _add(self, name: str, body: str, attributes: str = "") -> str:
         """A new rule; returns its name."""
+        if len(self.rules) > 8 * _MAX_TAGS:
+            raise ValueError("it has too many parts")
         rule = f"{name}_{len(self.rules)}"
         self.rules.append(f"{rule}{attributes}{body}")
         return rule
@@ -95,10 +99,10 @@ class _Writer:
         if not isinstance(tokens, list):
             raise ValueError(f"{path}.token_ids must be a list")
         if not tokens:
-            return self._add("text", r": /(.|\n)*/")
-        parts = [self._add("text", r": /(.|\n)+/")]
-        parts += [_token(token, f"{path}.token_ids.{index}") for index, token in enumerate(tokens)]
-        return f"({' | '.join(parts)})*"
+            return self._add("TEXT", f": {text_pattern(form, path)}")
+        ids = [_token(token, f"{path}.token_ids.{index}") for index, token in enumerate(tokens)]
+        text = self._add("TEXT", f": {text_pattern(form, path)}")
+        return f"(({text})? (({' | '.join(ids)}) ({text})?)*)"
 
     def _grammar(self, form: dict[str, Any], path: str) -> str:
         text = _text(form, "grammar", path)
@@ -111,26 +115,29 @@ class _Writer:
     def _sequence(self, form: dict[str, Any], path: str) -> str:
         elements = _list(form, "elements", path)
         parts: list[str] = []
-        free = False  # the element before is free text, which ends where this one begins
+        free: dict[str, Any] | None = None  # the element before, a free text that ends where this one begins
         for index, element in enumerate(elements):
             where = f"{path}.elements.{index}"
-            if free:
-                parts.append(self._up_to(element, where))
-                free = False
+            if free is not None:
+                parts.append(self._up_to(element, where, free))
+                free = None
             elif isinstance(element, dict) and element.get("type") == "any_text" and index + 1 < len(elements):
-                free = True
+                free = element
             else:
                 parts.append(self.expression(element, where))
         return f"({' '.join(parts)})"
 
-    def _up_to(self, element: Any, path: str) -> str:
+    def _up_to(self, element: Any, path: str, text: dict[str, Any]) -> str:
         """Free text, and the element that ends it."""
         kind = element.get("type") if isinstance(element, dict) else None
+        if kind == "token":
+            return f"{self._any_text(text, path)} {self.expression(element, path)}"
         if kind == "const_string":
-            return self._free_until(_text(element, "value", path))
+            return self._free_until(_text(element, "value", path), text_pattern(text, path))
         if kind == "tag":
-            return f"{self._free_until(_text(element, 'begin', path))} {self._after_begin(element, path)}"
-        raise ValueError(f"{path}: any_text must be last, or before a const_string or a tag")
+            begin = self._free_until(_text(element, "begin", path), text_pattern(text, path))
+            return f"{begin} {self._after_begin(element, path)}"
+        raise ValueError(f"{path}: any_text must be last, or before a token, a const_string or a tag")
 
     def _alternatives(self, form: dict[str, Any], path: str) -> str:
         elements = _list(form, "elements", path)
@@ -146,11 +153,12 @@ class _Writer:
             raise ValueError(f"{path}.end must be a string")
         content = form.get("content")
         if end and isinstance(content, dict) and content.get("type") == "any_text":
-            return self._free_until(end)
+            return self._free_until(end, text_pattern(content, f"{path}.content"))
         return f"{self.expression(content, f'{path}.content')} {literal(end)}".rstrip()
 
-    def _free_until(self, end: str) -> str:
-        return self._add("until", rf": /(.|\n)*/ {literal(end)}", "[lazy]")
+    def _free_until(self, end: str, pattern: str = ANY_TEXT) -> str:
+        text = pattern if pattern == ANY_TEXT else self._add("TEXT", f": {pattern}")
+        return self._add("until", f": {text} {literal(end)}", "[lazy]")
 
     def _triggered_tags(self, form: dict[str, Any], path: str) -> str:
         triggers, tags = _list(form, "triggers", path), _list(form, "tags", path)
@@ -175,6 +183,70 @@ class _Writer:
         text = self._add("text", r": /(.|\n)*/")
         return f"({one}{'+' if form.get('at_least_one') else '*'} {text})"
 
+    def _triggered(self, form: dict[str, Any], path: str) -> str:
+        """Free text in which a tag's content follows each of its triggers, which are strings or special tokens.
+
+        `token_ids` may stand in the text. `not_beginning` is a regex: no text that precedes all tags begins like it.
+        """
+        contents = []
+        for index, tag in enumerate(_list(form, "tags", path)):
+            where = f"{path}.tags.{index}"
+            if not isinstance(tag, dict):
+                raise ValueError(f"{where} must be an object")
+            content = self._add("content", f": {self.expression(tag.get('content'), f'{where}.content')}")
+            contents.append((_list(tag, "triggers", where), content, where))
+        tokens = [_token(token, f"{path}.token_ids") for token in form.get("token_ids") or []]
+
+        def up_to_any(pattern: str) -> str:
+            """A text of this pattern, and what ends it."""
+            text = self._add("TEXT", f": {pattern}")
+            parts = [f"({text})? {token}" for token in tokens]
+            for triggers, content, where in contents:
+                marks = [self._trigger(trigger, text, pattern, f"{where}.triggers") for trigger in triggers]
+                parts.append(f"({' | '.join(marks)}) {content}")
+            return self._add("segment", f": {' | '.join(parts)}")
+
+        rest = f"({up_to_any(ANY_TEXT)})* {self._add('TEXT', f': {ANY_TEXT}')}"
+        if "not_beginning" not in form:
+            return f"({rest})"
+        begin = text_pattern({"not_matches": [f"({_text(form, 'not_beginning', path)})(.|\\n)*"]}, path)
+        return f"({up_to_any(begin)} {rest} | {self._add('TEXT', f': {begin}')})"
+
+    def _trigger(self, trigger: Any, text: str, pattern: str, path: str) -> str:
+        if isinstance(trigger, dict) and trigger.get("type") == "token":
+            return f"({text})? {_token(trigger.get('token_id'), path)}"
+        if not isinstance(trigger, dict) or trigger.get("type") != "const_string":
+            raise ValueError(f"{path} must be tokens or const_strings")
+        return self._free_until(_text(trigger, "value", path), pattern)
+
+    def _repeat(self, form: dict[str, Any], path: str) -> str:
+        """The content once or more, a separator between two. `optional`: or not at all."""
+        content = self._add("item", f": {self.expression(form.get('content'), f'{path}.content')}")
+        separator = form.get("separator")
+        between = "" if separator is None else f"{self.expression(separator, f'{path}.separator')} "
+        return f"({content} ({between}{content})*){'?' if form.get('optional') else ''}"
+
+    def _members(self, form: dict[str, Any], path: str) -> str:
+        """Members in their order, those left out that are not required, `separator` between two."""
+        members = _list(form, "members", path)
+        separator = literal(_text(form, "separator", path, empty=True))
+        first = after = ""  # what may begin at this member, and what may follow the one before it
+        for index in range(len(members) - 1, -1, -1):
+            where = f"{path}.members.{index}"
+            member = members[index]
+            if not isinstance(member, dict):
+                raise ValueError(f"{where} must be an object")
+            content = self._add("member", f": {self.expression(member.get('content'), f'{where}.content')}")
+            begun = f"{content} {after}".strip()
+            if member.get("required"):
+                first, following = begun, f"{separator} {begun}"
+            else:
+                first = f"({begun} | {first})" if first else f"({begun})?"
+                following = f"({separator} {content})? {after}"
+            after = self._add("rest", f": {following.strip()}")
+            first = self._add("first", f": {first}")
+        return first
+
     def _tags_with_separator(self, form: dict[str, Any], path: str) -> str:
         tags = _list(form, "tags", path)
         parts = [self._tag(tag, f"{path}.tags.{index}") for index, tag in enumerate(tags) if isinstance(tag, dict)]
@@ -185,12 +257,6 @@ class _Writer:
             return one if form.get("at_least_one") else f"({one})?"
         several = f"({one} ({literal(_text(form, 'separator', path, empty=True))} {one})*)"
         return several if form.get("at_least_one") else f"{several}?"
-
-
-def literal(text: str) -> str:
-    """The text as Lark has it. Empty for an empty text: the grammar has no empty literal."""
-    # Its strings are JSON's, but for a character that it takes for the end of a line.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def _token(token_id: Any, path: str) -> str:
@@ -211,20 +277,3 @@ def _list(form: dict[str, Any], key: str, path: str) -> list[Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_TAGS:
         raise ValueError(f"{path}.{key} must be a list of 1 to {_MAX_TAGS} items")
     return value
-
-
-def regex_literal(pattern: str) -> str:
-    """The regex as Lark has it, `\\d` being 0 to 9. Raises ValueError for an empty or an unfinished one."""
-    if not pattern:
-        raise ValueError("it is empty")
-    # The whole text has to match: anchors at its ends say nothing, and the library has none.
-    pattern = pattern.removeprefix("^")
-    if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]):
-        pattern = pattern[:-1]
-    if _ends_in_escape(pattern):
-        raise ValueError("it ends with a backslash")
-    return f"/{regex_to_lark(pattern, 'd')}/"
-
-
-def _ends_in_escape(pattern: str) -> bool:
-    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1

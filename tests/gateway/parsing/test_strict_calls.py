@@ -1,0 +1,205 @@
+"""Strict tools among free text: whatever a grammar lets a model write, its parser reads as calls that are valid."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from parsing_harness import parse, tool_parser
+from scripted_gateway import model_folder
+
+from baton.gateway.parsing.formats import TOOL_FORMATS
+from baton.gateway.parsing.output_format import OutputFormat
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.tool_constraint import check_tools, tool_constraint
+from baton.rpc.errors import InvalidRequest
+from baton.worker.grammar.messages import constraint_of
+from baton.worker.grammar.source import grammar_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 99},
+        "exact": {"type": "boolean"},
+        "at": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/Unit"}, "maxItems": 2},
+        "note": {"type": ["string", "null"]},
+        "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+        "code": {"anyOf": [{"type": "string", "enum": ["a", "5", "null"]}, {"type": "integer", "minimum": 7}]},
+        "short": {"type": "string", "minLength": 1, "maxLength": 3},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+}
+OPTIONAL = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}}
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (
+    Tool("get_weather", parameters=SCHEMA, strict=True),
+    Tool("get", parameters={**OPTIONAL, "additionalProperties": False}, strict=True),
+    Tool("get_time", parameters=EMPTY, strict=True),
+)
+USE = ToolUse(TOOLS, ToolMode.AUTO)
+BY_NAME = {tool.name: tool for tool in TOOLS}
+FORMATS = [name for name in TOOL_FORMATS if name != "qwen3_xml"]
+
+# What announces a call, after free text where the format has that.
+BEGINS = {
+    "hermes": ["Ok <b>.\n<tool_call>"],
+    "llama3_json": ['{"name": "get_weather"', "Ok.<|python_tag|>"],
+    "mistral": ["Ok [1].[TOOL_CALLS]"],
+    "qwen3_coder": ["Ok <b>.\n<tool_call>", "Ok.<function="],
+    "deepseek_v3": ["Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"],
+    "kimi_k2": ["Ok.<|tool_calls_section_begin|><|tool_call_begin|>"],
+    "glm45": ["Ok <b>.\n<tool_call>"],
+    "pythonic": ["[get_weather(", "\n[get("],
+    "gpt-oss": [
+        "<|channel|>analysis<|message|>Ok to=functions.get?<|end|><|start|>assistant<|channel|>commentary to=functions."
+    ],
+}
+CONTENT = ("Ok <b>.", "Ok.", "Ok [1].", "")
+# What lets a random text come to an end.
+CLOSERS = [
+    '"', '": ', '}', ']', ')', ', ', '}}', '{}', '1', 'true', 'null', 'Paris', '\n</parameter>\n', '</function>',
+    '</tool_call>', '\n</tool_call>', '</arg_value>', '<arg_key>', '<｜tool▁sep｜>', '<｜tool▁call▁end｜>', '\n```',
+    '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
+     '_weather', '>', '\n', '":', 'celsius',
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["special tokens", "plain text"])
+def vocabulary(request, tmp_path_factory):
+    """The markup as tokens of its own, and as text."""
+    texts = {text for name in FORMATS for text in TOOL_FORMATS[name].special_tokens}
+    special = sorted(texts | {"<|return|>"}) if request.param == "special tokens" else ["<|none|>"]
+    folder = model_folder(tmp_path_factory.mktemp("marks"), "{{ messages }}", special)
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    size = 4096 + len(special)
+    yield tokenizer, LLTokenizer((folder / "tokenizer.json").read_text(), n_vocab=size, eos_token=[2]), size
+    tokenizer.close()
+
+
+def matcher_of(vocabulary, name, use=USE):
+    if name == "gpt-oss" and vocabulary[0].special_id("<|channel|>") is None:
+        pytest.skip("its markup is special tokens in every vocabulary")
+    tokenizer, library, _ = vocabulary
+    constraint = tool_constraint(use, OutputFormat(TOOL_FORMATS[name]), tokenizer.special_id)
+    matcher = LLMatcher(library, grammar_of(constraint_of(constraint)), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def allows(vocabulary, name, text, use=USE):
+    matcher, token_ids = matcher_of(vocabulary, name, use), vocabulary[0].encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def sampled(vocabulary, name, begin, seed):
+    """A random output that begins like this, as token ids; None where it finds no end."""
+    tokenizer, _, size = vocabulary
+    matcher, choose = matcher_of(vocabulary, name), random.Random(seed)
+    closers = [tokenizer.encode(text, add_special_tokens=False) for text in CLOSERS]
+    token_ids = tokenizer.encode(begin, add_special_tokens=False)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids), begin
+    for step in range(150):
+        if matcher.is_stopped() or (matcher.is_accepting() and choose.random() < 0.5):
+            return token_ids
+        wild = choose.random() < (0.25 if step < 40 else 0.02)
+        options = [] if wild else [ids for ids in closers if matcher.validate_tokens(ids) == len(ids)]
+        if options:
+            taken = choose.choice(options)
+        else:
+            mask = matcher.compute_bitmask()
+            allowed = [at for at in range(size) if mask[at // 8] >> (at % 8) & 1 and at > 2]
+            if not allowed:
+                assert matcher.is_accepting()
+                return token_ids
+            taken = [choose.choice(allowed)]
+        assert matcher.consume_tokens(taken)
+        token_ids += taken
+    return token_ids if matcher.is_accepting() else None
+
+
+def text_of(tokenizer, token_ids):
+    detokenizer = tokenizer.detokenizer((), skip_special_tokens=False)
+    pieces = [detokenizer.push((token_id,)) for token_id in token_ids]
+    return [*pieces, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whatever_the_grammar_allows_is_read_as_valid_calls(vocabulary, name):
+    tokenizer = vocabulary[0]
+    names = set()
+    num_read = 0
+    for seed in range(24):
+        begin = BEGINS[name][seed % len(BEGINS[name])]
+        token_ids = sampled(vocabulary, name, begin, seed)
+        if token_ids is None:
+            continue
+        pieces = text_of(tokenizer, token_ids)
+        text = "".join(pieces)
+        parsed = parse(tool_parser(name, TOOLS), [text])
+        assert parse(tool_parser(name, TOOLS), pieces) == parsed
+        assert parsed.calls, text
+        for called, arguments in parsed.calls:
+            names.add(called)
+            jsonschema.validate(json.loads(arguments), BY_NAME[called].parameters)
+        num_read += 1
+    assert num_read >= 12
+    assert "get_weather" in names
+
+
+GOOD = {
+    "hermes": '<tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "get", "parameters": {"a": 1}}; {"name": "get", "parameters": {"a": 1}}',
+    "mistral": '[TOOL_CALLS]get[ARGS]{"a": 1}[TOOL_CALLS]get{"a": 1}',
+    "qwen3_coder": "<tool_call>\n<function=get>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n"
+    '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
+    '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "glm45": "<tool_call>get\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "pythonic": "[get(a=1), get_time()]",
+    "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "
+    '<|constrain|>json<|message|>{"a": 1}<|call|>',
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
+    good = GOOD[name]
+    assert allows(vocabulary, name, good)
+    assert not allows(vocabulary, name, good.replace("1", '"x"'))
+    if TOOL_FORMATS[name].bare_start is None:  # else it is text
+        assert not allows(vocabulary, name, good.replace("get", "got"))
+    free = 'Is it 4 < 5, [get] or {"name": "Al"}?\n`get(a="x")` ends.'
+    assert allows(vocabulary, name, free if name != "gpt-oss" else f"<|channel|>final<|message|>{free}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tools_that_are_not_strict_stay_free_beside_strict_ones(vocabulary, name):
+    use = ToolUse((Tool("get", parameters=OPTIONAL), TOOLS[0]), ToolMode.AUTO)
+    text = GOOD[name].replace(", get_time()", "").replace("1", "[1]" if name == "pythonic" else "11")
+    assert allows(vocabulary, name, text, use)
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_an_answer_of_its_own_may_begin_like_calls(vocabulary, name):
+    texts = {"llama3_json": ['{"name": "Al", "age": 3}', '{"type": "x", "a": {}}'], "pythonic": ["[1] Paris", "[get]"]}
+    assert allows(vocabulary, name, f"\n\n{GOOD[name]}")
+    for text in texts[name]:
+        assert allows(vocabulary, name, text)
+        assert parse(tool_parser(name, TOOLS), [text]).content == text
+
+
+def test_what_tags_cannot_say_is_refused_by_name():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 1}
+    for name in ("qwen3_coder", "glm45", "pythonic"):
+        use = ToolUse((TOOLS[1], Tool("f", parameters=schema, strict=True)), ToolMode.AUTO)
+        with pytest.raises(InvalidRequest, match="minProperties") as refused:
+            check_tools(use, OutputFormat(TOOL_FORMATS[name]), "m")
+        assert refused.value.field == "tools.1.function.parameters"
