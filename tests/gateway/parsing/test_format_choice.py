@@ -39,6 +39,15 @@ Within <tool_call></tool_call> XML tags: <tool_call>\n{"name": <function-name>, 
     "Magistral": ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
     "Llama 4": ('<|python_start|> {"name": function name, "parameters": dictionary', "llama3_json", None),
     "Llama 4, with calls as in Python": ("<|python_start|>[func_name1(param1=value1, param2=value2)", "pythonic", None),
+    "Granite 3.0": ("<|start_of_role|>tools<|end_of_role|> <|tool_call|>", "granite", None),
+    "Granite 3.2": ("Here is my thought process: Here is my response:", None, "granite"),
+    "GLM 4.7": ("<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key> <think></think>", "glm47", "glm45"),
+    "MiniMax M2": ('<minimax:tool_call><invoke name=""> <think></think>', "minimax_m2", "minimax_m2"),
+    "DeepSeek V3.2": ("<｜Assistant｜><think></think> <｜DSML｜invoke", "deepseek_v32", "deepseek_r1"),
+    "Seed-OSS": ("<seed:tool_call><function=f> <seed:think></seed:think>", "seed_oss", "seed_oss"),
+    "FunctionGemma": ("<start_function_call>call:", "functiongemma", None),
+    "Gemma 4": ("<|tool_call>call: <|channel>thought <channel|>", "gemma4", "gemma4"),
+    "Phi 4 mini": ("functools[{", "phi4_mini_json", None),
     "a plain one": ("{{ message.content }}", None, None),
 }
 
@@ -61,6 +70,9 @@ def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(InvalidRequest, match="hermes") as refused:
         choose_format(FormatFlags(tools="herms"), [])
     assert refused.value.field == "tool_call_parser"
+    for tools, reasoning in (("openai", "openai_gptoss"), ("deepseek_v31", "deepseek_v3"), ("xlam", "nemotron_v3")):
+        chosen = choose_format(FormatFlags(tools=tools, reasoning=reasoning), [])
+        assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS[tools], REASONING_FORMATS[reasoning])
     with pytest.raises(InvalidRequest, match="deepseek_r1") as refused:
         choose_format(FormatFlags(reasoning="r1"), [])
     assert refused.value.field == "reasoning_parser"

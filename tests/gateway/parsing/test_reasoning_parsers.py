@@ -27,6 +27,27 @@ SAMPLES = {
     "qwen has nothing to think": ("qwen3", "", "<think>\n\n</think>\n\nYes.", "", "Yes."),
     "glm": ("glm45", "<|assistant|>", "\n<think>Hm.</think>\nYes.", "Hm.", "Yes."),
     "kimi": ("kimi_k2", "<|im_middle|>", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    "seed": ("seed_oss", "<seed:bos>assistant\n", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    "minimax": ("minimax_m2", "]~b]ai\n<think>\n", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    "nemotron": ("nemotron_v3", "<|im_start|>assistant\n<think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
+    "deepseek v3.1": ("deepseek_v3", "<｜Assistant｜><think>", "Hm.</think>Yes.", "Hm.", "Yes."),
+    "deepseek v3.1 is told not to": ("deepseek_v3", "<｜Assistant｜></think>", "Yes.", "", "Yes."),
+    "gemma 4": ("gemma4", "<|turn>model\n", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    "granite": (
+        "granite",
+        "assistant<|end_of_role|>",
+        "Here is my thought process:\nHm.\n\nHere is my response:\nYes.",
+        "Hm.",
+        "Yes.",
+    ),
+    "granite, shorter": (
+        "granite",
+        "assistant<|end_of_role|>",
+        "Here's my thought process: Hm. Here's my response: Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    "granite does not": ("granite", "assistant<|end_of_role|>", "Here is my view.", "", "Here is my view."),
     "mistral": ("mistral", "[/INST]", "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
     "mistral later": ("mistral", "[/INST]", "Well.[THINK]Hm.[/THINK]Yes.", "Hm.", "Well.Yes."),
     "harmony": (
@@ -68,7 +89,7 @@ def test_cuts_change_nothing(sample, seed, extra):
     whole = parse(parser_of(sample), [text])
     assert parse(parser_of(sample), cut(text, seed)) == whole
     assert parse(parser_of(sample), text) == whole
-    if "gpt-oss" not in SAMPLES[sample]:
+    if SAMPLES[sample][0] not in ("gpt-oss", "gemma4", "granite", "seed_oss"):  # whose marks have other letters
         assert _letters(whole.content + whole.reasoning) == _letters(text)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -43,9 +44,9 @@ TOOLS = (
     Tool("get", parameters={**OPTIONAL, "additionalProperties": False}, strict=True),
     Tool("get_time", parameters=EMPTY, strict=True),
 )
-USE = ToolUse(TOOLS, ToolMode.AUTO)
 BY_NAME = {tool.name: tool for tool in TOOLS}
-FORMATS = [name for name in TOOL_FORMATS if name != "qwen3_xml"]
+FORMATS = [name for name in TOOL_FORMATS if name not in ("qwen3_xml", "openai", "llama4_pythonic")]
+GEMMA = ("functiongemma", "gemma4")  # lists and objects have no grammar there
 
 # What announces a call, after free text where the format has that.
 BEGINS = {
@@ -57,6 +58,16 @@ BEGINS = {
     "kimi_k2": ["Ok.<|tool_calls_section_begin|><|tool_call_begin|>"],
     "glm45": ["Ok <b>.\n<tool_call>"],
     "pythonic": ["[get_weather(", "\n[get("],
+    "granite": ["Ok.<|tool_call|>", "Ok <b>.<tool_call>"],
+    "phi4_mini_json": ["Ok. functools"],
+    "xlam": ['[{"name": "get_weather"', "Ok.[TOOL_CALLS]"],
+    "minimax_m2": ["Ok.\n<minimax:tool_call>\n<invoke"],
+    "deepseek_v32": ["Ok.\n<｜DSML｜function_calls>\n<｜DSML｜invoke"],
+    "seed_oss": ["Ok <b>.\n<seed:tool_call>"],
+    "functiongemma": ["Ok.<start_function_call>"],
+    "gemma4": ["Ok.<|tool_call>"],
+    "deepseek_v31": ["Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"],
+    "glm47": ["Ok <b>.\n<tool_call>"],
     "gpt-oss": [
         "<|channel|>analysis<|message|>Ok to=functions.get?<|end|><|start|>assistant<|channel|>commentary to=functions."
     ],
@@ -67,7 +78,9 @@ CLOSERS = [
     '"', '": ', '}', ']', ')', ', ', '}}', '{}', '1', 'true', 'null', 'Paris', '\n</parameter>\n', '</function>',
     '</tool_call>', '\n</tool_call>', '</arg_value>', '<arg_key>', '<｜tool▁sep｜>', '<｜tool▁call▁end｜>', '\n```',
     '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
-     '_weather', '>', '\n', '":', 'celsius',
+     '_weather', '>', ' name="get_weather">\n', 'call:get_weather{city:', '<escape>', '<|"|>', ',unit:',
+    '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
+    '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius',
 ]  # fmt: skip
 
 
@@ -83,7 +96,16 @@ def vocabulary(request, tmp_path_factory):
     tokenizer.close()
 
 
-def matcher_of(vocabulary, name, use=USE):
+def tools_for(name):
+    """The tools, without parameters that the format's grammar has no place for."""
+    if name not in GEMMA:
+        return TOOLS
+    properties = {key: value for key, value in SCHEMA["properties"].items() if key not in ("at", "tags")}
+    return (replace(TOOLS[0], parameters={**SCHEMA, "properties": properties}), *TOOLS[1:])
+
+
+def matcher_of(vocabulary, name, use=None):
+    use = ToolUse(tools_for(name), ToolMode.AUTO) if use is None else use
     if name == "gpt-oss" and vocabulary[0].special_id("<|channel|>") is None:
         pytest.skip("its markup is special tokens in every vocabulary")
     tokenizer, library, _ = vocabulary
@@ -93,7 +115,7 @@ def matcher_of(vocabulary, name, use=USE):
     return matcher
 
 
-def allows(vocabulary, name, text, use=USE):
+def allows(vocabulary, name, text, use=None):
     matcher, token_ids = matcher_of(vocabulary, name, use), vocabulary[0].encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
@@ -135,7 +157,7 @@ def test_whatever_the_grammar_allows_is_read_as_valid_calls(vocabulary, name):
     tokenizer = vocabulary[0]
     names = set()
     num_read = 0
-    for seed in range(24):
+    for seed in range(16):
         begin = BEGINS[name][seed % len(BEGINS[name])]
         token_ids = sampled(vocabulary, name, begin, seed)
         if token_ids is None:
@@ -149,7 +171,7 @@ def test_whatever_the_grammar_allows_is_read_as_valid_calls(vocabulary, name):
             names.add(called)
             jsonschema.validate(json.loads(arguments), BY_NAME[called].parameters)
         num_read += 1
-    assert num_read >= 12
+    assert num_read >= 8
     assert "get_weather" in names
 
 
@@ -164,6 +186,20 @@ GOOD = {
     '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
     "glm45": "<tool_call>get\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "pythonic": "[get(a=1), get_time()]",
+    "granite": '<|tool_call|>[{"name": "get", "arguments": {"a": 1}}]',
+    "phi4_mini_json": 'functools[{"name": "get", "arguments": {"a": 1}}]',
+    "xlam": '[{"name": "get", "arguments": {"a": 1}}]',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get">\n<parameter name="a">1</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get">\n<｜DSML｜parameter name="a" '
+    'string="false">1'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "seed_oss": "<seed:tool_call>\n<function=get>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>",
+    "functiongemma": "<start_function_call>call:get{a:1}<end_function_call>",
+    "gemma4": "<|tool_call>call:get{a:1}<tool_call|>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "glm47": "<tool_call>get<arg_key>a</arg_key><arg_value>1</arg_value>\n</tool_call>".replace("\n", ""),
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "
     '<|constrain|>json<|message|>{"a": 1}<|call|>',
 }
@@ -174,7 +210,7 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
     good = GOOD[name]
     assert allows(vocabulary, name, good)
     assert not allows(vocabulary, name, good.replace("1", '"x"'))
-    if TOOL_FORMATS[name].bare_start is None:  # else it is text
+    if name not in ("llama3_json", "pythonic", "xlam"):  # else it is text
         assert not allows(vocabulary, name, good.replace("get", "got"))
     free = 'Is it 4 < 5, [get] or {"name": "Al"}?\n`get(a="x")` ends.'
     assert allows(vocabulary, name, free if name != "gpt-oss" else f"<|channel|>final<|message|>{free}")
@@ -182,7 +218,7 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_are_not_strict_stay_free_beside_strict_ones(vocabulary, name):
-    use = ToolUse((Tool("get", parameters=OPTIONAL), TOOLS[0]), ToolMode.AUTO)
+    use = ToolUse((Tool("get", parameters=OPTIONAL), tools_for(name)[0]), ToolMode.AUTO)
     text = GOOD[name].replace(", get_time()", "").replace("1", "[1]" if name == "pythonic" else "11")
     assert allows(vocabulary, name, text, use)
 

@@ -208,6 +208,79 @@ SAMPLES = {
         "",
         [(CALL, {"city": "a'b\né\\d]"})],
     ),
+    "granite": (
+        "granite",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]',
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "granite 3.1": (
+        "granite",
+        '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_call>',
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "phi": (
+        "phi4_mini_json",
+        'Ok. functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        "Ok.",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "xlam": (
+        "xlam",
+        '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]',
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "xlam behind a mark": (
+        "xlam",
+        'Ok.[TOOL_CALLS][{"name": "get_time", "arguments": {}}]',
+        "Ok.",
+        [("get_time", {})],
+    ),
+    "xlam an answer in JSON": ("xlam", '[{"name": "Al"}]', '[{"name": "Al"}]', []),
+    "minimax": (
+        "minimax_m2",
+        'Ok.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Pa\nris</parameter>\n'
+        '<parameter name="days">3</parameter>\n<parameter name="note">null</parameter>\n</invoke>\n'
+        '<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+        "Ok.",
+        [(CALL, {"city": "Pa\nris", "days": 3, "note": None}), ("get_time", {})],
+    ),
+    "deepseek v3.2": (
+        "deepseek_v32",
+        'Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
+        'string="true">5</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Ok.",
+        [(CALL, {"city": "5", "days": 3})],
+    ),
+    "seed": (
+        "seed_oss",
+        "Ok.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>\nPa\nris\n</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "Ok.",
+        [(CALL, {"city": "\nPa\nris\n", "days": 3})],
+    ),
+    "functiongemma": (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Pa{,}ris<escape>,days:3,exact:true,"
+        "at:{lat:1.5,l:[1,<escape>a<escape>]}}<end_function_call><start_function_call>call:get_time{}<end_function_call>",
+        "",
+        [(CALL, {"city": "Pa{,}ris", "days": 3, "exact": True, "at": {"lat": 1.5, "l": [1, "a"]}}), ("get_time", {})],
+    ),
+    "gemma 4": (
+        "gemma4",
+        'Ok.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
+        "Ok.",
+        [(CALL, {"city": "Paris", "days": 3}), ("get_time", {})],
+    ),
+    "glm 4.7": (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>",
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
     "pythonic a list": ("pythonic", "[1] Paris, [2] Rome (city=1)", "[1] Paris, [2] Rome (city=1)", []),
 }  # fmt: skip
 
@@ -331,7 +404,7 @@ def test_no_word_is_lost(name, words):
 
 def _hidden_places(name, text):
     """What the formats have places for that no client sees: names of channels, ids."""
-    return text if name == "gpt-oss" or (name, "[CALL_ID]" in text) == ("mistral", True) else ""
+    return text if name in ("gpt-oss", "openai") or (name, "[CALL_ID]" in text) == ("mistral", True) else ""
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
@@ -350,6 +423,11 @@ def test_what_waits_is_bounded(name):
         "hermes": '<tool_call>{"x": "', "llama3_json": '{"name": "', "mistral": "[TOOL_CALLS]f", "pythonic": "[f",
         "qwen3_coder": "<tool_call><function=", "qwen3_xml": "<function=", "deepseek_v3": "<｜tool▁call▁begin｜>",
         "kimi_k2": "<|tool_call_begin|>", "glm45": "<tool_call>", "gpt-oss": "<|channel|>",
+        "granite": '<|tool_call|>[{"x": "', "phi4_mini_json": 'functools[{"x": "', "xlam": '[{"name": "',
+        "minimax_m2": '<invoke name="', "deepseek_v32": '<｜DSML｜invoke name="',
+        "seed_oss": "<seed:tool_call><function=",
+        "functiongemma": "<start_function_call>call:", "gemma4": "<|tool_call>call:", "openai": "<|channel|>",
+        "deepseek_v31": "<｜tool▁call▁begin｜>", "glm47": "<tool_call>", "llama4_pythonic": "[f",
     }[name]  # fmt: skip
     parser = tool_parser(name)
     events = [*parser.push(begin)]

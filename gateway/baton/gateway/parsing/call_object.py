@@ -57,13 +57,13 @@ def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], 
     out.end()
 
 
-def read_call_list(source: Source, out: EventWriter) -> Steps[None]:
+def read_call_list(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
     """Reads a JSON list of such objects, inside of an attempt."""
     yield from source.skip_space()
     yield from source.expect("[")
     while True:
         yield from source.skip_space()
-        yield from read_call_object(source, out)
+        yield from read_call_object(source, out, is_call)
         source.begin()
         yield from source.skip_space()
         if (yield from source.expect(",", "]")) == "]":

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from baton.gateway.parsing import (
     deepseek_v3,
+    gemma,
     glm45,
+    granite_reasoning,
     harmony,
     hermes,
+    invoke_tags,
     kimi_k2,
+    listed_calls,
     llama3_json,
     mistral,
     pythonic,
     qwen3_coder,
 )
 from baton.gateway.parsing.deepseek_v3 import DeepSeekV3Parser
+from baton.gateway.parsing.gemma import FunctionGemmaParser, Gemma4Parser
 from baton.gateway.parsing.glm45 import Glm45Parser
+from baton.gateway.parsing.granite_reasoning import GraniteReasoningParser
 from baton.gateway.parsing.harmony import HarmonyParser
 from baton.gateway.parsing.hermes import HermesParser
+from baton.gateway.parsing.invoke_tags import DsmlParser, InvokeParser
 from baton.gateway.parsing.kimi_k2 import KimiK2Parser
+from baton.gateway.parsing.listed_calls import GraniteParser, Phi4MiniParser, XlamParser
 from baton.gateway.parsing.llama3_json import Llama3JsonParser
 from baton.gateway.parsing.mistral import MistralParser
 from baton.gateway.parsing.output_format import ReasoningFormat, ToolFormat
 from baton.gateway.parsing.pythonic import PythonicParser
-from baton.gateway.parsing.qwen3_coder import Qwen3CoderParser
+from baton.gateway.parsing.qwen3_coder import Qwen3CoderParser, SeedOssParser
 from baton.gateway.parsing.think_tags import ThinkTagsParser
 
 _THINK, _END_THINK = "<think>", "</think>"
@@ -32,19 +41,24 @@ _MISTRAL_THINK, _MISTRAL_END_THINK = "[THINK]", "[/THINK]"
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
 _HARMONY_TOKENS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.CALL, harmony.CONSTRAIN)
 _KIMI_SECTION = (kimi_k2.SECTION,)
+_SEED_THINK = ("<seed:think>", "</seed:think>")
+_GEMMA_THINK = ("<|channel>thought\n", "<channel|>")
+_HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), _HARMONY_TOKENS)
 
 
-def _think(opened: bool = False, implicit_ends: tuple[str, ...] = ()) -> ReasoningFormat:
+def _think(
+    opened: bool = False, implicit_ends: tuple[str, ...] = (), tags: tuple[str, str] = (_THINK, _END_THINK)
+) -> ReasoningFormat:
     return ReasoningFormat(
-        lambda is_open: ThinkTagsParser(_THINK, _END_THINK, opened=is_open, implicit_ends=implicit_ends),
-        special_tokens=(_THINK, _END_THINK, *implicit_ends),
-        open_tag=_THINK,
-        close_tag=_END_THINK,
+        lambda is_open: ThinkTagsParser(*tags, opened=is_open, implicit_ends=implicit_ends),
+        special_tokens=(*tags, *implicit_ends),
+        open_tag=tags[0],
+        close_tag=tags[1],
         opened=opened,
     )
 
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = {
+_TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(HermesParser, _CALL_TAGS, syntax=hermes.SYNTAX, starts=_CALL_TAGS[:1]),
     "llama3_json": ToolFormat(
         Llama3JsonParser,
@@ -90,6 +104,49 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         bare_start=pythonic.bare_start,
         syntax=pythonic.SYNTAX,
     ),
+    "granite": ToolFormat(
+        GraniteParser,
+        (*listed_calls.GRANITE_MARKS, "</tool_call>"),
+        starts=listed_calls.GRANITE_MARKS,
+        syntax=listed_calls.GRANITE_SYNTAX,
+    ),
+    "phi4_mini_json": ToolFormat(Phi4MiniParser, starts=(listed_calls.PHI_MARK,), syntax=listed_calls.PHI_SYNTAX),
+    "xlam": ToolFormat(
+        XlamParser,
+        listed_calls.XLAM_MARKS,
+        starts=listed_calls.XLAM_MARKS,
+        bare_start=listed_calls.bare_list,
+        syntax=listed_calls.XLAM_SYNTAX,
+    ),
+    "functiongemma": ToolFormat(
+        FunctionGemmaParser,
+        (*FunctionGemmaParser.tags, FunctionGemmaParser.quote),
+        starts=FunctionGemmaParser.tags[:1],
+        syntax=gemma.FUNCTION_GEMMA_SYNTAX,
+    ),
+    "gemma4": ToolFormat(
+        Gemma4Parser,
+        (*Gemma4Parser.tags, Gemma4Parser.quote),
+        starts=Gemma4Parser.tags[:1],
+        syntax=gemma.GEMMA4_SYNTAX,
+    ),
+    "minimax_m2": ToolFormat(
+        InvokeParser, InvokeParser.section, starts=InvokeParser.section[:1], syntax=invoke_tags.MINIMAX_SYNTAX
+    ),
+    "deepseek_v32": ToolFormat(
+        DsmlParser, DsmlParser.section, starts=DsmlParser.section[:1], syntax=invoke_tags.DSML_SYNTAX
+    ),
+    "seed_oss": ToolFormat(
+        SeedOssParser, qwen3_coder.SEED_TAGS, starts=qwen3_coder.SEED_TAGS[:1], syntax=qwen3_coder.SEED_SYNTAX
+    ),
+}
+# Other names of the same, and what differs in what models write.
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    **_TOOL_FORMATS,
+    "deepseek_v31": replace(_TOOL_FORMATS["deepseek_v3"], syntax=deepseek_v3.V31_SYNTAX),
+    "glm47": replace(_TOOL_FORMATS["glm45"], syntax=glm45.syntax_of("")),
+    "llama4_pythonic": _TOOL_FORMATS["pythonic"],
+    "openai": _TOOL_FORMATS["gpt-oss"],
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -103,7 +160,22 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         open_tag=_MISTRAL_THINK,
         close_tag=_MISTRAL_END_THINK,
     ),
-    "gpt-oss": ReasoningFormat(lambda opened: HarmonyParser(), _HARMONY_TOKENS),
+    "gpt-oss": _HARMONY_REASONING,
+    "openai_gptoss": _HARMONY_REASONING,
+    "deepseek_v3": _think(),
+    "glm47": _think(),
+    "nemotron_v3": _think(opened=True),
+    "minimax_m2": _think(opened=True),
+    "seed_oss": _think(tags=_SEED_THINK),
+    "gemma4": ReasoningFormat(
+        lambda opened: ThinkTagsParser(*_GEMMA_THINK, opened=opened, implicit_ends=Gemma4Parser.tags[:1]),
+        special_tokens=("<|channel>", "<channel|>"),
+        open_tag=_GEMMA_THINK[0],
+        close_tag=_GEMMA_THINK[1],
+    ),
+    "granite": ReasoningFormat(
+        GraniteReasoningParser, open_tag=granite_reasoning.STARTS[0], close_tag=granite_reasoning.ENDS[0]
+    ),
 }
 
 # The first whose texts are all in the template.
@@ -111,7 +183,14 @@ _TOOL_SIGNS = (
     ("gpt-oss", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("deepseek_v3", ("<｜tool▁call▁begin｜>",)),
+    ("deepseek_v32", ("<｜DSML｜",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("gemma4", ("<|tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("glm47", ("<tool_call>{function-name}<arg_key>",)),
     ("glm45", ("<tool_call>", "<arg_key>")),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
@@ -119,12 +198,17 @@ _TOOL_SIGNS = (
     ("llama3_json", ('{"name": function name, "parameters":',)),
     ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
+    ("phi4_mini_json", ("functools[",)),
 )
 _REASONING_SIGNS = (
     ("gpt-oss", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>", _THINK)),
     ("deepseek_r1", ("<｜Assistant｜>", _END_THINK)),
     ("mistral", (_MISTRAL_THINK,)),
+    ("minimax_m2", ("<minimax:tool_call>", _THINK)),
+    ("seed_oss", _SEED_THINK),
+    ("gemma4", ("<channel|>", "<|tool_call>")),
+    ("granite", ("Here is my thought process:",)),
     ("glm45", ("<arg_key>", _THINK)),
     ("qwen3", (_END_THINK,)),
 )

@@ -38,15 +38,15 @@ def _calls(tools: Sequence[Tool]) -> Form:
     return sequence(first, repeat(sequence(const("; "), _call(tools)), optional=True))
 
 
-def _signs(tools: Sequence[Tool]) -> str:
-    """Objects that begin as calls do; a key or a name with an escape in it may be any."""
+def object_signs(tools: Sequence[Tool]) -> str:
+    """A regex of objects that begin as calls do; a key or a name with an escape in it may be any."""
     names = "|".join(re.escape(tool.name) for tool in tools)
     before = r'("(type|id)"\s*:\s*("([^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*'
     call = rf'"name"\s*:\s*"([^"]*\\|({names})")|"(parameters|arguments)"|"[^"]*\\|"(type|id)"\s*:\s*[{{\[]'
     return rf"\s*\{{\s*{before}({call})"
 
 
-SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, _signs), neutral=(END_TAG,))
+SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, object_signs), neutral=(END_TAG,))
 
 
 class Llama3JsonParser(ToolParser):

@@ -5,22 +5,20 @@ Newer models leave [ARGS] out or put [CALL_ID] and an id before it.
 
 from __future__ import annotations
 
-import json
 import secrets
 import string
 from collections.abc import Sequence
 
 from baton.gateway.parsing.call_object import read_call_list
-from baton.gateway.parsing.call_syntax import Announced, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.call_syntax import Announced, CallSyntax, parameters_of
 from baton.gateway.parsing.event_writer import NewId
-from baton.gateway.parsing.forms import Form, const, either, json_of, regex, repeat, sequence
+from baton.gateway.parsing.forms import Form, const, either, json_of, regex, sequence
+from baton.gateway.parsing.listed_calls import call_list
 from baton.gateway.parsing.source import Malformed, Steps, markers
 from baton.gateway.parsing.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-
-_OBJECT = json_calls(lambda name: f'{{"name": {json.dumps(name)}, "arguments": ', "}")
 
 
 def _calls(tools: Sequence[Tool]) -> Form:
@@ -31,7 +29,7 @@ def _calls(tools: Sequence[Tool]) -> Form:
         for tool in tools
         for name_end in name_ends
     ]
-    return either([sequence(const("["), repeat(_OBJECT(tools), ", "), const("]")), *named])
+    return either([call_list(tools), *named])
 
 
 SYNTAX = CallSyntax((Announced((CALLS,), _calls),), separator="")

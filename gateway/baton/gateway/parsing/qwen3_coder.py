@@ -20,33 +20,43 @@ _VALUE_ENDS = (_END_PARAMETER, _PARAMETER, _END_FUNCTION)
 _VALUE_STOPS = (*(f"\n{end}" for end in _VALUE_ENDS), *_VALUE_ENDS)
 
 
-def _call(tool: Tool) -> Form:
+def _call(tool: Tool, line_break: str) -> Form:
     """A call from its function's name to its end tag."""
     head = const(f"{tool.name}>\n")
     if not tool.strict:
         return sequence(head, text(), const(_END_FUNCTION))
-    arguments = tagged_arguments(tool, lambda key: f"{_PARAMETER}{key}>\n", f"\n{_END_PARAMETER}", _VALUE_ENDS, "\n")
+    arguments = tagged_arguments(
+        tool, lambda key: f"{_PARAMETER}{key}>{line_break}", f"{line_break}{_END_PARAMETER}", _VALUE_ENDS, "\n"
+    )
     return sequence(*(part for part in (head, arguments, const(_END_FUNCTION)) if part))
 
 
-def _calls(tools: Sequence[Tool]) -> Form:
-    return either(map(_call, tools))
+def _syntax_of(tags: tuple[str, str], line_break: str) -> CallSyntax:
+    def calls(tools: Sequence[Tool]) -> Form:
+        return either(_call(tool, line_break) for tool in tools)
+
+    def opened(tools: Sequence[Tool]) -> Form:
+        return sequence(const(f"\n{_FUNCTION}"), calls(tools), const(f"\n{tags[1]}"))
+
+    return CallSyntax((Announced(tags[:1], opened), Announced((_FUNCTION,), calls)))
 
 
-def _opened(tools: Sequence[Tool]) -> Form:
-    return sequence(const(f"\n{_FUNCTION}"), _calls(tools), const(f"\n{_CLOSE}"))
-
-
-SYNTAX = CallSyntax((Announced((_OPEN,), _opened), Announced((_FUNCTION,), _calls)))
+SYNTAX = _syntax_of((_OPEN, _CLOSE), "\n")
+SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
+SEED_SYNTAX = _syntax_of(SEED_TAGS, "")
 
 
 class Qwen3CoderParser(ToolParser):
     """Models also forget <tool_call>: <function= begins a call as well."""
 
+    tags = (_OPEN, _CLOSE)
+    stops = _VALUE_STOPS
+    line_break = "\n"  # around values
+
     def parse(self) -> Steps[None]:
-        while marker := (yield from self.source.until(markers(_OPEN, _FUNCTION), self.out.content)):
-            if marker == _OPEN:
-                yield from self.attempt(self._opened(), _OPEN)
+        while marker := (yield from self.source.until(markers(self.tags[0], _FUNCTION), self.out.content)):
+            if marker != _FUNCTION:
+                yield from self.attempt(self._opened(), marker)
             else:
                 yield from self.attempt(self._call(), _FUNCTION)
 
@@ -68,17 +78,18 @@ class Qwen3CoderParser(ToolParser):
             if (yield from source.expect(_PARAMETER, _END_FUNCTION)) == _END_FUNCTION:
                 break
             key, _ = yield from source.read_until(markers(">"))
-            yield from source.take("\n")
+            if self.line_break:
+                yield from source.take(self.line_break)
             yield from self._value(arguments, key.strip())
         source.commit()
         arguments.close()
         out.end()
         source.begin()
         yield from source.skip_space()
-        yield from source.take(_CLOSE)
+        yield from source.take(self.tags[1])
 
     def _value(self, arguments: ArgumentsWriter, key: str) -> Steps[None]:
-        source, stops = self.source, markers(*_VALUE_STOPS)
+        source, stops = self.source, markers(*self.stops)
         source.commit()
         kinds = arguments.kinds(key)
         if kinds == {"string"}:
@@ -94,3 +105,11 @@ class Qwen3CoderParser(ToolParser):
             arguments.add(key, json_value(text, kinds))
         if not stop.endswith(_END_PARAMETER):
             source.unread(len(stop))
+
+
+class SeedOssParser(Qwen3CoderParser):
+    """Seed-OSS: the same within tags of its own, values without line breaks around them."""
+
+    tags = SEED_TAGS
+    stops = _VALUE_ENDS
+    line_break = ""

@@ -30,18 +30,29 @@ class Inexpressible(Exception):
     """The schema cannot be written in tags. Says why."""
 
 
-def tagged_arguments(tool: Tool, begin: Callable[[str], str], end: str, stops: Sequence[str], last: str) -> Form | None:
+def tagged_arguments(
+    tool: Tool,
+    begin: Callable[[str], str],
+    end: str,
+    stops: Sequence[str],
+    last: str,
+    of_kinds: tuple[Callable[[str], str], Callable[[str], str]] | None = None,
+) -> Form | None:
     """Returns the form of all arguments; None where there are none. Raises Inexpressible.
 
     `begin` is what stands before the value of a key and `end` what stands behind it; values contain none of `stops`.
-    `last` is what follows the end, as far as it is part of each argument.
+    `last` is what follows the end, as far as it is part of each argument. `of_kinds`: what stands before strings, and
+    before other values, where tags say which of the two comes.
     """
     several = []
-    for name, schema, required in _properties(tool):
+    for name, schema, required in properties_of(tool):
         if name != name.strip() or any(char in name for char in "<>\n") or not name:
             raise Inexpressible(f"the name {name!r}")
         value = tagged_value(schema, tool.parameters or {}, stops, name)
-        content = either(sequence(const(begin(name)), one, const(end + last)) for one in value)
+        before = (begin, begin) if of_kinds is None else of_kinds
+        content = either(
+            sequence(const(before[one["type"] == "json_schema"](name)), one, const(end + last)) for one in value
+        )
         several.append(member(content, required))
     return members(several) if several else None
 
@@ -54,7 +65,7 @@ def listed_arguments(
     Raises Inexpressible.
     """
     several = []
-    for name, schema, required in _properties(tool):
+    for name, schema, required in properties_of(tool):
         if not is_key(name):
             raise Inexpressible(f"the name {name!r}")
         value = schema if isinstance(schema, Mapping) else {}
@@ -63,7 +74,7 @@ def listed_arguments(
     return members(several, separator) if several else None
 
 
-def _properties(tool: Tool) -> list[tuple[str, Any, bool]]:
+def properties_of(tool: Tool) -> list[tuple[str, Any, bool]]:
     """The tool's parameters: name, schema, whether it is required."""
     schema = resolved(tool.parameters or {}, tool.parameters or {})
     unknown = sorted(set(schema) - _OBJECT_KEYS)

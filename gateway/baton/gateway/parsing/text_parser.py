@@ -57,6 +57,8 @@ class SteppingParser(ABC):
         """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
         self.source.close(cut or self.forced)
         self._advance()
+        if cut and self.source.announced:
+            self.out.end_content()
         self.out.finish()
         return self.out.drain()
 
