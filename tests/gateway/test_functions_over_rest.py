@@ -82,7 +82,7 @@ async def test_a_call_and_its_result_are_in_the_prompt_as_a_tools_are(qwen):
         ({"functions": FUNCTIONS, "tools": TOOLS}, "tools"),
         ({"functions": FUNCTIONS, "tool_choice": "required"}, "tool_choice"),
         (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "["}}]},
+            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": 7}}]},
             "messages.0.function_call.arguments",
         ),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call.name"),
