@@ -109,6 +109,14 @@ BAD = {
     "many choices": (outputs(choice=["a"] * (MAX_CHOICES + 1)), "structured_outputs.choice"),
     "no JSON": (outputs(json="{"), "structured_outputs.json"),
     "deep text": (outputs(json=json.dumps(DEEP)), "structured_outputs.json"),
+    "a large integer": (schema_format({"type": "integer", "maximum": 2**64}), "response_format.json_schema.schema"),
+    "a large negative": (schema_format({"enum": ["a", [-(2**63) - 1]]}), "response_format.json_schema.schema"),
+    "a huge integer": (outputs(json={"properties": {"a": {"const": 10**300}}}), "structured_outputs.json"),
+    "only an integer": (outputs(json=10**30), "structured_outputs.json"),
+    "a large tag": (
+        {"response_format": {"type": "structural_tag", "format": {"type": "token", "token_id": 2**70}}},
+        "response_format",
+    ),
     "pattern too long": (outputs(json={}, whitespace_pattern=" " * 257), "structured_outputs.whitespace_pattern"),
 }
 
@@ -123,6 +131,17 @@ async def test_what_is_malformed_is_refused_by_name(path, fields, param):
         assert rest.admission.taken == 0
     assert answer.status == 400
     assert answer.error["param"] == param
+
+
+async def test_a_large_integer_is_refused_with_the_allowed_range():
+    async with rest_side() as rest:
+        answer = await rest.chat(**schema_format({"type": "integer", "maximum": 2**64}))
+    assert answer.error["message"] == (
+        "response_format.json_schema.schema has 18446744073709551616; integers must be from -9223372036854775808 to"
+        " 18446744073709551615."
+    )
+    largest = (await constraint_for(schema_format({"minimum": -(2**63), "maximum": 2**64 - 1}))).constraint
+    assert json.loads(largest.json_schema) == {"minimum": -(2**63), "maximum": 2**64 - 1}
 
 
 async def test_structured_outputs_and_a_named_tool_exclude_each_other():

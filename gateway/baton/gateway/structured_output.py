@@ -22,6 +22,7 @@ from baton.v1 import types_pb2
 MAX_BYTES = 256 * 1024  # of all texts
 MAX_CHOICES = 4096
 MAX_DEPTH = 64
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1  # of JSON that is written again
 
 _HARMONY_ANSWER = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
 _PROMPT_END_TOKENS = 16
@@ -195,11 +196,22 @@ def _text_or_dumped(value: Any, field: str) -> str:
 def _dumped(value: Any, field: str) -> str:
     """The value as JSON text. Keys keep their order: it is the answer's."""
     level, depth = [value], 0
+    _check_integers(level, field)
     while level := [item for outer in level if isinstance(outer, dict | list) for item in _items(outer)]:
         depth += 1
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{field} is nested more than {MAX_DEPTH} levels deep.", field=field)
+        _check_integers(level, field)
     return orjson.dumps(value).decode()
+
+
+def _check_integers(values: list[Any], field: str) -> None:
+    for value in values:
+        if isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER:
+            shown = str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
+            raise InvalidRequest(
+                f"{field} has {shown}; integers must be from {_MIN_INTEGER} to {_MAX_INTEGER}.", field=field
+            )
 
 
 def _items(outer: dict[str, Any] | list[Any]) -> list[Any]:
