@@ -16,8 +16,8 @@ from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
 from baton.worker.executor.cpu import CpuExecutor
 from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
-from baton.worker.grammar.compiler import GrammarLimits
 from baton.worker.grammar.grammars import Grammars
+from baton.worker.grammar.limits import GrammarLimits
 from baton.worker.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[1] / "models" / "storyteller-7m"

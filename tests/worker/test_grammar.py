@@ -17,8 +17,9 @@ from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2
 from baton.worker.core import Constraint, ConstraintForm, SamplingParams
 from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.compiler import Compiler, GrammarLimits
+from baton.worker.grammar.compiler import Compiler
 from baton.worker.grammar.grammars import Grammars
+from baton.worker.grammar.limits import GrammarLimits
 from baton.worker.grammar.match import GrammarMatch
 from baton.worker.grammar.messages import constraint_message, constraint_of
 from baton.worker.grammar.source import MAX_CHOICES, grammar_of
@@ -47,7 +48,7 @@ def compiler(folder: Path) -> Compiler:
 
 def opened(compiler: Compiler, constraint: Constraint, **request: object) -> GrammarMatch:
     match = GrammarMatch(make_request(constraint=constraint, **request), None)  # type: ignore[arg-type]
-    match.open(compiler)
+    match.open(compiler.vocabulary, compiler.matcher(match.constraint, match.namespace))
     match.fill()
     return match
 
@@ -162,12 +163,26 @@ def test_equal_constraints_are_compiled_once_while_they_are_kept(folder: Path) -
 
 
 def test_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
-    compiler = Compiler(load_vocabulary(folder, MODEL), GrammarLimits(max_cached_bytes=100))
+    limits = GrammarLimits(max_cached_bytes=1000, max_grown_bytes=300)
+    compiler = Compiler(load_vocabulary(folder, MODEL), limits)
     for number in range(20):
-        compiler.matcher(regex(f"a{{{number}}}" + "b" * 30))
-    assert len(compiler) <= 3
-    compiler.matcher(regex("c" * 200))
-    assert len(compiler) == 0
+        compiler.matcher(regex(f"a{{{number}}}"), num_bytes=300)
+    assert (len(compiler), compiler.num_bytes) == (3, 900)
+    compiler.grow(regex("a{19}"), b"", 200)
+    assert (len(compiler), compiler.num_bytes) == (2, 800)
+    compiler.grow(regex("a{19}"), b"", 101)
+    assert (len(compiler), compiler.num_bytes) == (1, 300)
+    compiler.matcher(regex("b"), num_bytes=1001)
+    assert (len(compiler), compiler.num_bytes) == (0, 0)
+
+
+def test_a_compilation_that_failed_on_the_way_is_not_handed_out_again(compiler: Compiler) -> None:
+    first = compiler.matcher(regex("ab"), b"me")
+    compiler.drop(regex("ab"), b"me")
+    compiler.drop(regex("ab"), b"me")
+    assert first.is_error() is False
+    assert compiler.cached(regex("ab"), b"me") is None
+    assert compiler.num_bytes == 0
 
 
 def test_matchers_of_one_compilation_share_no_place(compiler: Compiler, tokenizer: Tokenizer) -> None:
@@ -191,12 +206,17 @@ def test_limits_refuse_what_is_too_expensive(folder: Path) -> None:
         grammar_of(choices(*("a" for _ in range(MAX_CHOICES + 1))))
 
 
-def test_a_schema_without_other_properties_takes_no_others(compiler: Compiler, tokenizer: Tokenizer) -> None:
-    schema = {"properties": {"a": {"type": "object", "properties": {"b": {"type": "null"}}}}, "type": "object"}
-    for closed in (False, True):
-        match = opened(compiler, json_schema(schema, no_additional_properties=closed, no_whitespace=True))
-        text = '{"a":{"z'
-        assert match.consume(tokenizer.encode(text).ids) is not closed
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("given", [None, True, False])
+def test_an_object_that_lists_properties_is_closed_unless_it_says_otherwise(
+    compiler: Compiler, tokenizer: Tokenizer, asked: bool, given: bool | None
+) -> None:
+    inner: dict[str, object] = {"type": "object", "properties": {"b": {"type": "null"}}}
+    if given is not None:
+        inner["additionalProperties"] = given
+    schema = {"properties": {"a": inner}, "type": "object"}
+    match = opened(compiler, json_schema(schema, no_additional_properties=asked, no_whitespace=True))
+    assert match.consume(tokenizer.encode('{"a":{"z').ids) is (given is True)
 
 
 def test_keywords_that_cannot_be_enforced_are_ignored_on_request(compiler: Compiler) -> None:

@@ -416,7 +416,9 @@ class Constraint(google.protobuf.message.Message):
     whitespace_pattern: builtins.str
     """Of JSON forms: the regex of whitespace between tokens. Empty: a blank, or a line end and up to 32 blanks."""
     no_additional_properties: builtins.bool
-    """Of JSON forms: objects that list properties and say nothing of others take no others."""
+    """Of JSON forms: objects that list properties and say nothing of others take no others. They take none without it
+    either; older workers need it.
+    """
     lenient: builtins.bool
     """Of JSON forms: keywords that cannot be enforced are ignored instead of refused."""
     reasoning_start_token_id: builtins.int

@@ -208,6 +208,7 @@ class Request:
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
     transfer: TransferTimes | None = None  # of the KV that a prefill worker sent; set by the hand-over
     constraint: Constraint | None = None  # of the whole output, what is in token_ids included
+    tenant: str = ""  # pays for its compilation; empty: not known
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, TokenIds):

@@ -82,6 +82,7 @@ def generation_of(
         # A prefill worker would keep the prompt's log-probabilities to itself.
         remote_prefill=submit.HasField("prefill") and not submit.sampling.HasField("prompt_logprobs"),
         traceparent=submit.traceparent,
+        tenant=submit.tenant,
         constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
     )
 

@@ -8,30 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
-from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint
-from baton.worker.grammar.source import field_of, grammar_of
+from baton.worker.grammar.compile import compile_grammar, grammar_of_checked
+from baton.worker.grammar.cost import estimated_bytes
+from baton.worker.grammar.limits import GrammarLimits
 from baton.worker.grammar.vocabulary import Vocabulary
-
-_MAX_MESSAGE = 300
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarLimits:
-    """What compiled grammars may cost."""
-
-    max_cached: int = 256
-    max_cached_bytes: int = 8 << 20  # of the constraints' own texts
-    max_cached_seconds: float = 3600.0  # since the last use
-    max_lexer_fuel: int = 1_000_000  # of a compilation; about 50 k a millisecond
-    max_grammar_size: int = 200_000  # symbols
-    max_step_fuel: int = 200_000  # of one token's mask; about 14 k a millisecond
-    max_row_items: int = 20_000  # ways to read one token
-    max_step_items: int = 50_000  # of one token's mask; about 20 k a millisecond
-    max_lexer_states: int = 20_000  # 1 to 2 kB each, of every running request
 
 
 @dataclass(slots=True)
@@ -39,12 +22,13 @@ class _Entry:
     matcher: LLMatcher
     num_bytes: int
     used: float
+    num_grown: int = 0  # bytes that matchers of this compilation may have added to it
 
 
 class Compiler:
     """Makes matchers. Equal constraints of one owner share one compilation while it is kept.
 
-    Of another owner's nobody could tell by the time that it takes whether it was compiled before.
+    Compilations are not shared between owners: the time to a first token would show what another owner sent.
     """
 
     def __init__(
@@ -64,83 +48,79 @@ class Compiler:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def matcher(self, constraint: Constraint, owner: bytes = b"") -> LLMatcher:
-        """A matcher at the answer's start, for the caller alone. Raises InvalidRequest that names the field.
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all that is kept, estimated upwards."""
+        return self._num_bytes
 
-        `owner`: who may share it; a request's cache namespace.
-        """
-        key = (owner, constraint)
+    def cached(self, constraint: Constraint, owner: bytes) -> LLMatcher | None:
+        """Returns a matcher of a compilation that is kept; None where there is none."""
         with self._lock:
             self._expire()
-            entry = self._entries.get(key)
-            if entry is not None:
-                entry.used = self._clock()
-                self._entries.move_to_end(key)
-                return entry.matcher.deep_copy()
-        matcher = self._compile(constraint)
+            entry = self._entries.get((owner, constraint))
+            if entry is None:
+                return None
+            entry.used = self._clock()
+            self._entries.move_to_end((owner, constraint))
+            return entry.matcher.deep_copy()
+
+    def matcher(
+        self, constraint: Constraint, owner: bytes = b"", grammar: str | None = None, num_bytes: int | None = None
+    ) -> LLMatcher:
+        """Returns a matcher at the answer's start, for the caller alone. Raises InvalidRequest that names the field.
+
+        `owner` shares it: a request's cache namespace. `grammar`, `num_bytes`: what a trial found; None: it is plain.
+        """
+        cached = self.cached(constraint, owner)
+        if cached is not None:
+            return cached
+        text = grammar_of_checked(constraint) if grammar is None else grammar
+        plain = num_bytes is None
+        matcher = compile_grammar(self.vocabulary, constraint, text, self.limits, plain)
         copy = matcher.deep_copy()
-        self._keep(key, matcher)
+        with self._lock:
+            self.num_compiled += 1
+            size = estimated_bytes(constraint) if num_bytes is None else num_bytes
+            self._keep((owner, constraint), _Entry(matcher, size, self._clock()))
         return copy
 
-    def _compile(self, constraint: Constraint) -> LLMatcher:
-        grammar = grammar_of_checked(constraint)
-        limits = self.limits
-        matcher = LLMatcher(
-            self.vocabulary.tokenizer,
-            grammar,
-            log_level=0,
-            limits=LLParserLimits(
-                max_items_in_row=limits.max_row_items,
-                initial_lexer_fuel=limits.max_lexer_fuel,
-                max_grammar_size=limits.max_grammar_size,
-                step_lexer_fuel=limits.max_step_fuel,
-                step_max_items=limits.max_step_items,
-                max_lexer_states=limits.max_lexer_states,
-                verbose_errors=False,
-            ),
-        )
-        self.num_compiled += 1
-        if not matcher.is_error():
-            # The first mask is made once for all copies, and shows grammars that are too expensive from the start.
-            scratch = np.empty(self.vocabulary.num_words, np.int32)
-            matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
-        if matcher.is_error():
-            raise refusal(constraint, matcher.get_error())
-        return matcher
+    def grow(self, constraint: Constraint, owner: bytes, num_bytes: int) -> None:
+        """Counts what a matcher may have added to its compilation, which all its copies share.
 
-    def _keep(self, key: tuple[bytes, Constraint], matcher: LLMatcher) -> None:
-        constraint = key[1]
-        num_bytes = len(constraint.text) + sum(map(len, constraint.choices))
-        limits = self.limits
+        Drops the compilation where that is too much: running matchers keep it alive, new ones get a new one.
+        """
         with self._lock:
-            if key in self._entries:
+            entry = self._entries.get((owner, constraint))
+            if entry is None:
                 return
-            self._entries[key] = _Entry(matcher, num_bytes, self._clock())
+            entry.num_grown += num_bytes
             self._num_bytes += num_bytes
-            while len(self._entries) > limits.max_cached or self._num_bytes > limits.max_cached_bytes:
-                self._drop_oldest()
+            if entry.num_grown > self.limits.max_grown_bytes:
+                self._drop((owner, constraint))
+            self._make_room()
+
+    def drop(self, constraint: Constraint, owner: bytes) -> None:
+        """Drops a compilation that failed on the way."""
+        with self._lock:
+            if (owner, constraint) in self._entries:
+                self._drop((owner, constraint))
+
+    def _keep(self, key: tuple[bytes, Constraint], entry: _Entry) -> None:
+        if key not in self._entries:
+            self._entries[key] = entry
+            self._num_bytes += entry.num_bytes
+            self._make_room()
+
+    def _make_room(self) -> None:
+        limits = self.limits
+        while len(self._entries) > limits.max_cached or self._num_bytes > limits.max_cached_bytes:
+            self._drop(next(iter(self._entries)))
 
     def _expire(self) -> None:
         oldest = self._clock() - self.limits.max_cached_seconds
         while self._entries and next(iter(self._entries.values())).used < oldest:
-            self._drop_oldest()
+            self._drop(next(iter(self._entries)))
 
-    def _drop_oldest(self) -> None:
-        _, entry = self._entries.popitem(last=False)
-        self._num_bytes -= entry.num_bytes
-
-
-def grammar_of_checked(constraint: Constraint) -> str:
-    """As grammar_of, with the library's own refusals as InvalidRequest."""
-    try:
-        return grammar_of(constraint)
-    except ValueError as error:
-        raise refusal(constraint, str(error)) from error
-
-
-def refusal(constraint: Constraint, problem: str) -> InvalidRequest:
-    """What the library said of a constraint, for the client."""
-    field = field_of(constraint)
-    line = " ".join(problem.split())
-    shown = line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + " ..."
-    return InvalidRequest(f"{field}: {shown}", field=field)
+    def _drop(self, key: tuple[bytes, Constraint]) -> None:
+        entry = self._entries.pop(key)
+        self._num_bytes -= entry.num_bytes + entry.num_grown

@@ -1,37 +1,49 @@
-"""Grammars beside the engine: compiled in threads of their own, and advanced by every sampled token off its thread."""
+"""Grammars beside the engine: compiled in threads of their own, and advanced by every sampled token off its thread.
+
+| constraint | compiled | advanced |
+| --- | --- | --- |
+| plain: a small schema without patterns, a few choices | at once | in the plain lane |
+| large, without patterns | in its owner's turn | in the lane of others |
+| any other | in its owner's turn, after a trial in a process that can be killed | in the lane of others |
+"""
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from llguidance import LLExecutor
-
-from baton.rpc.errors import InternalError, ServiceError
+from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Request
 from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.compiler import Compiler, GrammarLimits, refusal
-from baton.worker.grammar.match import GrammarMatch
+from baton.worker.grammar.advancer import SLOW_SECONDS, Advancer, as_internal
+from baton.worker.grammar.compiler import Compiler
+from baton.worker.grammar.cost import MAX_KNOWN_COST, estimated_bytes, is_plain, known_cost
+from baton.worker.grammar.fair_queue import FairQueue
+from baton.worker.grammar.limits import GrammarLimits
+from baton.worker.grammar.match import GrammarMatch, Lane
+from baton.worker.grammar.refusals import obvious_problem
+from baton.worker.grammar.source import field_of
+from baton.worker.grammar.trial.client import TrialAbandoned, Trials, raise_problem
+from baton.worker.grammar.trial.verdict import Verdict
 from baton.worker.grammar.vocabulary import load_vocabulary
 
-_log = logging.getLogger(__name__)
-
-_NUM_COMPILE_THREADS = 2
-_LEXER = "lexer error"  # how the library begins to tell that a limit was met while a token was taken
-
-Batch = list[tuple[GrammarMatch, int]]
+_NUM_PLAIN_THREADS = 2
+_NUM_TRIAL_PLACES = 3
+# What making masks adds to a compilation's automaton at most: 230 were measured.
+_GROWN_BYTES_PER_MS = 256 * 1024
 
 
 class Grammars:
     """All matches of one engine. Every method is called from the engine's thread.
 
-    `wake` is called, from any thread, when a compilation has ended; None: nobody sleeps.
+    `wake` is called, from any thread, when a compilation has ended; None: no thread sleeps.
     """
 
     def __init__(
@@ -43,14 +55,18 @@ class Grammars:
         self._find_folder = find_folder
         self._model = model
         self._limits = limits or GrammarLimits()
-        self._num_threads = num_threads
         self._lock = threading.Lock()
         self._compiler: Compiler | None = None
-        self._compilations = ThreadPoolExecutor(_NUM_COMPILE_THREADS, "grammar-compile")
-        self._unsent: Batch = []
-        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._compilations = ThreadPoolExecutor(_NUM_PLAIN_THREADS, "grammar-compile")
+        self._trials = Trials(find_folder, model, self._limits)
+        self._tried: FairQueue[GrammarMatch] = FairQueue(_NUM_TRIAL_PLACES)
+        self._trial_threads: list[threading.Thread] = []
+        self._verdicts = _Verdicts(self._limits.max_remembered)
         self._results: queue.SimpleQueue[tuple[bool, list[GrammarMatch]]] = queue.SimpleQueue()
-        self._advancer: threading.Thread | None = None
+        self._lanes = {
+            lane: Advancer(f"grammar-advance-{lane.value}", 1 if lane is Lane.SLOW else num_threads, self._advanced)
+            for lane in Lane
+        }
 
     @property
     def pending(self) -> bool:
@@ -64,24 +80,25 @@ class Grammars:
         self._compilations.submit(self._open, match)
         return match
 
+    def abandon(self, match: GrammarMatch) -> None:
+        """Ends the compilation of a request that has ended. The match becomes ready, and is of no use."""
+        match.abandoned = True
+        if self._tried.remove(match.payer, match):
+            self._opened(match)
+
     def advance(self, match: GrammarMatch, token_id: int) -> None:
         """Takes an output token. Begun by the next `send`."""
         match.ready = False
-        self._unsent.append((match, token_id))
+        self._lanes[match.lane].add(match, token_id)
         self.num_advancing += 1
 
     def send(self) -> None:
         """Begins what was asked for since the last call, all at once."""
-        if not self._unsent:
-            return
-        if self._advancer is None:
-            self._advancer = threading.Thread(target=self._run, name="grammar-advance", daemon=True)
-            self._advancer.start()
-        batch, self._unsent = self._unsent, []
-        self._batches.put(batch)
+        for lane in self._lanes.values():
+            lane.send()
 
     def settle(self, seconds: float) -> list[GrammarMatch]:
-        """The matches that have become ready. Waits so long for all that advance or, where none do, for any."""
+        """Returns the matches that have become ready. Waits that long for all that advance or, without any, for one."""
         self.send()
         found: list[GrammarMatch] = []
         until = time.monotonic() + seconds
@@ -101,23 +118,87 @@ class Grammars:
         return found
 
     def close(self) -> None:
-        """Ends the threads; what is pending is lost. Idempotent."""
+        """Ends the threads and the trial process; what is pending is lost. Idempotent."""
         self._compilations.shutdown(wait=False, cancel_futures=True)
-        self._batches.put(None)
+        self._tried.close()
+        self._trials.close()
+        for lane in self._lanes.values():
+            lane.close()
 
     # In the threads.
 
     def _open(self, match: GrammarMatch) -> None:
+        """Compiles what is plain or kept; what is not waits for its owner's turn."""
         try:
-            match.open(self._make_compiler())
-            match.fill()
+            if not match.abandoned:
+                compiler = self._make_compiler()
+                match.lane = Lane.PLAIN if is_plain(match.constraint) else Lane.OTHER
+                cached = compiler.cached(match.constraint, match.namespace)
+                if cached is None and match.lane is Lane.OTHER:
+                    self._start_trials()
+                    self._tried.put(match.payer, match)
+                    return
+                match.open(compiler.vocabulary, cached or compiler.matcher(match.constraint, match.namespace))
+                match.fill()
         except ServiceError as error:
             match.error = error
-        except Exception as error:  # nothing that a grammar does may end the thread
-            match.error = _as_internal(error)
+        except BaseException as error:  # the library's panics are no Exception; none may end the thread
+            match.error = as_internal(error)
+        self._opened(match)
+
+    def _opened(self, match: GrammarMatch) -> None:
         self._results.put((True, [match]))
         if self.wake is not None:
             self.wake()
+
+    def _start_trials(self) -> None:
+        with self._lock:
+            while len(self._trial_threads) < _NUM_TRIAL_PLACES:
+                name = f"grammar-trial-{len(self._trial_threads)}"
+                thread = threading.Thread(target=self._run_trials, name=name, daemon=True)
+                self._trial_threads.append(thread)
+                thread.start()
+
+    def _run_trials(self) -> None:
+        while (taken := self._tried.take()) is not None:
+            payer, match = taken
+            try:
+                if not match.abandoned:
+                    self._open_tried(match)
+            except TrialAbandoned:
+                pass
+            except ServiceError as error:
+                match.error = error
+            except BaseException as error:
+                match.error = as_internal(error)
+            finally:
+                self._tried.done(payer)
+            self._opened(match)
+
+    def _open_tried(self, match: GrammarMatch) -> None:
+        compiler, constraint = self._make_compiler(), match.constraint
+        matcher = compiler.cached(constraint, match.namespace)
+        if matcher is None:
+            key = _key(match)
+            known = self._verdicts.get(key)
+            verdict = known or self._judge(match)
+            if known is None:
+                # A grammar's text is not kept: it is made again where there is no trial.
+                self._verdicts.put(key, replace(verdict, grammar=""))
+            raise_problem(constraint, verdict)
+            matcher = compiler.matcher(constraint, match.namespace, verdict.grammar or None, verdict.num_bytes)
+        match.open(compiler.vocabulary, matcher)
+        match.fill()
+
+    def _judge(self, match: GrammarMatch) -> Verdict:
+        constraint = match.constraint
+        problem = obvious_problem(constraint)
+        if problem is not None:
+            return Verdict(problem=f"{field_of(constraint)}: {problem}")
+        cost = known_cost(constraint)
+        if cost is not None and cost <= MAX_KNOWN_COST:
+            return Verdict(num_bytes=estimated_bytes(constraint))
+        return self._trials.run(constraint, lambda: match.abandoned)
 
     def _make_compiler(self) -> Compiler:
         """Reads the tokenizer on first use; tries again after a failure."""
@@ -126,57 +207,44 @@ class Grammars:
                 self._compiler = Compiler(load_vocabulary(self._find_folder(), self._model), self._limits)
             return self._compiler
 
-    def _run(self) -> None:
-        pool = LLExecutor(self._num_threads)
-        while (batch := self._batches.get()) is not None:
-            try:
-                self._advance(pool, batch)
-            except Exception as error:
-                for match, _ in batch:
-                    match.error = match.error or _as_internal(error)
-            self._results.put((False, [match for match, _ in batch]))
-
-    def _advance(self, pool: LLExecutor, batch: Batch) -> None:
-        """Tokens in, masks out, on several cores."""
-        reasoning = [(match, token_id) for match, token_id in batch if match.matcher is None]
-        inside = [(match, token_id, match.matcher) for match, token_id in batch if match.matcher is not None]
-        # The pool refuses to be asked for nothing, as where all that are in a step reason.
-        taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
-        for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
-            match.count()
-            if not was_taken:
-                match.error = _not_taken(match, token_id)
-        for match, token_id in reasoning:
-            if match.consume([token_id]):
-                match.fill()
-            else:
-                match.error = _not_taken(match, token_id)
-        going_on = [(match, matcher) for match, _, matcher in inside if match.error is None]
-        asking = [(match, matcher) for match, matcher in going_on if not matcher.is_stopped()]
-        if asking:
-            masks = np.empty((len(asking), self._num_words), np.int32)
-            columns = [(matcher, index) for index, (_, matcher) in enumerate(asking)]
-            pool.unsafe_compute_mask_ptr(columns, masks.ctypes.data, masks.shape[1] * 4, len(asking))
-            for (match, _), words in zip(asking, masks, strict=True):
-                match.fill(words)
-        for match, matcher in going_on:
-            if matcher.is_stopped():
-                match.fill()
-
-    @property
-    def _num_words(self) -> int:
-        assert self._compiler is not None, "a match was opened"
-        return self._compiler.vocabulary.num_words
+    def _advanced(self, matches: list[GrammarMatch], seconds: float) -> None:
+        compiler = self._compiler
+        assert compiler is not None, "a match was opened"
+        grown = int(1000 * seconds * _GROWN_BYTES_PER_MS)
+        for match in matches:
+            if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):
+                # Its matchers share one automaton: a new compilation starts anew.
+                compiler.drop(match.constraint, match.namespace)
+            elif match.lane is not Lane.PLAIN:
+                compiler.grow(match.constraint, match.namespace, grown)
+        if len(matches) == 1 and seconds > SLOW_SECONDS and matches[0].lane is Lane.OTHER:
+            matches[0].lane = Lane.SLOW
+        self._results.put((False, matches))
 
 
-def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
-    """Why a token of the mask was not taken: the grammar has grown too large on the way, or there is a defect."""
-    problem = match.matcher.get_error() if match.matcher is not None and match.matcher.is_error() else ""
-    if problem.startswith(_LEXER):
-        return refusal(match.constraint, problem)
-    return InternalError(f"token {token_id} was drawn against its constraint")
+class _Verdicts:
+    """The outcomes of trials, least recently used first. Used by several threads."""
+
+    def __init__(self, max_count: int) -> None:
+        self._max_count = max_count
+        self._lock = threading.Lock()
+        self._of: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    def get(self, key: bytes) -> Verdict | None:
+        with self._lock:
+            verdict = self._of.get(key)
+            if verdict is not None:
+                self._of.move_to_end(key)
+            return verdict
+
+    def put(self, key: bytes, verdict: Verdict) -> None:
+        with self._lock:
+            self._of[key] = verdict
+            self._of.move_to_end(key)
+            if len(self._of) > self._max_count:
+                self._of.popitem(last=False)
 
 
-def _as_internal(error: Exception) -> InternalError:
-    _log.error("a grammar failed", exc_info=error)
-    return InternalError(f"the grammar failed ({type(error).__name__})")
+def _key(match: GrammarMatch) -> bytes:
+    """A match's owner and constraint, in bytes whose number does not depend on them."""
+    return hashlib.blake2b(repr((match.namespace, match.constraint)).encode(), digest_size=16).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +10,16 @@ from llguidance import LLMatcher
 
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Constraint, Int32, Request
-from baton.worker.grammar.compiler import Compiler, refusal
+from baton.worker.grammar.compile import refusal
 from baton.worker.grammar.vocabulary import Vocabulary, mask_of
+
+
+class Lane(enum.Enum):
+    """Which matches share batches of masks, by what those cost. A slow batch delays its own lane alone."""
+
+    PLAIN = "plain"  # surely cheap
+    OTHER = "other"
+    SLOW = "slow"  # took long when it was alone in a batch
 
 
 class GrammarMatch:
@@ -28,7 +37,10 @@ class GrammarMatch:
         self.error: ServiceError | None = None
         self.mask: Int32 = np.empty(0, np.int32)
         self.constraint: Constraint = request.constraint
-        self._namespace = request.cache_namespace
+        self.namespace = request.cache_namespace
+        self.payer = request.tenant.encode() or request.cache_namespace  # whose turn its compilation takes
+        self.lane = Lane.PLAIN
+        self.abandoned = False  # the request has ended; written by the engine's thread while others read
         self._sampling = request.sampling
         self._num_prompt_tokens = request.num_prompt_tokens
         self._token_ids = request.token_ids  # only what was there at open is read
@@ -43,10 +55,14 @@ class GrammarMatch:
         """None before `open`, during the reasoning, and while it may begin."""
         return None if self._reasoning_end else self._matcher
 
-    def open(self, compiler: Compiler) -> None:
-        """Compiles, and takes the output that the request came with. Raises InvalidRequest."""
-        vocabulary = compiler.vocabulary
-        self._matcher = compiler.matcher(self.constraint, self._namespace)
+    @property
+    def num_words(self) -> int:
+        """Of a mask as the library writes it. Known after `open`."""
+        return self._num_words
+
+    def open(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        """Takes its matcher, and the output that the request came with. Raises InvalidRequest."""
+        self._matcher = matcher
         self._prepare(vocabulary)
         output = self._token_ids[self._num_prompt_tokens :]
         if not self.consume(output):

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
+from baton.worker.grammar.closing import close_objects
 from baton.worker.grammar.structural_tag import structural_tag_lark
 from baton.worker.grammar.text_pattern import literal, regex_literal
 
@@ -101,25 +102,11 @@ def _grammar_of_schema(schema: dict[str, Any], constraint: Constraint) -> str:
 
 
 def _with_options(schema: dict[str, Any], constraint: Constraint) -> dict[str, Any]:
-    """The schema, with what the constraint says of all JSON."""
-    if constraint.no_additional_properties:
-        schema = _closed(schema)
+    """The closed schema, with what the constraint says of all JSON."""
     options: dict[str, Any] = {"whitespace_flexible": not constraint.no_whitespace, "lenient": constraint.lenient}
     if not constraint.no_whitespace:
         options["whitespace_pattern"] = constraint.whitespace_pattern or _WHITESPACE
-    return {**schema, "x-guidance": options}
-
-
-def _closed(value: Any) -> Any:
-    """Every object schema that lists properties, without others."""
-    if isinstance(value, list):
-        return [_closed(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    closed = {key: _closed(item) for key, item in value.items()}
-    if isinstance(value.get("properties"), dict) and value.get("type", "object") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return {**close_objects(schema), "x-guidance": options}
 
 
 def _parsed(constraint: Constraint) -> Any:

@@ -1,0 +1,117 @@
+"""A thread that advances matches by sampled tokens and makes their next masks, on several cores."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from llguidance import LLExecutor
+
+from baton.rpc.errors import InternalError, ServiceError
+from baton.worker.grammar.compile import refusal
+from baton.worker.grammar.match import GrammarMatch
+
+SLOW_SECONDS = 0.01  # of a batch
+_log = logging.getLogger(__name__)
+
+# The library's prefix for limits that are met while a token is taken.
+_LIMITS = ("lexer error", "parser error")
+
+Batch = list[tuple[GrammarMatch, int]]
+
+
+class Advancer:
+    """One lane of masks. After a slow batch each match is advanced alone once, which shows the slow ones.
+
+    `report` is called from the thread with a batch's matches, and the seconds that it took.
+    """
+
+    def __init__(self, name: str, num_threads: int, report: Callable[[list[GrammarMatch], float], None]) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._report = report
+        self._unsent: Batch = []
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, match: GrammarMatch, token_id: int) -> None:
+        """Takes an output token. Begun by the next `send`."""
+        self._unsent.append((match, token_id))
+
+    def send(self) -> None:
+        """Begins what was added since the last call, all at once."""
+        if not self._unsent:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        batch, self._unsent = self._unsent, []
+        self._batches.put(batch)
+
+    def close(self) -> None:
+        """Ends the thread; what is pending is lost."""
+        self._batches.put(None)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        pool = LLExecutor(self._num_threads)
+        seconds = 0.0
+        while (batch := self._batches.get()) is not None:
+            batches = [[one] for one in batch] if seconds > SLOW_SECONDS else [batch]
+            for part in batches:
+                began = time.monotonic()
+                try:
+                    _advance(pool, part)
+                except Exception as error:
+                    for match, _ in part:
+                        match.error = match.error or as_internal(error)
+                seconds = time.monotonic() - began
+                self._report([match for match, _ in part], seconds)
+            seconds = 0.0 if len(batches) > 1 else seconds
+
+
+def as_internal(error: BaseException) -> InternalError:
+    """Returns the error of a defect, which is logged."""
+    _log.error("a grammar failed", exc_info=error)
+    return InternalError(f"the grammar failed ({type(error).__name__})")
+
+
+def _advance(pool: LLExecutor, batch: Batch) -> None:
+    """Tokens in, masks out."""
+    reasoning = [(match, token_id) for match, token_id in batch if match.matcher is None]
+    inside = [(match, token_id, match.matcher) for match, token_id in batch if match.matcher is not None]
+    # The pool refuses an empty list, as where all matches of a step reason.
+    taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
+    for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
+        match.count()
+        if not was_taken:
+            match.error = _not_taken(match, token_id)
+    for match, token_id in reasoning:
+        if match.consume([token_id]):
+            match.fill()
+        else:
+            match.error = _not_taken(match, token_id)
+    going_on = [(match, matcher) for match, _, matcher in inside if match.error is None]
+    asking = [(match, matcher) for match, matcher in going_on if not matcher.is_stopped()]
+    if asking:
+        masks = np.empty((len(asking), asking[0][0].num_words), np.int32)
+        columns = [(matcher, index) for index, (_, matcher) in enumerate(asking)]
+        pool.unsafe_compute_mask_ptr(columns, masks.ctypes.data, masks.shape[1] * 4, len(asking))
+        for (match, _), words in zip(asking, masks, strict=True):
+            match.fill(words)
+    for match, matcher in going_on:
+        if matcher.is_stopped():
+            match.fill()
+
+
+def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
+    """Why a token of the mask was not taken: the grammar has grown too large on the way, or there is a defect."""
+    problem = match.matcher.get_error() if match.matcher is not None and match.matcher.is_error() else ""
+    if problem.startswith(_LIMITS):
+        return refusal(match.constraint, problem)
+    return InternalError(f"token {token_id} was drawn against its constraint")
