@@ -6,6 +6,7 @@ CHAOS_SEED ?= 0
 CHAOS_SEEDS ?= 1000
 CHAOS_KILLS ?= 1000
 SOAK_REQUESTS ?= 1000000
+CONSTRAINT_SEEDS ?= 2000
 PYTEST_FLAGS ?=
 # Many tests wait for processes of theirs more than they compute.
 TEST_WORKERS ?= 3
@@ -26,7 +27,7 @@ VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos soak chaos-sim clean
+.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -115,6 +116,9 @@ soak: $(VENV)/.installed-dev ## Answer SOAK_REQUESTS short requests with faults 
 
 chaos-sim: $(VENV)/.installed-dev ## Break a simulated fleet by CHAOS_SEEDS seeds, and check that its index tells the truth
 	@$(BIN)/baton simulate --chaos $(CHAOS_SEED) --chaos-seeds $(CHAOS_SEEDS)
+
+search-constraints: $(VENV)/.installed-dev ## Search CONSTRAINT_SEEDS random regexes, grammars and schemas for one that costs too much
+	@CONSTRAINT_SEEDS=$(CONSTRAINT_SEEDS) $(BIN)/python -m pytest -q tests/worker/test_grammar_bounds.py $(PYTEST_FLAGS)
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
