@@ -80,7 +80,7 @@ async def test_a_model_encodes_a_text_once_for_each_tenant(catalog, monkeypatch,
     monkeypatch.setattr(segments, "_encode", lambda text: encoded.append(text) or plain(text))
     text = long_text()
     models = [allowed_model(catalog, Identity(tenant), "") for tenant in (one, other)]
-    ids = [await model.encode_text(text) for model in models]
+    ids = [await model.encode_text(text, whole=True) for model in models]
     assert ids[0] == ids[1] == base.tokenizer.encode(text, add_special_tokens=True, owner="nobody")
     num_pieces = len(set(encoded))
     assert num_pieces > 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,11 @@ class ChatTemplate:
             for name, text in templates.items()
         }
 
+    @cached_property
+    def literals(self) -> frozenset[str]:
+        """The texts in the templates' expressions."""
+        return frozenset(literal for template in self._templates.values() for literal in template.literals)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -42,10 +47,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        stand_ins: Collection[str] = (),
     ) -> str:
         """The prompt, special tokens in the text. Raises InvalidRequest where the template refuses the chat.
 
-        `variables` are the client's own (chat_template_kwargs).
+        `variables` are the client's own (chat_template_kwargs); `stand_ins` are characters that stand for ASCII ones.
         """
         if not messages:
             raise InvalidRequest("messages must not be empty", field="messages")
@@ -64,7 +70,7 @@ class ChatTemplate:
             "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = compiled.render(values)
+        prompt = compiled.render(values, stand_ins)
         return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
 
     def _choose(self, tools: object) -> _Compiled:
@@ -91,13 +97,15 @@ class _Compiled:
             # The last three are Python's, of what Jinja makes of it: blocks nested too deeply, a number too long.
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise InvalidRequest(f"the chat template of {origin} is broken{line}: {error}", field="model") from error
-        self._takes_parts = _loops_over_content(sandbox.parse(source))
+        tree = sandbox.parse(source)
+        self.literals = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+        self._takes_parts = _loops_over_content(tree)
         self._knows_none = _NONE_CHECK.search(source) is not None
         self._takes_texts = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
 
-    def render(self, values: Mapping[str, Any]) -> str:
+    def render(self, values: Mapping[str, Any], stand_ins: Collection[str] = ()) -> str:
         try:
-            return self._sandbox.render(self._template, values)
+            return self._sandbox.render(self._template, values, stand_ins)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses the chat: {error}", field="messages") from error
         except (

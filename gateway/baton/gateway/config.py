@@ -73,6 +73,12 @@ class GatewayConfig:
     trust_request_chat_template: bool = field(
         default=False, metadata={"help": "Requests may bring a chat_template of their own; it runs in a sandbox."}
     )
+    trust_control_tokens: bool = field(
+        default=False,
+        metadata={
+            "help": "Control tokens (such as <|im_end|>) that messages spell are control tokens; else they are text."
+        },
+    )
     default_chat_template_kwargs: str = field(
         default="",
         metadata={

@@ -59,8 +59,8 @@ def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
     )
 
 
-async def encode_chat(model: ServedModel, chat: Chat) -> list[int]:
-    """The prompt's token ids. Raises InvalidRequest where the model cannot be asked this."""
+async def encode_chat(model: ServedModel, chat: Chat, whole: bool = False) -> list[int]:
+    """The prompt's token ids; `whole`: also more than the context has. Raises InvalidRequest, ContextTooLong."""
     model.check_tools(chat.use)
     return await model.encode_chat(
         chat.messages,
@@ -71,6 +71,7 @@ async def encode_chat(model: ServedModel, chat: Chat) -> list[int]:
         variables=chat.variables,
         add_special_tokens=chat.add_special_tokens,
         template=chat.template,
+        whole=whole,
     )
 
 

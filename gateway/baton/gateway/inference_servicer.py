@@ -271,16 +271,17 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def _encode(
         self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
     ) -> _Prompt:
+        whole = isinstance(request, inference_pb2.TokenizeRequest)
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
             return _Prompt(list(request.token_ids.token_ids))
         if request.HasField("chat"):
             check_template(request.chat.chat_template or None, self._trust_templates)
             chat = chat_of(request.chat, model.require_info().max_model_len)
-            token_ids = await encode_chat(model, chat)
+            token_ids = await encode_chat(model, chat, whole)
             return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
         if request.HasField("text"):
             bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
-            return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare))
+            return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
         raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
 
 

@@ -133,6 +133,7 @@ async def _encode(model: ServedModel, request: ChatCompletionRequest, use: ToolU
             variables=template_variables(request),
             add_special_tokens=bool(request.add_special_tokens),
             template=request.chat_template,
+            whole=request.truncate_prompt_tokens is not None,
         )
     except ServiceError as error:
         error.field = _FIELDS.get(error.field, error.field)

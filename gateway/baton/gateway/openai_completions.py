@@ -103,7 +103,11 @@ async def _encode(
 ) -> EncodedPrompt:
     text = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
-        token_ids = await model.encode_text(prompt, add_special_tokens=request.add_special_tokens is not False)
+        token_ids = await model.encode_text(
+            prompt,
+            add_special_tokens=request.add_special_tokens is not False,
+            whole=request.truncate_prompt_tokens is not None,
+        )
     else:
         check_context(0 if request.truncate_prompt_tokens else len(prompt), info.max_model_len, "prompt")
         check_prompt_ids(prompt, info.vocab_size)

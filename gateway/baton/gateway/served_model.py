@@ -6,10 +6,12 @@ import copy
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from baton.gateway.calls_or_text import calls_or_text
 from baton.gateway.chat_template import ChatTemplate, Message
@@ -17,6 +19,10 @@ from baton.gateway.model_files import read_chat_template, read_model_files
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, Reading
 from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.prompts.client_text import ClientText
+from baton.gateway.prompts.context import COUNTED_TOKENS, context_too_long, too_long_to_count
+from baton.gateway.prompts.encoding_limit import EncodingLimit, TooManyTokens
+from baton.gateway.prompts.rendering import ChatRendering, encode_rendered, size_of
 from baton.gateway.sampling_defaults import SamplingDefaults
 from baton.gateway.structured_output import with_reasoning
 from baton.gateway.tokenizer import Tokenizer
@@ -30,8 +36,8 @@ _log = logging.getLogger(__name__)
 _ABSENCE_SECONDS = 10.0
 _RETRY_AFTER_MS = 1000
 _MAX_CLIENTS_TEMPLATES = 16  # that are kept compiled
-# Shorter chats take less time to render than to hand to another thread.
-_INLINE_MESSAGES = 64
+# Shorter chats take less time to render and encode than to hand to another thread.
+_INLINE_CHARS = 1024
 # Enough of a prompt's end to tell whether it opens the reasoning, in tokens.
 _PROMPT_END_TOKENS = 16
 
@@ -42,6 +48,7 @@ class TemplateFlags:
 
     path: str = ""  # of a file to use instead of the model's own; empty: the model's own
     variables: Mapping[str, Any] = field(default_factory=dict)  # that requests may set otherwise
+    trust_control_tokens: bool = False  # in messages; else they are text
 
 
 class ServedModel:
@@ -55,6 +62,7 @@ class ServedModel:
         defaults: SamplingDefaults,
         output_format: OutputFormat,
         template_variables: Mapping[str, Any] | None = None,
+        trust_control_tokens: bool = False,
     ) -> None:
         self.name = name
         self.output_format = output_format
@@ -63,6 +71,8 @@ class ServedModel:
         self.defaults = defaults
         self.info: types_pb2.ModelInfo | None = None
         self._template_variables = dict(template_variables or {})
+        self._trust_control_tokens = trust_control_tokens
+        self._client_texts: WeakKeyDictionary[ChatTemplate, ClientText] = WeakKeyDictionary()
         self._owner = ""
         # By owner and text; the one used last is at the end.
         self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
@@ -122,9 +132,15 @@ class ServedModel:
             return combined
         return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A plain prompt's token ids."""
-        return await self.tokenizer.encode_async(text, add_special_tokens=add_special_tokens, owner=self._owner)
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
+        """A plain prompt's token ids; control tokens in it are such.
+
+        `whole`: also where the text is longer than the context. Raises ContextTooLong.
+        """
+        with self._limit(whole, "prompt") as limit:
+            return await self.tokenizer.encode_async(
+                text, add_special_tokens=add_special_tokens, owner=self._owner, limit=limit
+            )
 
     async def encode_chat(
         self,
@@ -137,21 +153,47 @@ class ServedModel:
         variables: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         template: str | None = None,
+        whole: bool = False,
     ) -> list[int]:
-        """A chat's token ids, rendered by the model's template, or by the client's own `template`."""
-        render = partial(
-            (self.template if template is None else self._clients_template(template)).render,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            documents=documents,
-            variables={**self._template_variables, **(variables or {})},
-        )
-        # A stranger's template may take long before it is stopped.
-        inline = template is None and len(messages) <= _INLINE_MESSAGES
-        prompt = render() if inline else await self.tokenizer.beside(render)
-        return await self.tokenizer.encode_async(prompt, add_special_tokens=add_special_tokens, owner=self._owner)
+        """A chat's token ids, rendered by the model's template, or by the client's own `template`.
+
+        `whole`: also where they are more than the context has. Raises ContextTooLong, InvalidRequest.
+        """
+        used = self.template if template is None else self._clients_template(template)
+        texts = (messages, tools, documents, variables)
+        chat = ChatRendering(used, self._client_text(used), add_generation_prompt, continue_final_message)
+        render = partial(chat.render, *texts, self._template_variables)
+
+        def encode(limit: EncodingLimit) -> list[int]:
+            return encode_rendered(render(), self.tokenizer, add_special_tokens, self._owner, limit)
+
+        size = size_of(texts)
+        with self._limit(whole, "messages") as limit:
+            # A stranger's template may take long before it is stopped.
+            if template is None and size <= _INLINE_CHARS:
+                return encode(limit)
+            return await self.tokenizer.beside_limited(encode, limit, 0 if template else size)
+
+    @contextmanager
+    def _limit(self, whole: bool, field: str) -> Iterator[EncodingLimit]:
+        max_model_len = 0 if self.info is None else self.info.max_model_len
+        whole = whole or not max_model_len
+        most = max(max_model_len, COUNTED_TOKENS) if whole else max_model_len - 1
+        try:
+            yield EncodingLimit(most)
+        except TooManyTokens as error:
+            if whole:
+                raise too_long_to_count(error.at_least, most, field) from None
+            raise context_too_long(error.at_least, max_model_len, field, at_least=True) from None
+
+    def _client_text(self, template: ChatTemplate) -> ClientText | None:
+        """What covers the texts that clients give to a template; None: their control tokens are trusted."""
+        if self._trust_control_tokens:
+            return None
+        found = self._client_texts.get(template)
+        if found is None:
+            found = self._client_texts[template] = ClientText(self.tokenizer.control_tokens, template.literals)
+        return found
 
     def _clients_template(self, text: str) -> ChatTemplate:
         """A template that came with a request, compiled."""
@@ -183,6 +225,7 @@ def load_served_model(
         output_format=choose_format(formats or FormatFlags(), chat_templates.values()),
         defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
         template_variables=flags.variables,
+        trust_control_tokens=flags.trust_control_tokens,
     )
 
 

@@ -144,7 +144,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
 
 def served_model(config: GatewayConfig) -> ServedModel:
     """The model, as the settings say. Raises ServiceError that names the file or flag that is missing or wrong."""
-    templates = TemplateFlags(config.chat_template, config.template_variables)
+    templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
     return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
 
 

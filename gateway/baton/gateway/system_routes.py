@@ -155,7 +155,8 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages.", field="prompt")
     if request.prompt is not None:
-        return await model.encode_text(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        add_special_tokens = request.add_special_tokens is not False
+        return await model.encode_text(request.prompt, add_special_tokens=add_special_tokens, whole=True)
     messages = request.messages or []
     check_messages(messages)
     check_variables(request.chat_template_kwargs)
@@ -172,4 +173,5 @@ async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
         variables=request.chat_template_kwargs,
         template=request.chat_template,
         add_special_tokens=bool(request.add_special_tokens),
+        whole=True,
     )

@@ -53,7 +53,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _with_measured_value(self.filters[name])
         self.filters["format"] = _bounded_format
         self.filters["join"] = _with_measured_join(self.filters["join"])
-        self.filters |= {"tojson": _to_json, "_counted": self._counted, "_joined": _joined, "_measured": _measured}
+        self.filters |= {"tojson": self._to_json, "_counted": self._counted, "_joined": _joined, "_measured": _measured}
         self.filters["replace"] = _bounded_replace
         del self.globals["lipsum"]
         self.globals |= {
@@ -69,8 +69,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tree = _LimitInserter().visit(self.parse(source))
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
-    def render(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        """Runs a template of this sandbox. Raises jinja2.TemplateError, and whatever a bad template raises."""
+    def render(self, template: jinja2.Template, variables: Mapping[str, Any], stand_ins: Iterable[str] = ()) -> str:
+        """Runs a template of this sandbox. Raises jinja2.TemplateError, and whatever a bad template raises.
+
+        `stand_ins` are characters of the variables that stand for ASCII characters.
+        """
+        self._steps.stand_ins = tuple(stand_ins)
         self._steps.left = MAX_STEPS
         self._steps.output = MAX_OUTPUT
         pieces: list[str] = []
@@ -111,6 +115,22 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for value in values:
             self._spend(1)
             yield value
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own filter escapes for HTML.
+        _check_width(indent)
+        _measured(value)
+        text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        for stand_in in getattr(self._steps, "stand_ins", ()) if ensure_ascii else ():
+            text = text.replace(json.dumps(stand_in)[1:-1], stand_in)
+        return text
 
     def _range(self, *args: int) -> range:
         values = range(*args)
@@ -300,19 +320,6 @@ def _bounded_replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
     whole, part, other = str(text), str(old), str(new)
     _check_size(len(whole) + whole.count(part) * len(other))
     return whole.replace(part, other, -1 if count is None else count)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML.
-    _check_width(indent)
-    _measured(value)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -17,9 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models
 
+from baton.gateway.prompts.encoding_limit import EncodingLimit
+from baton.gateway.prompts.token_bound import TokenBound
 from baton.gateway.token_table import TokenTable
 
 _SEGMENT_CHARS = 4096
+# Longer segments have no place to cut in them: their tokens are bounded before they are encoded.
+_LONG_CHARS = 64 << 10
+_WINDOW_CHARS = 64 << 10  # that are searched at once: other threads wait meanwhile
 _LETTER = "[A-Za-zÀ-ÖØ-öø-ÿΑ-ΡΣ-Ωα-ωА-яЁё]"
 _CUT = re.compile(f"{_LETTER} {_LETTER}")  # behind its first character
 _BYTES_ACROSS = re.compile(rb"[A-Za-z\x80-\xff] [A-Za-z\x80-\xff]")
@@ -42,7 +47,7 @@ def can_be_cut(tokenizer: RustTokenizer, table: TokenTable | None, encode: Encod
     added = tokenizer.get_added_tokens_decoder().values()
     if any((token.lstrip or token.rstrip) and _ends_in_letter(token.content) for token in added):
         return False
-    pieces = _cut(_PROBE, 1)
+    pieces = cut(_PROBE, 1)
     return encode(_PROBE) == [token_id for piece in pieces for token_id in encode(piece)]
 
 
@@ -65,13 +70,24 @@ class SegmentEncoder:
         """What is kept, texts and token ids."""
         return self._num_bytes
 
-    def encode(self, text: str, owner: str = "") -> list[int]:
-        """The token ids of `text`, without special tokens around. What it ends with is not kept."""
-        *segments, rest = _cut(text, self._segment_chars)
+    def encode(
+        self, text: str, owner: str = "", limit: EncodingLimit | None = None, bound: TokenBound | None = None
+    ) -> list[int]:
+        """The token ids of `text`, without special tokens around. What it ends with is not kept.
+
+        Raises TooManyTokens, EncodingStopped where the limit does. The last piece may exceed it.
+        """
+        limit = limit or EncodingLimit()
         token_ids: list[int] = []
-        for segment in segments:
-            token_ids.extend(self._ids_of(segment, owner))
-        token_ids.extend(self._encode(rest))
+        begin = num_uncut = 0
+        for segment in cut(text, self._segment_chars):
+            limit.check(len(token_ids))
+            if len(segment) > _LONG_CHARS and bound is not None:
+                num_uncut += len(segment)
+                bound.check_uncut(num_uncut)
+                bound.check_piece(segment, limit, len(token_ids))
+            begin += len(segment)
+            token_ids.extend(self._ids_of(segment, owner) if begin < len(text) else self._encode(segment))
         return token_ids
 
     def _ids_of(self, segment: str, owner: str) -> Iterable[int]:
@@ -96,14 +112,22 @@ def _size(segment: str, token_ids: array[int]) -> int:
     return sys.getsizeof(segment) + sys.getsizeof(token_ids)
 
 
-def _cut(text: str, size: int) -> Iterator[str]:
+def cut(text: str, size: int = _SEGMENT_CHARS) -> Iterator[str]:
     """The text in pieces of `size` characters or more. Texts that begin alike have their first pieces alike."""
     begin = 0
-    while (found := _CUT.search(text, begin + size)) is not None:
-        end = found.start() + 1
+    while (end := _next_cut(text, begin + size)) is not None:
         yield text[begin:end]
         begin = end
     yield text[begin:]
+
+
+def _next_cut(text: str, at: int) -> int | None:
+    while at < len(text):
+        found = _CUT.search(text, at, at + _WINDOW_CHARS)
+        if found is not None:
+            return found.start() + 1
+        at += _WINDOW_CHARS - 2  # a cut may be at the border of two windows
+    return None
 
 
 def _ends_in_letter(text: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +21,11 @@ from baton.gateway.detokenizer import (
     Detokenizer,
     PrefixDiffDetokenizer,
 )
-from baton.gateway.text_segments import SegmentEncoder, can_be_cut
+from baton.gateway.prompts.control_tokens import ControlTokens
+from baton.gateway.prompts.encoding_limit import EncodingLimit
+from baton.gateway.prompts.plain_encoder import PlainEncoder
+from baton.gateway.prompts.token_bound import TokenBound
+from baton.gateway.text_segments import SegmentEncoder, can_be_cut, cut
 from baton.gateway.token_table import Joining, TokenTable, build_token_table
 from baton.rpc.errors import InvalidRequest
 
@@ -54,6 +60,8 @@ class Tokenizer:
         self._special_ids = frozenset(
             token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
         )
+        self.control_tokens = ControlTokens.among(self._rust.get_added_tokens_decoder())
+        self.bound = TokenBound(self._rust, self._table)
         self._tables: dict[frozenset[str], tuple[TokenTable | None, frozenset[int]]] = {}
         self._segments = (
             SegmentEncoder(self._encode_text, _MAX_SEGMENT_BYTES)
@@ -69,15 +77,47 @@ class Tokenizer:
         """Tokens known, added ones included. The model's own vocabulary may be padded beyond it."""
         return self._rust.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, *, add_special_tokens: bool, owner: str = "") -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None
+    ) -> list[int]:
         """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without.
 
         What a text of one `owner` begins with is encoded once, unless another owner's begins so too.
+        Raises TooManyTokens, EncodingStopped where the limit does. The last piece may exceed it.
         """
+        limit = limit or EncodingLimit()
+        self.bound.check_size(text, limit)
         if self._segments is None or len(text) <= _WHOLE_CHARS:
+            if len(text) > _WHOLE_CHARS:
+                self.bound.check_uncut(len(text))
+                self.bound.check_piece(text, limit, 0)
             return self._encode_text(text, add_special_tokens)
         before, behind = self._around if add_special_tokens else ([], [])
-        return [*before, *self._segments.encode(text, owner), *behind]
+        return [*before, *self._segments.encode(text, owner, limit, self.bound), *behind]
+
+    def encode_plain(
+        self, text: str, written: str, *, add_special_tokens: bool, limit: EncodingLimit | None = None
+    ) -> list[int]:
+        """Token ids of `text`, whose control tokens are those that `written`, of the same length, has too.
+
+        The others are encoded as ordinary text. Raises as `encode`, and InvalidRequest for texts with markers.
+        """
+        limit = limit or EncodingLimit()
+        self.bound.check_size(text, limit)
+        marked = self._plain.marked(text, self.control_tokens.spans(written))
+        token_ids: list[int] = []
+        for piece in cut(marked) if self._segments is not None else (marked,):
+            limit.check(len(token_ids))
+            if len(piece) > _WHOLE_CHARS:
+                self.bound.check_uncut(len(piece))
+                self.bound.check_piece(piece, limit, len(token_ids))
+            token_ids += self._plain.encode(piece)
+        before, behind = self._around if add_special_tokens else ([], [])
+        return [*before, *token_ids, *behind]
+
+    @cached_property
+    def _plain(self) -> PlainEncoder:
+        return PlainEncoder(self._rust, self.control_tokens)
 
     def _encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
         try:
@@ -93,12 +133,14 @@ class Tokenizer:
         at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         return full[:at], full[at + len(bare) :]
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool, owner: str = "") -> list[int]:
+    async def encode_async(
+        self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None
+    ) -> list[int]:
         """The same, without keeping the event loop from other work while a long text is encoded."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode(text, add_special_tokens=add_special_tokens, owner=owner)
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens, owner=owner)
-        return await self.beside(encode, len(text))
+        if len(text) <= _INLINE_CHARS:
+            return encode(limit=limit)
+        return await self.beside_limited(lambda limit: encode(limit=limit), limit or EncodingLimit(), len(text))
 
     async def beside(self, work: Callable[[], T], size: int = 0) -> T:
         """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others.
@@ -107,6 +149,14 @@ class Tokenizer:
         """
         threads = self._short_thread if 0 < size <= _SHORT else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, _and_trim(work, size))
+
+    async def beside_limited(self, work: Callable[[EncodingLimit], T], limit: EncodingLimit, size: int = 0) -> T:
+        """The same for work that ends with the task that waits for it."""
+        stop = threading.Event()
+        try:
+            return await self.beside(partial(work, replace(limit, stopped=stop.is_set)), size)
+        finally:
+            stop.set()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence."""

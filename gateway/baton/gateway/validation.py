@@ -17,6 +17,7 @@ from baton.gateway.openai_types import (
     RepetitionDetection,
     ResponseFormat,
 )
+from baton.gateway.prompts.context import context_too_long
 from baton.gateway.sampling_defaults import check_count
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
@@ -306,11 +307,7 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
 def check_context(num_prompt_tokens: int, max_model_len: int, field: str) -> None:
     """Raises ContextTooLong where not even one token of output would fit."""
     if num_prompt_tokens >= max_model_len:
-        raise ContextTooLong(
-            f"This model's maximum context length is {max_model_len} tokens. However, your {field} resulted in "
-            f"{num_prompt_tokens} tokens. Please reduce the length of the {field}.",
-            field=field,
-        )
+        raise context_too_long(num_prompt_tokens, max_model_len, field)
 
 
 def check_fields(request: GenerationFields, max_choices: int) -> None:

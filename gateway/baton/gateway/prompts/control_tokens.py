@@ -1,0 +1,65 @@
+"""The control tokens of a vocabulary: the added tokens that begin and end turns, and where a text spells them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken
+
+# Some vocabularies do not mark the tokens around turns as special.
+_CONTROL_SHAPE = re.compile(r"<[|｜].+[|｜]>")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ControlTokens:
+    """Added tokens that are special, or written like `<|name|>`. Tags such as `<think>` and `<tool_call>` are text."""
+
+    tokens: Mapping[int, AddedToken]  # by id
+
+    @classmethod
+    def among(cls, added: Mapping[int, AddedToken]) -> ControlTokens:
+        """The control tokens of a tokenizer's added tokens."""
+        return cls({token_id: token for token_id, token in added.items() if is_control(token)})
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Ids by text."""
+        return {token.content: token_id for token_id, token in self.tokens.items()}
+
+    def spans(self, text: str) -> list[Span]:
+        """Where control tokens are in a text: from left to right, the longest one at each place."""
+        return [found.span() for found in self._pattern.finditer(text)] if self.tokens else []
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(_pattern_of(self.ids))
+
+
+def is_control(token: AddedToken) -> bool:
+    """Whether an added token is a control token."""
+    return token.content != "" and (token.special or _CONTROL_SHAPE.fullmatch(token.content) is not None)
+
+
+def _pattern_of(words: Iterable[str]) -> str:
+    """A regex of these words that looks at each character of a text once, however many words there are."""
+    root: dict[str, Any] = {}
+    for word in words:
+        node = root
+        for char in word:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _branch(root)
+
+
+def _branch(node: Mapping[str, Any]) -> str:
+    branches = [re.escape(char) + _branch(below) for char, below in node.items() if char]
+    if not branches:
+        return ""
+    # Greedy: where a word goes on in a longer one, the longer one is found.
+    return f"(?:{'|'.join(branches)}){'?' if '' in node else ''}"
