@@ -104,6 +104,14 @@ class GatewayConfig:
         default=1024, metadata={"help": "The most prompts of one completions request.", "minimum": 1}
     )
     max_logprobs: int = field(default=20, metadata={"help": "The most top_logprobs.", "minimum": 0, "maximum": 1000})
+    max_answer_logprobs: int = field(
+        default=1_000_000,
+        metadata={
+            "help": "The most log-probabilities of one answer that is not streamed: choices x tokens x alternatives, "
+            "some 80 bytes each.",
+            "minimum": 1,
+        },
+    )
     max_streams: int = field(
         default=8192,
         metadata={"help": "Generations in flight, streaming or not; more are answered with 429.", "minimum": 1},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from baton.gateway.generation import Delta, Sink, TokenLogprob, Usage
 from baton.gateway.parsing.events import Event, append
 from baton.rpc.errors import ServiceError
+
+# Tokens with log-probabilities that are merged into one delta; more take too long to write at once.
+_MERGED_LOGPROBS = 256
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class DeltaOutlet:
     def __init__(self, sink: Sink, finished: Counter[str] | None = None) -> None:
         self._sink = sink
         self._finished = Counter() if finished is None else finished
-        self._held: dict[int, _Merged] = {}  # by choice
+        self._held: dict[int, deque[_Merged]] = {}  # by choice
         self._end: Usage | ServiceError | None = None
         self.closed = False
 
@@ -78,7 +81,10 @@ class DeltaOutlet:
         if not self._held and self._sink.writable:
             self._sink.on_delta(delta)
         else:
-            self._held.setdefault(delta.index, _Merged()).add(delta)
+            held = self._held.setdefault(delta.index, deque())
+            if not held or len(held[-1].logprobs) >= _MERGED_LOGPROBS:
+                held.append(_Merged())
+            held[-1].add(delta)
 
     def end(self, end: Usage | ServiceError) -> None:
         """Passes the end on, after all that is held."""
@@ -89,8 +95,11 @@ class DeltaOutlet:
     def resume(self) -> None:
         """The sink may be writable again."""
         while self._held and not self.closed and self._sink.writable:
-            index = next(iter(self._held))
-            self._sink.on_delta(self._held.pop(index).delta(index))
+            index, held = next(iter(self._held.items()))
+            merged = held.popleft()
+            if not held:
+                del self._held[index]
+            self._sink.on_delta(merged.delta(index))
         if self._end is None or self._held or self.closed:
             return
         self.closed = True

@@ -13,6 +13,7 @@ from baton.gateway.access.gate import Gate, OpenGate, Ticket
 from baton.gateway.access.identity import Identity
 from baton.gateway.admission import Admission
 from baton.gateway.admitted import AdmittedGenerator, allowed_model
+from baton.gateway.answer_size import limit_logprobs, most_logprobs
 from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.beam_search import BeamSearchGenerator
 from baton.gateway.config import GatewayConfig
@@ -136,7 +137,9 @@ class FrontDesk:
             constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
             reading = replace(reading, constraint=None)  # that of calls is in it
         journal = self._journal_of(call, fields, sampling)
-        return GenerationRequest(
+        whole = self.config.max_answer_logprobs
+        stores = bool(getattr(fields, "store", None))
+        request = GenerationRequest(
             request_id=request_id,
             model=model.name,
             prompt_token_ids=prompt_token_ids,
@@ -152,7 +155,9 @@ class FrontDesk:
             constraint=constraint,
             constraint_field="" if asked is None else asked.field,
             journal=journal,
+            most_logprobs=most_logprobs(whole, sampling, streams=bool(fields.stream), stores=stores),
         )
+        return limit_logprobs([request], model.require_info().max_model_len)[0]
 
     def _journal_of(self, call: Call, fields: GenerationFields, sampling: types_pb2.SamplingParams) -> Journal | None:
         """Of a stream that its client named. The seed is drawn now, so that another gateway has it too."""

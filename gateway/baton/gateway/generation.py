@@ -37,6 +37,7 @@ class GenerationRequest:
     constraint_field: str = ""  # the client's name for it. Empty: the contract's
     reading: Reading | None = None  # how reasoning and calls are found in the text; None: all of it is the answer
     journal: Journal | None = None  # where its tokens are written down, and those of before come from
+    most_logprobs: int = 0  # of all choices, the prompt's for each; 0: no limit
     on_end: Callable[[Usage], None] | None = None  # told once what was used, however it ends after start() returned
 
 
@@ -59,7 +60,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     rank: int  # among all tokens there; 1 is the most likely
-    top: tuple[TopLogprob, ...]  # most likely first
+    top: Sequence[TopLogprob]  # most likely first
 
 
 @dataclass(slots=True)

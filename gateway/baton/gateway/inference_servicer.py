@@ -271,7 +271,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def _encode(
         self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
     ) -> _Prompt:
-        whole = isinstance(request, inference_pb2.TokenizeRequest)
+        whole = isinstance(request, inference_pb2.TokenizeRequest) or bool(request.max_prompt_tokens)
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
             return _Prompt(list(request.token_ids.token_ids))
         if request.HasField("chat"):

@@ -10,6 +10,8 @@ from msgspec import UNSET
 from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.large_answers import LargeAnswer
+from baton.gateway.logprob_json import chat_json, count_of, prompt_json, raw
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import ChatAnswer, ChatChoice, ChatCompletion, Usage
 from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, prompt_logprobs
@@ -96,7 +98,7 @@ class ChatStream(StreamAnswer):
         more = self._token_ids(delta)
         if not delta.text and not delta.logprobs and not more:
             return b""
-        logprobs = json_of(chat_logprobs(delta.logprobs, self._form)) if delta.logprobs else b"null"
+        logprobs = chat_json(delta.logprobs, self._form) if delta.logprobs else b"null"
         return self._chunk(index, b'{"content":%b}' % json_text(delta.text), logprobs, b"null", more=more)
 
     def _token_ids(self, delta: Delta) -> bytes:
@@ -148,6 +150,8 @@ class ChatDocument(Answer):
         self._ends: list[Delta | None] = [None] * num_choices
         self._token_ids: list[list[int]] = [[] for _ in range(num_choices)]
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._num_logprobs = 0
+        self._large = LargeAnswer(exchange)
 
     def deliver(self, index: int, delta: Delta) -> None:
         if delta.token_ids:
@@ -158,19 +162,40 @@ class ChatDocument(Answer):
         """Takes a piece of one choice that is measured elsewhere."""
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
+            self._num_logprobs += count_of(delta.prompt_logprobs)
         if self._extras.token_ids:
             self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)
+            self._num_logprobs += count_of(delta.logprobs)
         if delta.finish_reason is not None:
             self._ends[index] = delta
 
     def finish(self, usage: Usage) -> None:
-        self.exchange.respond(200, msgspec.json.encode(self.document(usage)))
+        self._large.respond(lambda: self._body(usage), self._num_logprobs)
+
+    def _body(self, usage: Usage) -> bytes:
+        """The document as JSON, its log-probabilities written piece by piece."""
+        document = self._document(usage, [])
+        if self._extras.prompt_logprobs:
+            document.prompt_logprobs = raw(prompt_json(self._prompt_logprobs))
+        if self._form is not None:
+            for choice, entries in zip(document.choices, self._logprobs, strict=True):
+                choice.logprobs = raw(chat_json(entries, self._form))
+                entries.clear()
+        return msgspec.json.encode(document)
 
     def document(self, usage: Usage) -> ChatCompletion:
         """The whole answer."""
+        document = self._document(usage, self._prompt_logprobs)
+        if self._form is not None:
+            for choice, entries in zip(document.choices, self._logprobs, strict=True):
+                choice.logprobs = chat_logprobs(entries, self._form)
+        return document
+
+    def _document(self, usage: Usage, prompt: list[TokenLogprob]) -> ChatCompletion:
+        """Without the choices' log-probabilities."""
         envelope, extras = self._envelope, self._extras
         return ChatCompletion(
             id=envelope.id,
@@ -181,7 +206,7 @@ class ChatDocument(Answer):
             usage=usage,
             prompt_token_ids=UNSET if extras.prompt_token_ids is None else extras.prompt_token_ids,
             prompt_text=UNSET if extras.prompt_text is None else extras.prompt_text,
-            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if extras.prompt_logprobs else UNSET,
+            prompt_logprobs=prompt_logprobs(prompt) if extras.prompt_logprobs else UNSET,
         )
 
     def _message(self, index: int) -> ChatAnswer:
@@ -195,7 +220,7 @@ class ChatDocument(Answer):
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=None if self._form is None else chat_logprobs(self._logprobs[index], self._form),
+            logprobs=None,
             finish_reason=self._extras.finish_reason(end),
             stop_reason=end.stop_reason if end is not None else None,
             token_ids=self._token_ids[index] if self._extras.token_ids else UNSET,

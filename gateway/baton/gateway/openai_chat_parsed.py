@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from baton.gateway.generation import Delta
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.logprob_json import chat_json
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import CalledFunction, ChatAnswer, ToolCall
-from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream, json_of
-from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
+from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream
+from baton.gateway.openai_logprobs import LogprobForm
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.sse import Envelope, json_text
 
@@ -19,7 +20,7 @@ class ParsedChatStream(ChatStream):
         self._num_output_tokens += len(delta.token_ids)
         logprobs = b"null"
         if delta.logprobs:
-            logprobs = json_of(chat_logprobs(delta.logprobs, self._form))
+            logprobs = chat_json(delta.logprobs, self._form)
         more = self._token_ids(delta)
         pieces = []
         for event in delta.events or ():

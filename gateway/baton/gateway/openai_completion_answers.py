@@ -12,9 +12,11 @@ from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.generation import Usage as TokenCounts
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.large_answers import LargeAnswer
+from baton.gateway.logprob_json import columns_json, count_of, prompt_columns_json, prompt_json, raw
 from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_answers import Completion, CompletionChoice, CompletionLogprobs, Usage
-from baton.gateway.openai_logprobs import CompletionLogprobColumns, LogprobForm, prompt_logprobs
+from baton.gateway.openai_answers import Completion, CompletionChoice, Usage
+from baton.gateway.openai_logprobs import CompletionLogprobColumns, LogprobForm
 from baton.gateway.sse import Envelope, json_text
 
 
@@ -154,11 +156,16 @@ class CompletionDocument(Answer):
         self._token_ids: list[list[int]] = [[] for _ in choices]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in choices]
         self._prompt_logprobs: list[list[TokenLogprob]] = [[] for _ in form.prompts]
+        self._sums = [0.0] * form.num_choices  # of the log-probabilities
+        self._counts_of = [0] * form.num_choices
+        self._num_logprobs = 0
+        self._large = LargeAnswer(exchange)
         self._ends: list[Delta | None] = [None] * form.num_choices
 
     def deliver(self, index: int, delta: Delta) -> None:
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._form.n] = delta.prompt_logprobs
+            self._num_logprobs += self._form.n * count_of(delta.prompt_logprobs)
         delta = self._form.answered(delta)
         if delta.token_ids:
             self.meter.on_tokens(index)
@@ -166,24 +173,41 @@ class CompletionDocument(Answer):
                 self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
-            self._logprobs[index].extend(delta.logprobs)
+            self._take_logprobs(index, delta.logprobs)
         if delta.finish_reason is not None:
             self._ends[index] = delta
+
+    def _take_logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> None:
+        self._sums[index] += sum(entry.logprob for entry in entries)
+        self._counts_of[index] += len(entries)
+        if self._form.logprobs is not None:
+            self._logprobs[index].extend(entries)
+            self._num_logprobs += count_of(entries)
 
     def done(self, counts: TokenCounts) -> None:
         super().done(self._form.counted(counts))
 
     def finish(self, usage: Usage) -> None:
+        self._large.respond(lambda: self._body(usage), self._num_logprobs)
+
+    def _body(self, usage: Usage) -> bytes:
         envelope = self._envelope
+        prompts = [self._prompt_json(entries) for entries in self._prompt_logprobs]
         document = Completion(
             id=envelope.id,
             created=envelope.created,
             model=envelope.model,
             system_fingerprint=envelope.system_fingerprint,
-            choices=[self._choice(place, index) for place, index in enumerate(self._told())],
+            choices=[
+                self._choice(place, index, prompts[index // self._form.n]) for place, index in enumerate(self._told())
+            ],
             usage=usage,
         )
-        self.exchange.respond(200, msgspec.json.encode(document))
+        return msgspec.json.encode(document)
+
+    def _prompt_json(self, entries: Sequence[TokenLogprob]) -> bytes:
+        """Of one prompt, written once for all its choices."""
+        return prompt_json(entries) if self._form.prompt_logprobs else b""
 
     def _told(self) -> Sequence[int]:
         """The choices that the answer holds, in its order."""
@@ -196,31 +220,26 @@ class CompletionDocument(Answer):
         return told
 
     def _mean_logprob(self, index: int) -> float:
-        entries = self._logprobs[index]
-        return sum(entry.logprob for entry in entries) / max(1, len(entries))
+        return self._sums[index] / max(1, self._counts_of[index])
 
-    def _choice(self, place: int, index: int) -> CompletionChoice:
+    def _choice(self, place: int, index: int, prompt_logprobs: bytes) -> CompletionChoice:
         form, end = self._form, self._ends[index]
-        entries = self._prompt_logprobs[index // form.n]
         return CompletionChoice(
             index=place,
             text="".join(self._texts[index]),
-            logprobs=self._columns(index) if form.logprobs is not None else None,
+            logprobs=raw(self._columns(index)) if form.logprobs is not None else None,
             finish_reason=end.finish_reason if end is not None else None,
             stop_reason=end.stop_reason if end is not None else None,
             token_ids=self._token_ids[index] if form.return_token_ids else UNSET,
             prompt_token_ids=form.prompt_of(index).token_ids if form.return_token_ids else UNSET,
-            prompt_logprobs=prompt_logprobs(entries) if form.prompt_logprobs else UNSET,
+            prompt_logprobs=raw(prompt_logprobs) if form.prompt_logprobs else UNSET,
         )
 
-    def _columns(self, index: int) -> CompletionLogprobs:
-        form = self._form
+    def _columns(self, index: int) -> bytes:
+        form, entries = self._form, self._logprobs[index]
         columns = form.columns_of(index)
         if not form.echo_logprobs:
-            return columns.columns(self._logprobs[index])
+            return columns_json(columns, entries)
         prompt = form.prompt_of(index)
-        whole = columns.prompt(prompt.first_token, prompt.token_ids[0], self._prompt_logprobs[index // form.n])
-        rest = columns.columns(self._logprobs[index])
-        for name in CompletionLogprobs.__struct_fields__:
-            getattr(whole, name).extend(getattr(rest, name))
-        return whole
+        first = prompt.first_token, prompt.token_ids[0]
+        return prompt_columns_json(columns, first, self._prompt_logprobs[index // form.n], entries)

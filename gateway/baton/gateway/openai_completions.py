@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.gateway.answer import usage_of
+from baton.gateway.answer_size import limit_logprobs
 from baton.gateway.fields.adopted import adopt, asked_of
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk, envelope_of
@@ -57,8 +58,6 @@ class Completions:
         form = _form_of(request, prompts)
         answer = self._answer(exchange, model, request, form)
         sampling = sampling_of(request, request.logprobs)
-        if form.kept is not None and request.logprobs is None:
-            sampling.logprobs = 0
         if form.echo_logprobs and not sampling.HasField("prompt_logprobs"):
             sampling.prompt_logprobs = request.logprobs or 0
         if form.scoring and not sampling.HasField("prompt_logprobs"):
@@ -73,6 +72,10 @@ class Completions:
             for name, prompt in zip(names, prompts, strict=True)
         ]
         generations = [replace(generation, n=n) for generation in generations]
+        if form.kept is not None and request.logprobs is None:
+            sampling.logprobs = 0  # by which the best are found; none is kept
+        if form.logprobs is not None or form.prompt_logprobs:
+            generations = limit_logprobs(generations, info.max_model_len)
         await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
 
     def _answer(

@@ -10,7 +10,7 @@ from baton.gateway import openai_types as types
 from baton.gateway.generation import TokenLogprob, TopLogprob
 
 # Minus infinity is no JSON.
-_FLOOR = -9999.0
+FLOOR = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def chat_logprobs(entries: Sequence[TokenLogprob], form: LogprobForm) -> answers
 
 def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> answers.TokenLogprob:
     top = [
-        answers.TopLogprob(token=form.name_of(one), logprob=max(one.logprob, _FLOOR), bytes=list(one.token_bytes))
+        answers.TopLogprob(token=form.name_of(one), logprob=max(one.logprob, FLOOR), bytes=list(one.token_bytes))
         for one in entry.top[: form.num_top]
     ]
     return answers.TokenLogprob(
         token=form.name_of(entry),
-        logprob=max(entry.logprob, _FLOOR),
+        logprob=max(entry.logprob, FLOOR),
         bytes=list(entry.token_bytes),
         top_logprobs=top,
     )
@@ -58,10 +58,10 @@ def prompt_logprobs(entries: Sequence[TokenLogprob]) -> answers.PromptLogprobs:
 
 def _prompt_entry(entry: TokenLogprob) -> dict[str, answers.PromptLogprob]:
     found = {
-        str(one.token_id): answers.PromptLogprob(max(one.logprob, _FLOOR), rank, one.token)
+        str(one.token_id): answers.PromptLogprob(max(one.logprob, FLOOR), rank, one.token)
         for rank, one in enumerate(entry.top, 1)
     }
-    found[str(entry.token_id)] = answers.PromptLogprob(max(entry.logprob, _FLOOR), entry.rank, entry.token)
+    found[str(entry.token_id)] = answers.PromptLogprob(max(entry.logprob, FLOOR), entry.rank, entry.token)
     return found
 
 
@@ -80,7 +80,7 @@ class CompletionLogprobColumns:
             self._offset += len(entry.token)
         return answers.CompletionLogprobs(
             text_offset=offsets,
-            token_logprobs=[max(entry.logprob, _FLOOR) for entry in entries],
+            token_logprobs=[max(entry.logprob, FLOOR) for entry in entries],
             tokens=[self._form.name_of(entry) for entry in entries],
             top_logprobs=[self._top(entry) for entry in entries],
         )
@@ -97,6 +97,6 @@ class CompletionLogprobColumns:
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         form = self._form
-        top = {form.name_of(one): max(one.logprob, _FLOOR) for one in reversed(entry.top[: form.num_top])}
-        top.setdefault(form.name_of(entry), max(entry.logprob, _FLOOR))
+        top = {form.name_of(one): max(one.logprob, FLOOR) for one in reversed(entry.top[: form.num_top])}
+        top.setdefault(form.name_of(entry), max(entry.logprob, FLOOR))
         return dict(sorted(top.items(), key=lambda item: -item[1]))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace as replaced
 
 from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.fields.adopted import adopt, asked_of
@@ -16,9 +17,11 @@ from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, TokenLogprob
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.large_answers import LargeAnswer
+from baton.gateway.logprob_json import chat_json, count_of, prompt_json, raw
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import ChatLogprobs, PromptLogprobs, Usage
-from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs, form_of, prompt_logprobs
+from baton.gateway.openai_logprobs import LogprobForm, form_of
 from baton.gateway.openai_types import (
     Count,
     CountOrZero,
@@ -154,7 +157,7 @@ class TokenStream(StreamAnswer):
         if not delta.token_ids:
             return b""
         self._num_output_tokens += len(delta.token_ids)
-        logprobs = chat_logprobs(delta.logprobs, self._form) if delta.logprobs else None
+        logprobs = raw(chat_json(delta.logprobs, self._form)) if delta.logprobs else None
         return self._event([TokenChoice(index=index, token_ids=list(delta.token_ids), logprobs=logprobs)])
 
     def ending(self, index: int, delta: Delta) -> bytes:
@@ -181,16 +184,20 @@ class TokenDocument(Answer):
         self._choices = [TokenChoice(index=index, token_ids=[]) for index in range(fields.n or 1)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._choices]
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._num_logprobs = 0
+        self._large = LargeAnswer(exchange)
 
     def deliver(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
+            self._num_logprobs += count_of(delta.prompt_logprobs)
         if delta.token_ids:
             self.meter.on_tokens(index)
             choice.token_ids.extend(delta.token_ids)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)
+            self._num_logprobs += count_of(delta.logprobs)
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
 
@@ -198,19 +205,23 @@ class TokenDocument(Answer):
         super().fail(_renamed(error))
 
     def finish(self, usage: Usage) -> None:
+        self._large.respond(lambda: self._body(usage), self._num_logprobs)
+
+    def _body(self, usage: Usage) -> bytes:
         fields = self._fields
         form = form_of(fields, fields.logprobs)
+        choices = self._choices
         if form is not None:
-            for choice, entries in zip(self._choices, self._logprobs, strict=True):
-                choice.logprobs = chat_logprobs(entries, form)
+            written = [raw(chat_json(entries, form)) for entries in self._logprobs]
+            choices = [replaced(choice, logprobs=one) for choice, one in zip(choices, written, strict=True)]
         asked = fields.prompt_logprobs is not None
         document = TokenGeneration(
             request_id=self.exchange.request_id,
-            choices=self._choices,
-            prompt_logprobs=prompt_logprobs(self._prompt_logprobs) if asked else None,
+            choices=choices,
+            prompt_logprobs=raw(prompt_json(self._prompt_logprobs)) if asked else None,
             usage=usage,
         )
-        self.exchange.respond(200, msgspec.json.encode(document))
+        return msgspec.json.encode(document)
 
 
 def _renamed(error: Exception) -> Exception:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
 from baton.gateway.detokenizer import (
@@ -21,6 +20,7 @@ from baton.gateway.detokenizer import (
     Detokenizer,
     PrefixDiffDetokenizer,
 )
+from baton.gateway.memory import trim_memory
 from baton.gateway.prompts.control_tokens import ControlTokens
 from baton.gateway.prompts.encoding_limit import EncodingLimit
 from baton.gateway.prompts.plain_encoder import PlainEncoder
@@ -42,6 +42,7 @@ _SHORT = 16 << 10
 # Longer texts are encoded in segments, and those of other texts that begin alike are found again.
 _WHOLE_CHARS = 16 << 10
 _MAX_SEGMENT_BYTES = 32 << 20
+_MAX_JSON = 32 << 10  # tokens that are kept as JSON: some megabytes
 # The end of a prompt that decides how the output's first token is spelled, special tokens included.
 _MAX_CONTEXT_TOKENS = 16
 
@@ -62,6 +63,7 @@ class Tokenizer:
         )
         self.control_tokens = ControlTokens.among(self._rust.get_added_tokens_decoder())
         self.bound = TokenBound(self._rust, self._table)
+        self._json: dict[int, tuple[bytes, bytes]] = {}
         self._tables: dict[frozenset[str], tuple[TokenTable | None, frozenset[int]]] = {}
         self._segments = (
             SegmentEncoder(self._encode_text, _MAX_SEGMENT_BYTES)
@@ -190,6 +192,18 @@ class Tokenizer:
             return self._table.token_bytes(token_id)
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
 
+    def token_json(self, token_id: int) -> tuple[bytes, bytes]:
+        """What OpenAI's log-probabilities of chats have before and behind the number of this token, as JSON."""
+        found = self._json.get(token_id)
+        if found is None:
+            data = self.token_bytes(token_id)
+            text = msgspec.json.encode(data.decode(errors="replace"))
+            found = b'{"token":%b,"logprob":' % text, b',"bytes":%b}' % msgspec.json.encode(list(data))
+            if len(self._json) >= _MAX_JSON:
+                self._json.clear()
+            self._json[token_id] = found
+        return found
+
     def is_special(self, text: str) -> bool:
         """Whether the text is a special token."""
         return self._rust.token_to_id(text) in self._special_ids
@@ -240,13 +254,6 @@ def _and_trim(work: Callable[[], T], size: int) -> Callable[[], T]:
         try:
             return work()
         finally:
-            _trim_memory()
+            trim_memory()
 
     return done if size > _LARGE else work
-
-
-def _trim_memory() -> None:
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own; others do without
-        if trim is not None:
-            trim(0)
