@@ -13,6 +13,17 @@ from baton.v1 import types_pb2
 MAX_STORED_LOGPROBS = 128 << 10
 # A streamed echo has all of its prompt's log-probabilities in one event.
 MAX_ECHOED_LOGPROBS = 64 << 10
+MAX_ECHOED_CHARS = 16 << 20
+
+
+def check_echo(num_chars: int) -> None:
+    """Raises InvalidRequest for an answer that repeats so much of its prompts, all choices together."""
+    if num_chars > MAX_ECHOED_CHARS:
+        raise InvalidRequest(
+            f"echo repeats the prompt for every choice, {num_chars} characters in all; at most {MAX_ECHOED_CHARS} are "
+            "allowed: lower n, or leave echo and return_token_ids out",
+            field="echo",
+        )
 
 
 def most_logprobs(most: int, sampling: types_pb2.SamplingParams, *, streams: bool, stores: bool) -> int:

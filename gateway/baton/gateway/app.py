@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Scope
+from baton.gateway.access.refusals import Refusals
 from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
@@ -37,6 +38,7 @@ class App:
     ) -> None:
         self.table = RouteTable(routes)
         self._gate = gate or OpenGate()
+        self._refusals = Refusals(self._gate)
         self._cors = cors or Cors()
         self._metrics = metrics
         self._tracing = tracing
@@ -59,11 +61,25 @@ class App:
                 trace_exchange(self._tracing, exchange, route.path)
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
+            if route.method == "POST" and route.scope is Scope.INFERENCE:
+                exchange.on_end.append(self._count_refusal)
+                if self._refusals.must_look(exchange.identity, len(exchange.body)):
+                    return self._finish(exchange, self._look_first(exchange, route))
             work = route.handler(exchange)
         except Exception as error:
             self._fail(exchange, error)
             return None
         return None if work is None else self._finish(exchange, work)
+
+    async def _look_first(self, exchange: Exchange, route: Route) -> None:
+        await self._refusals.look(exchange.identity)
+        work = route.handler(exchange)
+        if work is not None:
+            await work
+
+    def _count_refusal(self, exchange: Exchange) -> None:
+        admitted = bool(exchange.standing)
+        self._refusals.ended(exchange.identity, exchange.status, len(exchange.body), admitted)
 
     async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.gateway.prompts.encoding_limit import EncodingLimit, TooManyTokens
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
@@ -11,6 +12,7 @@ from baton.v1 import types_pb2
 MAX_WORDS = 1024
 MAX_TOKENS = 64  # of one word
 
+_LIMIT = EncodingLimit(MAX_TOKENS)
 _INLINE_WORDS = 32  # more are encoded beside the event loop
 
 
@@ -39,10 +41,12 @@ def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) ->
         if not bare:
             raise InvalidRequest(f"{field} is empty; a text is needed", field=field)
         for text in (bare, f" {bare}"):
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
-            if len(token_ids) > MAX_TOKENS:
-                message = f"{field} has {len(token_ids)} tokens; it must have at most {MAX_TOKENS}"
-                raise InvalidRequest(message, field=field)
+            try:
+                token_ids = tokenizer.encode(text, add_special_tokens=False, limit=_LIMIT)
+                _LIMIT.check(len(token_ids))
+            except TooManyTokens as error:
+                message = f"{field} has {error.at_least} tokens or more; it must have at most {MAX_TOKENS}"
+                raise InvalidRequest(message, field=field) from None
             if token_ids and max(token_ids) < vocab_size:
                 found[tuple(token_ids)] = None
     return [list(token_ids) for token_ids in found]

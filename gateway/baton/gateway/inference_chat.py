@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from baton.gateway.call_arguments import read_arguments
+from baton.gateway.json_size import check_json_size
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.validation import check_continued, check_item_count, check_variables
@@ -128,8 +129,10 @@ def _tool(tool: inference_pb2.Tool, field: str) -> Tool:
 
 def json_object(text: str, field: str) -> dict[str, Any]:
     """A JSON text's object. Raises InvalidRequest."""
+    data = text.encode()
+    check_json_size(data, field)
     try:
-        value = orjson.loads(text)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None
     if not isinstance(value, dict):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
+from baton.gateway.access.refusals import Refusals
 from baton.gateway.access.rpc_guard import identity_of
 from baton.gateway.admitted import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.conversations.rpc_methods import ConversationMethods
@@ -93,6 +94,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         self._catalog = catalog
         self._limits = limits or Limits()
         self._gate = gate or OpenGate()
+        self._refusals = Refusals(self._gate)
         self._streams = streams
         self._responses = responses
         self._trust_templates = trust_templates
@@ -108,8 +110,9 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             identity = identity_of(self._gate, context)
             if request.HasField("resume"):
                 request, sink.journal = await find_stream(self._streams, request, identity)
-            model = allowed_model(self._catalog, identity, request.model)
-            generation, admitted = await self._start(model, request, sink, context, identity)
+            async with self._refusals.reading(identity, request.ByteSize()):
+                model = allowed_model(self._catalog, identity, request.model)
+                generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
             error.field = _dotted(error.field)
             sink.on_error(error)
@@ -142,22 +145,29 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
+        identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
         try:
-            token_ids = (await self._encode(model, request)).token_ids
+            async with self._refusals.reading(identity, num_bytes):
+                model = allowed_model(self._catalog, identity, request.model)
+                token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
             error.field = _dotted(error.field)
             raise
+        self._refusals.ended(identity, 200, num_bytes, admitted=False)
         max_model_len = model.info.max_model_len if model.info is not None else 0
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        model = allowed_model(self._catalog, identity_of(self._gate, context), request.model)
-        token_ids = list(request.token_ids)
-        model.check_token_ids(token_ids, "token_ids")
-        return inference_pb2.DetokenizeResponse(text=await model.tokenizer.decode_async(token_ids))
+        identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
+        async with self._refusals.reading(identity, num_bytes):
+            model = allowed_model(self._catalog, identity, request.model)
+            token_ids = list(request.token_ids)
+            model.check_token_ids(token_ids, "token_ids")
+            text = await model.tokenizer.decode_async(token_ids)
+        self._refusals.ended(identity, 200, num_bytes, admitted=False)
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def CreateResponse(  # noqa: N802
         self, request: inference_pb2.CreateResponseRequest, context: Context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton.gateway.answer_size import check_echo
 from baton.gateway.fields.adopted import adopt, asked_of
 from baton.gateway.fields.chat_tools import skip_tools
 from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
@@ -65,6 +66,7 @@ class ChatCompletions:
                 model.check_tools(use)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n)
+            check_echo(n * len(_echoed(request)) if request.echo else 0)
             token_ids = truncated(await _encode(model, request, use), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
             sampling = sampling_of(request, chat_num_logprobs(request))

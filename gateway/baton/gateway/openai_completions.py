@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.gateway.answer import usage_of
-from baton.gateway.answer_size import limit_logprobs
+from baton.gateway.answer_size import check_echo, limit_logprobs
 from baton.gateway.fields.adopted import adopt, asked_of
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk, envelope_of
@@ -28,7 +28,11 @@ from baton.gateway.validation import (
     stop_of,
     truncated,
 )
+from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
+
+_MAX_TOKENS = 1 << 20  # of all prompts together: a second's work
+_ID_CHARS = 6  # of a token id in JSON
 
 
 class Completions:
@@ -52,9 +56,16 @@ class Completions:
             sources = prompts_of(request)
             n = request.best_of or request.n or 1
             request_id = desk.take_place(exchange, request, n * len(sources))
-            prompts = []
+            prompts: list[EncodedPrompt] = []
+            with_ids = bool(request.return_token_ids)
+            num_tokens = num_echoed = 0
             for source in sources:
-                prompts.append(await _encode(model, request, source, info))
+                prompt = await _encode(model, request, source, info)
+                prompts.append(prompt)
+                num_tokens += len(prompt.token_ids)
+                num_echoed += n * (len(prompt.echo) + (_ID_CHARS * len(prompt.token_ids) if with_ids else 0))
+                _check_sum(num_tokens)
+                check_echo(num_echoed)
         form = _form_of(request, prompts)
         answer = self._answer(exchange, model, request, form)
         sampling = sampling_of(request, request.logprobs)
@@ -85,6 +96,14 @@ class Completions:
         meter = self._desk.meter(exchange, form.num_choices)
         kind = CompletionStream if request.stream else CompletionDocument
         return kind(exchange, meter, envelope, form)
+
+
+def _check_sum(num_tokens: int) -> None:
+    if num_tokens > _MAX_TOKENS:
+        raise InvalidRequest(
+            f"the prompts have at least {num_tokens} tokens together; at most {_MAX_TOKENS} are taken in one request.",
+            field="prompt",
+        )
 
 
 def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> CompletionForm:
@@ -120,7 +139,7 @@ async def _encode(
     if not request.echo:
         return EncodedPrompt(kept, "", "")
     if text is None or len(kept) < len(token_ids):
-        text = model.tokenizer.decode(kept)
+        text = await model.tokenizer.decode_async(kept)
     return EncodedPrompt(kept, text, model.tokenizer.token_text(kept[0]) if kept else "")
 
 

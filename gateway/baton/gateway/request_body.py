@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from baton.gateway.fields.unknown import KnownKeys, UnknownKey
+from baton.gateway.json_size import check_json_size
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -53,6 +54,7 @@ class BodyDecoder(Generic[T]):
         """Returns the request. Raises InvalidRequest."""
         _check_content_type(headers.get(b"content-type"))
         _check_content_encoding(headers.get(b"content-encoding", b"identity"))
+        check_json_size(body)
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:

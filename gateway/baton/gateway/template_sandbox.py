@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 # Loop rounds and calls of one rendering.
-MAX_STEPS = 1_000_000
+MAX_STEPS = 300_000
 # Characters of any text, and items of any list, that an operation may make.
 MAX_SIZE = 16 << 20
 # Characters that all expressions of one rendering put out, into the prompt or into variables.

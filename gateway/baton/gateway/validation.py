@@ -27,6 +27,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 _UINT64 = 2**64 - 1
 _MAX_BIAS = 100.0
 _MAX_VARIABLES = 256
+_MAX_STOP_STRINGS = 1024  # the generation side has its own limit, and knows what is served
+_MAX_BAD_WORDS = 16 << 10
+_MAX_BIASES = 256 << 10
 _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64  # characters
 _MAX_METADATA_VALUE = 512
@@ -319,6 +322,7 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequest("prompt_logprobs is not allowed when stream is true.", field="prompt_logprobs")
     _check_beams(request)
+    _check_lengths(request)
     for token_id, value in (request.logit_bias or {}).items():
         if not 0 <= token_id < 2**31:
             raise InvalidRequest(f"logit_bias: {token_id} is no token id.", field="logit_bias")
@@ -326,6 +330,19 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
             message = f"logit_bias of token {token_id} is {value:g}; it must be from -100 to 100."
             raise InvalidRequest(message, field="logit_bias")
     refuse_unserved(request, _UNSERVED)
+
+
+def _check_lengths(request: GenerationFields) -> None:
+    """Raises InvalidRequest for lists that are longer than any request's, before anything is made of them."""
+    stop = request.stop if isinstance(request.stop, list) else ()
+    lengths = (
+        ("stop", len(stop), _MAX_STOP_STRINGS, "strings"),
+        ("bad_words", len(request.bad_words or ()), _MAX_BAD_WORDS, "texts"),
+        ("logit_bias", len(request.logit_bias or ()), _MAX_BIASES, "tokens"),
+    )
+    for name, length, most, what in lengths:
+        if length > most:
+            raise InvalidRequest(f"{name} has {length} {what}; at most {most} are allowed.", field=name)
 
 
 def _check_beams(request: GenerationFields) -> None:

@@ -1,0 +1,76 @@
+"""What counts against a tenant's limits though no generation ran: refused requests, and counting of long texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from baton.gateway.access.ask import Ask, Used
+from baton.gateway.access.errors import RateLimited
+from baton.gateway.access.gate import Gate
+from baton.gateway.access.identity import Identity, Tenant
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+
+_log = logging.getLogger(__name__)
+
+# Larger bodies are read only where the tenant's limits have room; reading smaller ones costs milliseconds.
+LARGE_BODY = 16 << 10
+_BYTES_PER_REQUEST = 1 << 20
+_REFUSED = frozenset((400, 404, 413, 422))
+_NO_LIMIT = 10**9  # 0 would end the leases of what runs
+
+
+class Refusals:
+    """Of one gateway."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def must_look(self, identity: Identity, num_bytes: int) -> bool:
+        """Whether a request of this size is to be looked at before it is read."""
+        return num_bytes > LARGE_BODY and identity.tenant.limits.any
+
+    async def look(self, identity: Identity) -> None:
+        """Raises RateLimited where the tenant has used up its requests."""
+        await self._gate.admit(identity, Ask(only_look=True))
+
+    @contextlib.asynccontextmanager
+    async def reading(self, identity: Identity, num_bytes: int) -> AsyncIterator[None]:
+        """Around the reading of a call's message. Raises RateLimited; counts what is refused inside."""
+        if self.must_look(identity, num_bytes):
+            await self.look(identity)
+        try:
+            yield
+        except (InvalidRequest, NotFound):
+            self.ended(identity, 400, num_bytes, admitted=False)
+            raise
+
+    def ended(self, identity: Identity, status: int, num_bytes: int, admitted: bool) -> None:
+        """A request has been answered: it counts now, unless it was admitted. Waits for nothing."""
+        if admitted or not identity.tenant.limits.requests_per_minute:
+            return
+        if status in _REFUSED or (status == 200 and num_bytes > LARGE_BODY):
+            task = asyncio.get_running_loop().create_task(self._charge(identity, -(-num_bytes // _BYTES_PER_REQUEST)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _charge(self, identity: Identity, num_requests: int) -> None:
+        identity = replace(identity, tenant=_charged(identity.tenant))
+        try:
+            for _ in range(max(1, num_requests)):
+                ticket = await self._gate.admit(identity, Ask())
+                ticket.settle(Used())
+        except RateLimited:
+            return  # the limit is used up
+        except ServiceError as error:
+            _log.warning("a refused request of tenant %s was not counted: %s", identity.tenant.name, error.message)
+
+
+def _charged(tenant: Tenant) -> Tenant:
+    """The tenant without the limit that a request which has ended cannot exceed."""
+    limits = tenant.limits
+    return replace(tenant, limits=replace(limits, concurrent_requests=_NO_LIMIT if limits.concurrent_requests else 0))
