@@ -11,17 +11,19 @@ MAX_COMMAS = 512 << 10
 MAX_STRINGS = 256 << 10
 
 _SMALL = 128 << 10
-_OTHERS = bytes(set(range(256)) - set(b'{[:,"'))
+_NO_SYNTAX = bytes(set(range(256)) - set(b"{[:,"))
+_NO_SYNTAX_OR_QUOTE = bytes(set(range(256)) - set(b'{[:,"'))
 
 
 def check_json_size(text: bytes, field: str = "") -> None:
     """Raises InvalidRequest for a JSON text of too many values."""
-    if len(text) <= _SMALL or len(text.translate(None, _OTHERS)) <= MAX_CONTAINERS:
+    # Every value but the first has one of these before it.
+    if len(text) <= _SMALL or len(text.translate(None, _NO_SYNTAX)) <= MAX_CONTAINERS:
         return
     # What is counted may be in strings, which texts of code are full of.
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    syntax = text.translate(None, _OTHERS)
+    syntax = text.translate(None, _NO_SYNTAX_OR_QUOTE)
     strings = syntax.count(b'"') // 2
     if strings > MAX_STRINGS:
         raise _too_many(strings, "strings", MAX_STRINGS, field)

@@ -31,7 +31,7 @@ from baton.gateway.validation import (
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-_MAX_TOKENS = 1 << 20  # of all prompts together: a second's work
+_MAX_TOKENS = 512 << 10  # of all prompts together: half a second's work
 _ID_CHARS = 6  # of a token id in JSON
 
 

@@ -42,6 +42,7 @@ _SHORT = 16 << 10
 # Longer texts are encoded in segments, and those of other texts that begin alike are found again.
 _WHOLE_CHARS = 16 << 10
 _MAX_SEGMENT_BYTES = 32 << 20
+_MAX_DECODED = 1 << 20  # token ids
 _MAX_JSON = 32 << 10  # tokens that are kept as JSON: some megabytes
 # The end of a prompt that decides how the output's first token is spelled, special tokens included.
 _MAX_CONTEXT_TOKENS = 16
@@ -168,7 +169,10 @@ class Tokenizer:
             raise InvalidRequest("token ids must be whole numbers of 0 or more", field="token_ids") from error
 
     async def decode_async(self, token_ids: Sequence[int]) -> str:
-        """`decode`, without keeping the event loop from other work while a long sequence is decoded."""
+        """`decode`, without keeping the event loop from other work. Raises InvalidRequest for too many ids."""
+        if len(token_ids) > _MAX_DECODED:
+            message = f"there are {len(token_ids)} token ids; at most {_MAX_DECODED} are decoded at once"
+            raise InvalidRequest(message, field="token_ids")
         if len(token_ids) <= _INLINE_TOKENS:
             return self.decode(token_ids)
         # decode() holds the interpreter's lock all the time; the batch call lets other threads run.

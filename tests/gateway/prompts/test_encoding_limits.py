@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from baton.gateway.error_body import ContextTooLong
 from baton.gateway.prompts.encoding_limit import EncodingLimit, EncodingStopped, TooManyTokens
-from baton.gateway.prompts.token_bound import ASSUMED_CHARS, TokenBound
+from baton.gateway.prompts.token_bound import ASSUMED_BYTES, TokenBound
 from baton.gateway.served_model import load_served_model
 from baton.gateway.text_segments import cut
 from baton.gateway.token_table import build_token_table
@@ -60,7 +60,7 @@ async def test_a_huge_prompt_is_refused_at_once(model, name):
 @pytest.mark.parametrize("name", ["digits", "words"])
 async def test_a_prompt_that_exceeds_the_context_a_little_is_encoded_no_further(model, name):
     """The bound by size lets it pass."""
-    text = HUGE[name][: model.tokenizer.bound.chars_per_token * 8000]
+    text = HUGE[name][: model.tokenizer.bound.bytes_per_token * 8000]
     for tokenizer in (model.tokenizer, uncut()):
         began = time.process_time()
         with pytest.raises(TooManyTokens) as caught:
@@ -72,13 +72,13 @@ async def test_a_prompt_that_exceeds_the_context_a_little_is_encoded_no_further(
 def test_text_without_a_place_to_cut_has_a_limit(model):
     """A vocabulary with long tokens lets it pass the bound by size."""
     tokenizer = Tokenizer(SAMPLE / "tokenizer.json")
-    tokenizer.bound.chars_per_token = 1 << 20
-    text = "a" * 2_000_000 + " b" * 10_000
+    tokenizer.bound.bytes_per_token = 1 << 20
+    text = "a" * 900_000 + " b" * 10_000
     for encode in (tokenizer.encode, lambda text, **options: tokenizer.encode_plain(text, text, **options)):
         assert encode(text, add_special_tokens=False)
     for chunks in (1, 3):
         with pytest.raises(InvalidRequest, match="characters in long runs"):
-            tokenizer.encode(("a" * (6_000_000 // chunks) + " b" * 10_000) * chunks, add_special_tokens=False)
+            tokenizer.encode(("a" * (1_500_000 // chunks) + " b" * 10_000) * chunks, add_special_tokens=False)
 
 
 def uncut():
@@ -152,7 +152,7 @@ def test_a_text_never_has_fewer_tokens_than_the_bound_says(name):
     for text in texts:
         token_ids = rust.encode(text, add_special_tokens=False).ids
         for most in (0, 5, len(token_ids) // 2, len(token_ids)):
-            found = [fewest(bound.check_size, text, most)] if bound.chars_per_token != ASSUMED_CHARS else []
+            found = [fewest(bound.check_size, text, most)] if bound.bytes_per_token != ASSUMED_BYTES else []
             found.append(fewest(lambda text, limit: bound.check_piece(text, limit, 0), text, most))
             assert max(found) <= len(token_ids)
 
@@ -170,15 +170,15 @@ def fewest(check, text, most):
     [
         ("byte level", 8),
         ("composing", 32),
-        ("byte fallback", 2),
-        ("unknown words", ASSUMED_CHARS),
-        ("dropping", ASSUMED_CHARS),
-        ("words", ASSUMED_CHARS),
+        ("byte fallback", 6),
+        ("unknown words", ASSUMED_BYTES),
+        ("dropping", ASSUMED_BYTES),
+        ("words", ASSUMED_BYTES),
     ],
 )
 def test_the_longest_token_is_known_where_no_text_is_dropped(name, expected):
     rust = TOKENIZERS[name]()
-    assert TokenBound(rust, build_token_table(rust)).chars_per_token == expected
+    assert TokenBound(rust, build_token_table(rust)).bytes_per_token == expected
 
 
 def test_what_fits_is_encoded_as_before(model):

@@ -6,7 +6,7 @@ from baton.gateway.error_body import ContextTooLong
 from baton.rpc.errors import InvalidRequest
 
 # A text that is only counted, or truncated, may have more tokens than the context.
-COUNTED_TOKENS = 256 << 10
+COUNTED_TOKENS = 128 << 10
 
 
 def context_too_long(num_tokens: int, max_model_len: int, field: str, *, at_least: bool = False) -> ContextTooLong:

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any
 
 from baton.gateway.chat_template import ChatTemplate, Message
-from baton.gateway.prompts.client_text import ClientText, Cover, texts_of
+from baton.gateway.prompts.client_text import ClientText, Cover
 from baton.gateway.prompts.encoding_limit import EncodingLimit
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import ServiceError
 
-_MEASURED_TEXTS = 256
+_MEASURED_VALUES = 1024
 _MANY_CHARS = 1 << 20
 
 
@@ -73,7 +73,18 @@ def encode_rendered(
     return tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, owner=owner, limit=limit)
 
 
-def size_of(value: Any) -> int:
-    """About how many characters a chat has; of one with many texts, many."""
-    lengths = [len(text) for text in islice(texts_of(value), _MEASURED_TEXTS)]
-    return sum(lengths) if len(lengths) < _MEASURED_TEXTS else max(_MANY_CHARS, sum(lengths))
+def size_of(chat: Sequence[Any]) -> int:
+    """About how many characters a chat has; of one with many values, many."""
+    size = num_values = 0
+    waiting = list(chat)
+    while waiting and num_values < _MEASURED_VALUES:
+        value = waiting.pop()
+        num_values += 1
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            num_values += len(value)
+            waiting.extend(islice(value.values(), _MEASURED_VALUES))
+        elif isinstance(value, list | tuple):
+            waiting.extend(islice(value, _MEASURED_VALUES))
+    return max(_MANY_CHARS, size) if num_values >= _MEASURED_VALUES else size

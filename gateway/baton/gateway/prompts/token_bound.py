@@ -13,13 +13,13 @@ from baton.gateway.prompts.encoding_limit import UNLIMITED, EncodingLimit
 from baton.gateway.token_table import Joining, TokenTable
 from baton.rpc.errors import InvalidRequest
 
-# Where the longest text of a token is not known, as many characters as these count as a token: a documented limit.
-ASSUMED_CHARS = 1024
+# Where the longest text of a token is not known, as many bytes as these count as a token: a documented limit.
+ASSUMED_BYTES = 1024
 # Characters of one text in long pieces without a place to cut, such as one word: a documented limit, below a second.
-MAX_UNCUT_CHARS = 4 << 20
+MAX_UNCUT_CHARS = 1 << 20
 # A piece of this size takes milliseconds.
 _PROBE_CHARS = 16 << 10
-# Normal forms that compose make one character of at most so many: a letter and three marks.
+# Normal forms that compose make one byte of at most so many: a mathematical letter and a mark become an accented one.
 _COMPOSED = 4
 _MAX_CHAR_BYTES = 4
 # What added tokens may swallow beside them: White_Space of Unicode.
@@ -29,21 +29,21 @@ _KEEPING_PRE_TOKENIZERS = frozenset(("ByteLevel", "Digits", "Metaspace", "Unicod
 
 
 class TokenBound:
-    """Of one tokenizer. A text is never found to have more tokens than it has, but for ASSUMED_CHARS."""
+    """Of one tokenizer. A text is never found to have more tokens than it has, but for ASSUMED_BYTES."""
 
     def __init__(self, tokenizer: RustTokenizer, table: TokenTable | None) -> None:
         self._rust = tokenizer
-        known = _chars_per_token(tokenizer, table)
-        self.chars_per_token = known or ASSUMED_CHARS
+        known = _bytes_per_token(tokenizer, table)
+        self.bytes_per_token = known or ASSUMED_BYTES
         self._is_known = known is not None
         added = tokenizer.get_added_tokens_decoder().values()
         self._swallows_spaces = any(token.lstrip or token.rstrip for token in added)
 
     def check_size(self, text: str, limit: EncodingLimit) -> None:
         """Raises TooManyTokens for a text that is too long, whatever it says."""
-        if limit.most == UNLIMITED or len(text) <= self.chars_per_token * limit.most:
+        if limit.most == UNLIMITED or _MAX_CHAR_BYTES * len(text) <= self.bytes_per_token * limit.most:
             return
-        limit.check(-(-self._num_counted(text) // self.chars_per_token))
+        limit.check(-(-self._num_counted(text) // self.bytes_per_token))
 
     def check_uncut(self, num_chars: int) -> None:
         """Raises InvalidRequest for a text with so many characters in long pieces without a place to cut."""
@@ -75,18 +75,19 @@ class TokenBound:
         if not self._is_known:
             return inner
         # Tokens at both borders count for the chunks beside this one too.
-        return max(inner, self._num_counted(chunk) // self.chars_per_token - 1)
+        return max(inner, self._num_counted(chunk) // self.bytes_per_token - 1)
 
     def _num_counted(self, text: str) -> int:
-        """The characters that no added token swallows."""
-        if not self._swallows_spaces:
-            return len(text)
-        spaces = _SPACES[:6] if text.isascii() else _SPACES
-        return len(text) - sum(text.count(space) for space in spaces)
+        """The bytes that no added token swallows."""
+        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        if self._swallows_spaces:
+            spaces = _SPACES[:6] if text.isascii() else _SPACES
+            size -= sum(text.count(space) * len(space.encode()) for space in spaces)
+        return size
 
 
-def _chars_per_token(tokenizer: RustTokenizer, table: TokenTable | None) -> int | None:
-    """The most characters that one token stands for. None: one may stand for any number, or none does."""
+def _bytes_per_token(tokenizer: RustTokenizer, table: TokenTable | None) -> int | None:
+    """The most bytes that one token stands for. None: one may stand for any number, or none does."""
     if table is None or not isinstance(tokenizer.model, models.BPE) or not _knows_all_bytes(tokenizer, table):
         return None
     factor = 1
@@ -97,7 +98,14 @@ def _chars_per_token(tokenizer: RustTokenizer, table: TokenTable | None) -> int 
         factor *= shrinks
     if not all(map(_keeps, _steps(tokenizer.pre_tokenizer, "pretokenizers"))):
         return None
-    return factor * max((len(text) for text in table.texts if text is not None), default=1)
+    sizes = [_size_of(text, table) for text in table.texts if text is not None]
+    return factor * max([1, *sizes, *map(len, table.fragments.values())])
+
+
+def _size_of(text: str, table: TokenTable) -> int:
+    size = len(text.encode(errors="surrogatepass"))
+    # A space of such a vocabulary is also found where the text has the character that stands for it, of three bytes.
+    return size + 2 * text.count(" ") if table.joining is Joining.BYTE_FALLBACK else size
 
 
 def _knows_all_bytes(tokenizer: RustTokenizer, table: TokenTable) -> bool:
@@ -125,13 +133,13 @@ def _flat(state: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinks(step: dict[str, Any]) -> int | None:
-    """The most characters that a normalizer makes one of; None: any number."""
+    """The most bytes that a normalizer makes one of; None: any number."""
     kind = step["type"]
     if kind in ("NFC", "NFKC"):
         return _COMPOSED
     if kind == "Replace":
         old, new = step["pattern"].get("String"), step["content"]
-        return -(-len(old) // len(new)) if old and new else None
+        return -(-len(old.encode()) // len(new.encode())) if old and new else None
     return 1 if kind in _KEEPING_NORMALIZERS else None
 
 
