@@ -106,7 +106,7 @@ async def main():
                 await client.send(data[-1:])
                 client.writer.transport.set_write_buffer_limits()
                 async with asyncio.timeout(60):
-                    status, headers = await client.head()
+                    status, _ = await client.head()
                 cpu = time.process_time() - began
                 await asyncio.sleep(0.005)
                 watcher.cancel()
