@@ -17,6 +17,7 @@ from baton.gateway.cors import Cors
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
+from baton.gateway.host_check import host_check_of
 from baton.gateway.http_connection import Connections, HttpLimits
 from baton.gateway.http_server import HttpServer
 from baton.gateway.metrics import GatewayMetrics
@@ -147,7 +148,8 @@ async def rest_side(
     missing: list[str] = []
     shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
-    app = App(rest_routes(desk, shelf, lambda: missing), metrics, cors=cors)
+    hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
+    app = App(rest_routes(desk, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)
     async with HttpServer("127.0.0.1:0", app, limits, connections) as server:
         yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
     await shelf.close(0)
@@ -242,7 +244,7 @@ class RawClient:
 
 def request_bytes(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    fields = {"host": "test", **(headers or {})}
+    fields = {"host": "localhost", **(headers or {})}
     if body is not None:
         fields = {"content-type": "application/json", "content-length": str(len(data)), **fields}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]

@@ -141,7 +141,7 @@ async def streaming(port: int, headers: dict[str, str] | None = None):
     """Status and client of a stream that was asked for."""
     async with RawClient.connect(port) as client:
         fields = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        await client.send(f"GET /console/stream HTTP/1.1\r\nhost: x\r\n{fields}\r\n".encode())
+        await client.send(f"GET /console/stream HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n".encode())
         status, head = await client.head()
         yield SimpleNamespace(status=status, headers=head, client=client)
 

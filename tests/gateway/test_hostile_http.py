@@ -10,7 +10,7 @@ from rest_harness import RawClient, request_bytes, rest_side, say, until
 from baton.gateway.http_connection import HttpLimits
 
 LIMITS = HttpLimits(header_timeout=0.5, body_timeout=0.5, idle_timeout=0.5, stall_timeout=0.5)
-HOST = b"host: x\r\n"
+HOST = b"host: localhost\r\n"
 BODY = b'{"prompt": "Hi"}'
 CHUNKED = b"transfer-encoding: chunked\r\n"
 CHUNK = b"10\r\n" + BODY + b"\r\n0\r\n\r\n"
@@ -78,7 +78,7 @@ SERVED = {
     "leading zeros": post(CHUNKED, b"0" * 1000 + CHUNK),
     "a trailer": post(CHUNKED, CHUNK[:-2] + b"host: y\r\n\r\n"),
     "bytes of their own": post(CHUNKED, b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"),
-    "a target with a host": post(b"content-length: 16\r\n", BODY).replace(b"POST /", b"POST http://y.test/"),
+    "a target with a host": post(b"content-length: 16\r\n", BODY).replace(b"POST /", b"POST http://y.localhost/"),
     "lines before it": b"\r\n" * 100 + post(b"content-length: 16\r\n", BODY),
 }
 

@@ -13,6 +13,7 @@ from baton.gateway.access.identity import Scope
 from baton.gateway.access.refusals import Refusals
 from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
+from baton.gateway.host_check import HostCheck
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.request_trace import GatewayTracing
@@ -35,11 +36,14 @@ class App:
         gate: Gate | None = None,
         cors: Cors | None = None,
         tracing: GatewayTracing | None = None,
+        hosts: HostCheck | None = None,
     ) -> None:
         self.table = RouteTable(routes)
+        self._any_host = frozenset(route.path for route in routes if route.any_host)
         self._gate = gate or OpenGate()
         self._refusals = Refusals(self._gate)
         self._cors = cors or Cors()
+        self._hosts = hosts or HostCheck()
         self._metrics = metrics
         self._tracing = tracing
 
@@ -48,12 +52,11 @@ class App:
         try:
             exchange.cors = self._cors.headers(exchange.headers)
             exchange.request_id = _request_id(exchange)
+            if exchange.path not in self._any_host:
+                self._hosts.check(exchange.headers, exchange.authority)
             self._cors.check(exchange.headers)
             if exchange.method == "OPTIONS":
-                self._count(exchange, "OPTIONS")
-                allowed = self.table.allowed(exchange.path)
-                preflight = self._cors.preflight(exchange.headers, allowed)
-                exchange.respond(204, headers={"allow": allowed, **preflight})
+                self._answer_options(exchange)
                 return None
             route = self.table.find(exchange.method, exchange.path)
             self._count(exchange, route.path)
@@ -80,6 +83,12 @@ class App:
     def _count_refusal(self, exchange: Exchange) -> None:
         admitted = bool(exchange.standing)
         self._refusals.ended(exchange.identity, exchange.status, len(exchange.body), admitted)
+
+    def _answer_options(self, exchange: Exchange) -> None:
+        self._count(exchange, "OPTIONS")
+        allowed = self.table.allowed(exchange.path)
+        preflight = self._cors.preflight(exchange.headers, allowed)
+        exchange.respond(204, headers={"allow": allowed, **preflight})
 
     async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         try:

@@ -11,6 +11,7 @@ from baton.gateway.cors import check_origins
 from baton.rpc import tls_settings
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.hosts import check_allowed_hosts
 from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
 
 
@@ -134,6 +135,15 @@ class GatewayConfig:
             "help": "Origins (https://app.example.com) whose pages browsers let read the REST API's answers; *: all. "
             "Empty: none.",
             "metavar": "ORIGIN,..",
+        },
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Host names that the REST API is reached by, beside IP addresses and localhost; *.NAME: its "
+            "subdomains, *: every name. A gateway without api_keys refuses others; one with them only where this is "
+            "set.",
+            "metavar": "NAME,..",
         },
     )
     ext_authz_listen: str = field(
@@ -273,6 +283,7 @@ class GatewayConfig:
             _check_address("router", address)
         _ = self.template_variables
         check_origins(self.cors_origins)
+        check_allowed_hosts(self.allowed_hosts)
         self._check_access()
         if self.resumable_streams and not self.redis_url:
             raise InvalidRequest("resumable_streams needs redis_url; give the Redis of all gateways", field="redis_url")

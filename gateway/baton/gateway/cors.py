@@ -97,11 +97,11 @@ class Cors:
         return answer
 
     def check(self, request: Mapping[bytes, bytes]) -> None:
-        """Raises HttpError 403 for a page that may not ask at all."""
+        """Raises HttpError 403 for a page that may not ask at all. The Host header has been checked before."""
         if not self._refuses_strangers or b"origin" not in request or self._allows(request):
             return
         origin = _text(request[b"origin"])
-        if not _is_loopback_origin(origin):
+        if not _is_loopback_origin(origin) and not _is_own_origin(origin, _text(request.get(b"host", b""))):
             raise HttpError(
                 403,
                 f"Pages of {origin[:256]!r} may not use this gateway, which asks for no API key: name the origin in "
@@ -133,6 +133,11 @@ def _is_loopback_origin(origin: str) -> bool:
     except ValueError:
         return False
     return is_loopback(host) or host.endswith(".localhost")
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    """Whether the page came from this gateway, under the host name that it is asked by."""
+    return bool(host) and origin.partition("://")[2] == host.lower()
 
 
 def _text(value: bytes) -> str:

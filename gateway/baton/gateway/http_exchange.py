@@ -55,6 +55,7 @@ class Exchange:
         "_keep_alive",
         "_length",
         "_wire",
+        "authority",
         "body",
         "cors",
         "ended",
@@ -80,7 +81,8 @@ class Exchange:
         self, wire: Wire, method: str, target: bytes, http_version: str, headers: Mapping[bytes, bytes]
     ) -> None:
         self._wire = wire
-        path, _, query = _origin_form(target).partition(b"?")
+        self.authority, path_and_query = _split_target(target)
+        path, _, query = path_and_query.partition(b"?")
         self.method = method
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")
@@ -240,15 +242,15 @@ class Exchange:
             _log.log(level, "%s %s %d", self.method, self.path, self.status, extra=extra)
 
 
-def _origin_form(target: bytes) -> bytes:
-    """The target as clients give it, without the scheme and host that proxies are told."""
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """The host, which only requests made for a proxy name, and the path with its query."""
     if target.startswith(b"/"):
-        return target
+        return b"", target
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
-        return target
-    _, slash, path = rest.partition(b"/")
-    return slash + path or b"/"
+        return b"", target
+    host, slash, path = rest.partition(b"/")
+    return host, slash + path or b"/"
 
 
 class _DateLine:

@@ -111,9 +111,9 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             answers.DetokenizeResponse,
             errors=_BODY,
         ),
-        Route("GET", "/health", status.health, "The process is alive.", public=True),
-        Route("GET", "/ping", status.health, "As /health.", public=True),
-        Route("POST", "/ping", status.health, "As /health.", public=True),
+        Route("GET", "/health", status.health, "The process is alive.", public=True, any_host=True),
+        Route("GET", "/ping", status.health, "As /health.", public=True, any_host=True),
+        Route("POST", "/ping", status.health, "As /health.", public=True, any_host=True),
         Route(
             "GET", "/load", status.load, "How many generations run.", response=answers.ServerLoad, scope=Scope.METRICS
         ),
@@ -125,6 +125,7 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             response=answers.Readiness,
             errors=(503,),
             public=True,
+            any_host=True,
         ),
         Route("GET", "/version", status.version, "Baton's version.", response=answers.Version, scope=None),
         Route(

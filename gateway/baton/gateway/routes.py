@@ -46,6 +46,7 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     scope: Scope | None = Scope.INFERENCE  # that a key must have; None: any key will do
     public: bool = False  # no key is needed
+    any_host: bool = False  # answers whatever the Host header says, as probes need it
 
     @property
     def prefix(self) -> str:

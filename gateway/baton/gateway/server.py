@@ -24,6 +24,7 @@ from baton.gateway.ext_authz_server import ext_authz_server
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generator import WorkerGenerator
+from baton.gateway.host_check import host_check_of
 from baton.gateway.http_connection import Connections, HttpLimits
 from baton.gateway.http_server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
@@ -206,9 +207,9 @@ def _http_server(
 ) -> tuple[HttpServer, ExtAuthzServicer]:
     """REST, and the servicer that tells Envoy what its routes need."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
-    app = App(
-        rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet), desk.metrics, core.gate, cors, core.tracing
-    )
+    hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
+    routes = rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet)
+    app = App(routes, desk.metrics, core.gate, cors, core.tracing, hosts)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     desk.metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(

@@ -7,15 +7,16 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import prometheus_client
 
-from baton.rpc.address import split_address
+from baton.rpc.address import is_loopback, split_address
 from baton.rpc.errors import Unavailable
+from baton.rpc.hosts import HostRule
 from baton.rpc.identity_table import METRICS_READERS
 from baton.rpc.tls import Tls
 
@@ -43,7 +44,9 @@ async def metrics_endpoint(
         server = kind((host.strip("[]"), port), tls)
     except OSError as error:
         raise Unavailable(f"cannot listen on metrics_listen={listen}: {error.strerror}") from error
-    server.set_app(prometheus_client.make_wsgi_app(registry))
+    app = prometheus_client.make_wsgi_app(registry)
+    # Beyond loopback, readers come by service names that are not known here.
+    server.set_app(_for_own_hosts(app, HostRule()) if tls is None and is_loopback(host) else app)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True)
     thread.start()
     try:
@@ -52,6 +55,19 @@ async def metrics_endpoint(
         await asyncio.to_thread(server.shutdown)
         server.server_close()
         thread.join()
+
+
+def _for_own_hosts(app: Any, rule: HostRule) -> Any:
+    """The application, for requests whose Host header is an IP address or localhost: no page reads it by rebinding."""
+
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if not rule.accepts(environ.get("HTTP_HOST", "localhost").encode("latin-1", errors="replace")):
+            start_response("403 Forbidden", [("content-type", "text/plain; charset=utf-8")])
+            return [b"This host name is not served here: use an IP address or localhost.\n"]
+        answer: Iterable[bytes] = app(environ, start_response)
+        return answer
+
+    return guarded
 
 
 class _Handler(WSGIRequestHandler):

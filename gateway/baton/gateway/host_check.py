@@ -1,0 +1,51 @@
+"""Which requests a gateway refuses for their Host header. Knows no route."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+
+from baton.gateway.error_body import HttpError
+from baton.rpc.address import is_loopback
+from baton.rpc.hosts import HostRule
+
+_SHOWN_BYTES = 256
+
+
+class HostCheck:
+    """Refuses requests to other host names. Without a rule it accepts all."""
+
+    def __init__(self, rule: HostRule | None = None) -> None:
+        self._rule = rule
+
+    def check(self, headers: Mapping[bytes, bytes], authority: bytes = b"") -> None:
+        """Raises HttpError 403. `authority` is the request target's host, which goes before the Host header.
+
+        HTTP/1.0 clients may send no host; browsers always do.
+        """
+        if self._rule is None:
+            return
+        host = authority or headers.get(b"host")
+        if host is None or self._rule.accepts(host):
+            return
+        raise HttpError(
+            403,
+            f"The host {host[:_SHOWN_BYTES].decode('latin-1')!r} is not served here: use an IP address or localhost, "
+            "or start the gateway with --allowed-hosts NAME.",
+            param="host",
+            kind="permission_error",
+            code="host_not_allowed",
+        )
+
+
+def host_check_of(allowed_hosts: tuple[str, ...], has_keys: bool, listens: Iterable[str]) -> HostCheck:
+    """The check of one gateway: where it asks for no key, or where allowed_hosts is set.
+
+    `listens`: its listen addresses, whose names are accepted; this machine's own name is, where they are not loopback.
+    """
+    if has_keys and not allowed_hosts:
+        return HostCheck()
+    names = [address.rpartition(":")[0].lower() for address in listens]
+    if not all(is_loopback(name) for name in names):
+        names.append(socket.gethostname().lower())
+    return HostCheck(HostRule([*allowed_hosts, *(name for name in names if "*" not in name)]))
