@@ -289,23 +289,6 @@ async def test_a_vanished_client_is_noticed_at_once(app, server):
     app.exchanges[1].write(b"into the void")
 
 
-async def test_half_closing_counts_as_leaving_while_an_answer_is_made(app, server):
-    async with RawClient.connect(server.port) as client:
-        await client.send(request_bytes("GET", "/slow"))
-        await app.next()
-        client.writer.write_eof()
-        await until(lambda: app.disconnects == 1, 5)
-        assert await client.closed()
-
-
-async def test_a_client_that_half_closed_before_the_work_began_has_left(app, server):
-    async with RawClient.connect(server.port) as client:
-        client.writer.write(request_bytes("GET", "/slow"))
-        client.writer.write_eof()
-        await until(lambda: app.disconnects == 1, 5)
-        assert await client.closed()
-
-
 async def test_a_quick_answer_survives_half_closing(server):
     async with RawClient.connect(server.port) as client:
         client.writer.write(request_bytes("GET", "/a") * 3)

@@ -18,7 +18,9 @@ from typing import cast
 
 import httptools
 
+from baton.gateway.chunk_budget import ChunkBudget
 from baton.gateway.error_body import HttpError
+from baton.gateway.half_close import HalfCloseWatch, can_be_told
 from baton.gateway.http_exchange import Exchange
 
 _log = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._reading_paused = False
         self._lingered_bytes = 0
         self._eof = False
+        self._watch: HalfCloseWatch | None = None
         self._owes_continue = False
         self._exchange: Exchange | None = None  # the one being read
         self._rejection: HttpError | None = None
@@ -111,6 +114,8 @@ class HttpConnection(asyncio.Protocol):
         self.unused = True  # no byte of a request has come
         self.writable = True
         self._body: bytes | bytearray = b""
+        self._chunks: ChunkBudget | None = None  # of the chunked body being read
+        self._num_pieces = 0  # of bodies, in what was read last
         self._begin_message()
 
     @property
@@ -123,7 +128,9 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_WRITE_HIGH_WATER, _WRITE_LOW_WATER)
+        self._over_tls = transport.get_extra_info("sslcontext") is not None
         connection: socket.socket | None = transport.get_extra_info("socket")
+        self._socket = None if self._over_tls else connection
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -141,12 +148,13 @@ class HttpConnection(asyncio.Protocol):
         self._stop_current()
 
     def eof_received(self) -> bool:
-        """The client sends no more. What it waits for can only be told from a crash where nothing is being made."""
+        """The client sends no more, or has closed. Returns whether the connection stays open for answers."""
         self._eof = True
-        if self._current is not None and self._current.on_disconnect is None:
-            return True
-        self._stop_current()
-        return False
+        if self._over_tls:
+            self._stop_current()
+            return False
+        self._look_for_leaving()
+        return self._current is not None or bool(self._pending)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -168,6 +176,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._state is _State.HEADERS:
             self._fed_header_bytes += len(data)
+        chunks, num_before = self._chunks, self._body_bytes
+        self._num_pieces = 0
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -175,6 +185,9 @@ class HttpConnection(asyncio.Protocol):
                 self._rejection = HttpError(400, f"This is no valid HTTP/1.1 request: {error}.")
         if self._rejection is None and self._state is _State.HEADERS:
             self._check_header_bytes(self._fed_header_bytes)
+        if chunks is not None and chunks is self._chunks and self._rejection is None:
+            problem = chunks.problem_with(len(data), self._body_bytes - num_before, self._num_pieces)
+            self._rejection = HttpError(431, problem, code="headers_too_large") if problem else None
         if self._rejection is not None:
             self._reject(self._rejection)
 
@@ -212,13 +225,13 @@ class HttpConnection(asyncio.Protocol):
 
     def work_begins(self) -> None:
         if self._eof:
-            self._stop_current()
-            self._transport.close()
+            self._look_for_leaving()
 
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         if exchange is not self._current:
             return
         self._current = None
+        self._stop_watch()
         if exchange.rejection is not None:
             self._linger()
         elif not keep_alive:
@@ -273,10 +286,13 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = Exchange(self, method, self._url, version, self._headers)
         if not self._parser.should_keep_alive():
             self._exchange.close_after()
+        if b"transfer-encoding" in self._headers:
+            self._chunks = ChunkBudget(self._limits.max_header_bytes)
         self._rejection = self._check_headers(version)
 
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
+        self._num_pieces += 1
         if self._rejection is not None:
             return
         if self._body_bytes > self._limits.max_body_bytes:
@@ -314,6 +330,7 @@ class HttpConnection(asyncio.Protocol):
         self._num_headers = 0
         self._body = b""
         self._body_bytes = 0
+        self._chunks = None
         self._exchange = None
 
     def _feed(self, data: bytes) -> None:
@@ -444,11 +461,32 @@ class HttpConnection(asyncio.Protocol):
         _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=self._log_fields())
         exchange.fail(error)
 
+    def _look_for_leaving(self) -> None:
+        """Watches a client that sends no more, while it waits for an answer that takes time."""
+        exchange = self._current
+        if exchange is None or self._watch is not None or not (exchange.on_disconnect or self._is_working):
+            return
+        if can_be_told(self._socket):
+            self._watch = HalfCloseWatch(self._socket, exchange.probe, self._transport.abort)
+        else:
+            self._stop_current()
+            self._transport.close()
+
+    @property
+    def _is_working(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def _stop_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+
     def _stop_current(self) -> None:
+        self._stop_watch()
         exchange, self._current = self._current, None
         if exchange is not None:
             exchange.disconnected()
-        if self._task is not None and not self._task.done():
+        if self._task is not None and self._is_working:
             self._task.cancel()
 
     def _linger(self) -> None:

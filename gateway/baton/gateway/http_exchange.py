@@ -18,6 +18,8 @@ _log = logging.getLogger("baton.gateway.access")
 
 _QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 _LAST_CHUNK = b"0\r\n\r\n"
+_FIRST_BYTES = b"HTTP/1.1 "  # of every response
+_MAX_LEADING_ZEROS = 8  # of a chunk's size; clients read 16 digits at least
 
 
 class Wire(Protocol):
@@ -38,7 +40,7 @@ class Wire(Protocol):
         """The response is complete."""
 
     def work_begins(self) -> None:
-        """From now on a client that sends no more has left; it may have done so already."""
+        """From now on the client's leaving is looked for; it may have left already."""
 
 
 class Exchange:
@@ -53,7 +55,9 @@ class Exchange:
         "_chunked",
         "_head",
         "_keep_alive",
+        "_leading_zeros",
         "_length",
+        "_num_early_bytes",
         "_wire",
         "authority",
         "body",
@@ -106,6 +110,8 @@ class Exchange:
         self._head = b""
         self._chunked = False
         self._length = 0
+        self._num_early_bytes = 0  # of the head, that went out before it was made
+        self._leading_zeros = 0  # of the next chunk's size, that went out already
 
     @property
     def writable(self) -> bool:
@@ -126,6 +132,24 @@ class Exchange:
     def ignore(self, names: Sequence[str]) -> None:
         """Lists these in a header of the answer."""
         self.ignored += tuple(names)
+
+    def probe(self) -> None:
+        """Writes a byte of the response ahead of the rest, which shows whether the client is still there.
+
+        Does nothing where the response has no such byte.
+        """
+        if self.ended:
+            return
+        if not self.status:
+            byte = _FIRST_BYTES[self._num_early_bytes : self._num_early_bytes + 1]
+            self._num_early_bytes += len(byte)
+        elif self._head:
+            byte, self._head = self._head[:1], self._head[1:]
+        else:
+            byte = b"0" if self._chunked and self._leading_zeros < _MAX_LEADING_ZEROS else b""
+            self._leading_zeros += len(byte)
+        if byte:
+            self._wire.send(byte)
 
     def close_after(self) -> None:
         """The connection ends with this response."""
@@ -176,6 +200,7 @@ class Exchange:
         if self.ended:
             return
         self._length += len(data)
+        self._leading_zeros = 0
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
@@ -221,7 +246,8 @@ class Exchange:
             lines.append("connection: close")
         elif self.http_version == "1.0":
             lines.append("connection: keep-alive")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", errors="replace")
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", errors="replace")
+        return head[self._num_early_bytes :]
 
     def _end(self) -> None:
         self.ended = True
