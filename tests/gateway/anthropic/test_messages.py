@@ -223,6 +223,14 @@ RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "to
 USER = {"role": "user", "content": "Hi"}
 
 
+@pytest.mark.parametrize("name", ["no such tool!", "f.g", "né", "x" * 200])
+async def test_a_name_that_the_model_made_up_may_come_back_in_the_history(name):
+    call = {"role": "assistant", "content": [{**CALL["content"][0], "name": name}]}
+    async with rest_side(say("ok")) as rest:
+        answer = await ask(rest, messages=[USER, call, RESULT])
+    assert answer.status == 200, answer.json
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -62,7 +62,8 @@ class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
     """A call that the model made."""
 
     id: CallId
-    name: ToolName
+    # A model may have made it up: the answer had it, so the history has it too.
+    name: Annotated[str, Meta(min_length=1)]
     input: dict[str, Any]
     cache_control: CacheControl = None
 
