@@ -114,6 +114,7 @@ def headers_of(options):
         ("POST", GENERATE, Need(scope=Scope.INFERENCE, limited=True)),
         ("POST", "/baton.v1.InferenceService/ListModels", Need(scope=Scope.INFERENCE)),
         ("POST", "/grpc.health.v1.Health/Check", Need(public=True, scope=Scope.INFERENCE)),
+        ("POST", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Need()),
         ("POST", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Need()),
         ("POST", "/x/grpc.health.v1.Health/Check", Need(scope=Scope.INFERENCE)),
     ],

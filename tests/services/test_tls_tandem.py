@@ -30,6 +30,7 @@ from baton.rpc.channel import open_channel
 from baton.rpc.errors import problem_of
 from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
 from baton.rpc.identity_table import ACCEPTED
+from baton.rpc.reflection import V1, V1ALPHA
 from baton.rpc.server import RpcServer
 from baton.rpc.tls_files import TlsFiles
 from baton.services.certs import tls_flags
@@ -44,13 +45,15 @@ PROCESS_OF = {
     "baton.v1.ControlService": WORKER,
     "baton.v1.IndexService": KVSTORE,
     "grpc.health.v1.Health": KVSTORE,
-    "grpc.reflection.v1alpha.ServerReflection": KVSTORE,
+    V1: KVSTORE,
+    V1ALPHA: KVSTORE,
 }
 DESCRIPTORS = {
     service.full_name: service
     for module in (control_pb2, index_pb2, router_pb2, worker_pb2, health_pb2, reflection_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 }
+DESCRIPTORS[V1] = DESCRIPTORS[V1ALPHA]  # but for the name
 METHODS = [method for method in ACCEPTED if method.rpartition("/")[0] in PROCESS_OF]
 # Of those that would change the stack for the other tests.
 CONTROL, HARMLESS = "baton.v1.ControlService", ("GetStats", "StopProfile")

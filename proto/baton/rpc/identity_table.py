@@ -28,6 +28,14 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.InferenceService/CancelResponse": ANYBODY,
     "baton.v1.InferenceService/DeleteResponse": ANYBODY,
     "baton.v1.InferenceService/ListResponseInput": ANYBODY,
+    "baton.v1.InferenceService/CreateConversation": ANYBODY,
+    "baton.v1.InferenceService/GetConversation": ANYBODY,
+    "baton.v1.InferenceService/UpdateConversation": ANYBODY,
+    "baton.v1.InferenceService/DeleteConversation": ANYBODY,
+    "baton.v1.InferenceService/AddConversationItems": ANYBODY,
+    "baton.v1.InferenceService/ListConversationItems": ANYBODY,
+    "baton.v1.InferenceService/GetConversationItem": ANYBODY,
+    "baton.v1.InferenceService/DeleteConversationItem": ANYBODY,
     "baton.v1.RouterService/Place": frozenset({GATEWAY}),
     "baton.v1.RouterService/PlaceStream": frozenset({GATEWAY}),
     "baton.v1.RouterService/Report": frozenset({GATEWAY}),
@@ -60,6 +68,7 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "grpc.health.v1.Health/Check": ANY_SERVICE,
     "grpc.health.v1.Health/List": ANY_SERVICE,
     "grpc.health.v1.Health/Watch": ANY_SERVICE,
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": frozenset({OPERATOR}),
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({OPERATOR}),
 }
 

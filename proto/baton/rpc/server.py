@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Self
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from baton.rpc.channel import SERVER_OPTIONS
 from baton.rpc.errors import InternalError, InvalidRequest, ServiceError, Unavailable, abort_with
 from baton.rpc.identity_check import Check, IdentityCheck
+from baton.rpc.reflection import add_reflection
 from baton.rpc.tls import EdgeTls, Tls
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RpcServer:
             service.register(service.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.name for service in self._services]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        add_reflection(self._server, [*names, health.SERVICE_NAME])
         try:
             if self._tls is None:
                 self.port = self._server.add_insecure_port(self._address)
