@@ -15,7 +15,7 @@ from baton.gateway.fleet_control import FleetControl
 from baton.gateway.routes import Route
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InvalidRequest, NotFound, PermissionDenied, ServiceError, Unavailable
-from baton.v1 import router_pb2
+from baton.v1 import control_pb2, router_pb2
 
 
 class Routers:
@@ -126,3 +126,59 @@ async def test_a_query_that_makes_no_sense_is_refused_before_anybody_is_asked(pa
 
 async def test_no_worker_at_all_is_said():
     assert "No worker is alive" in (await refusal_of(routes_of(Routers())["/sleep"])).message
+
+
+class Sleepers:
+    """Stands in for FleetControl: workers by how deeply they sleep, and the calls they received."""
+
+    def __init__(self, *levels: int) -> None:
+        self.levels = levels
+        self.called: list[str] = []
+
+    async def ask_all(self, worker_ids: Sequence[str], call: Callable[[Any], Any]) -> dict[str, Any]:
+        def method(name: str, answer: Any) -> Any:
+            return lambda *_, **__: (self.called.append(name), answer)[1]
+
+        return {
+            f"w{number}": call(
+                SimpleNamespace(
+                    GetStats=method("GetStats", control_pb2.GetStatsResponse(sleep_level=level)),
+                    WakeUp=method("WakeUp", control_pb2.WakeUpResponse()),
+                )
+            )
+            for number, level in enumerate(self.levels)
+        }
+
+
+@pytest.mark.parametrize(
+    ("levels", "query", "missing"),
+    [
+        ((2,), "tags=weights", "kv_cache"),
+        ((2, 1), "tags=kv_cache", "weights"),
+        ((1,), "tags=weights", "kv_cache"),
+        ((1,), "tags=kv_cache", None),
+        ((2,), "tags=kv_cache&tags=weights", None),
+        ((0,), "tags=weights", None),
+        ((2,), "", None),
+    ],
+)
+async def test_workers_wake_up_as_a_whole_or_not_at_all(levels, query, missing):
+    desk: Any = SimpleNamespace(gate=SimpleNamespace(), config=SimpleNamespace(rest_listen="127.0.0.1:8000"))
+    sleepers: Any = Sleepers(*levels)
+    route = next(one for one in admin_routes(desk, sleepers) if one.path == "/wake_up")
+    if missing is None:
+        exchange: Any = SimpleNamespace(query=query, headers={}, respond=lambda *_: None)
+        await route.handler(exchange)
+        assert sleepers.called.count("WakeUp") == len(levels)
+        return
+    error = await refusal_of(route, query)
+    assert isinstance(error, InvalidRequest)
+    assert (error.field, f"leaves out {missing}," in error.message) == ("tags", True)
+    assert "WakeUp" not in sleepers.called
+
+
+async def test_what_does_not_sleep_has_no_tag():
+    routers = Routers(entry("w"))
+    error = await refusal_of(routes_of(routers)["/wake_up"], "tags=scheduling")
+    assert "kv_cache, weights" in error.message
+    assert routers.num_asked == 0

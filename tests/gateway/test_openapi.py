@@ -51,7 +51,7 @@ async def test_parameters_bodies_and_errors_are_in_the_document():
         document = (await rest.request("GET", "/openapi.json")).json
     paths, responses = document["paths"], document["components"]["responses"]
     page = paths["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
-    assert [one["name"] for one in page if "in" in one] == ["response_id", "limit", "order", "after"]
+    assert [one["name"] for one in page if "in" in one] == ["response_id", "limit", "order", "after", "include"]
     for path, methods in paths.items():
         for method, operation in methods.items():
             assert ("requestBody" in operation) == (method == "post" and not path.endswith(("/cancel", "/ping")))

@@ -22,6 +22,7 @@ from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest, PermissionDenied
 from baton.v1 import control_pb2 as pb
 
+_SLEEP_TAGS = ("kv_cache", "weights")  # what sleeps at level 1; from level 2 on
 _MODES = {
     "abort": pb.RUNNING_REQUESTS_ABORT,
     "wait": pb.RUNNING_REQUESTS_WAIT,
@@ -42,6 +43,9 @@ _MODE = Parameter(
 _TIMEOUT = Parameter("timeout", "Seconds for them to end.", {"type": "number", "minimum": 0, "default": _HALT_SECONDS})
 _LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"enum": [1, 2], "default": 1})
 _MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: what was loaded last.", {"type": "string"})
+_TAGS = Parameter(
+    "tags", "What wakes up, which has to be all that sleeps. May come more than once.", {"enum": list(_SLEEP_TAGS)}
+)
 _CLEAR = Parameter("clear_cache", "Forgets every cached block too.", {"type": "boolean", "default": False})
 _STEPS = Parameter("num_steps", "Steps to record. 0: until /stop_profile.", {"type": "integer", "default": 0})
 
@@ -121,7 +125,18 @@ class AdminRoutes:
         await self._ask(exchange, query, lambda stub: stub.Sleep(request, timeout=seconds))
 
     async def wake_up(self, exchange: Exchange, query: Query) -> None:
-        """Takes it back."""
+        """Takes it back: all of it, so tags that leave something asleep are refused."""
+        tags = set(query.get("tags", ()))
+        if unknown := sorted(tags - set(_SLEEP_TAGS)):
+            raise InvalidRequest(f"tags is {unknown[0]!r}; it must be one of {', '.join(_SLEEP_TAGS)}.", field="tags")
+        if tags:
+            depth = max((worker.sleep_level or 0 for worker in await self._activities(query)), default=0)
+            if missing := [tag for tag in _SLEEP_TAGS[:depth] if tag not in tags]:
+                raise InvalidRequest(
+                    f"tags leaves out {' and '.join(missing)}, which sleeps; workers wake up as a whole: name all of "
+                    f"{', '.join(_SLEEP_TAGS[:depth])}, or give no tags.",
+                    field="tags",
+                )
         await self._ask(exchange, query, lambda stub: stub.WakeUp(pb.WakeUpRequest(), timeout=_LOAD_SECONDS))
 
     async def reload_weights(self, exchange: Exchange, query: Query) -> None:
@@ -219,7 +234,7 @@ def admin_routes(desk: FrontDesk, fleet: FleetControl) -> list[Route]:
         route("POST", "/resume", admin.resume, "Workers go on after a pause or drain.", (_WORKERS,)),
         route("GET", "/is_paused", admin.is_paused, "Whether workers are paused.", (_WORKERS,), PauseState),
         route("POST", "/sleep", admin.sleep, "Workers free their memory.", (_LEVEL, *halting)),
-        route("POST", "/wake_up", admin.wake_up, "Workers take their memory back, and requests.", (_WORKERS,)),
+        route("POST", "/wake_up", admin.wake_up, "Workers take their memory back, and requests.", (_WORKERS, _TAGS)),
         route("GET", "/is_sleeping", admin.is_sleeping, "Whether workers sleep.", (_WORKERS,), SleepState),
         route("POST", "/reload_weights", admin.reload_weights, "Workers load weights in place.", (_MODEL, *halting)),
         route("POST", "/reset_prefix_cache", admin.reset_prefix_cache, "Workers forget cached blocks.", (_WORKERS,)),

@@ -18,6 +18,7 @@ from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.routes import Route, RouteTable
+from baton.gateway.targets.query import check_query
 from baton.gateway.traced_calls import trace_exchange
 from baton.rpc.errors import ServiceError
 
@@ -64,6 +65,7 @@ class App:
                 trace_exchange(self._tracing, exchange, route.path)
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
+            exchange.ignore(check_query(route, exchange.query))
             if route.method == "POST" and route.scope is Scope.INFERENCE:
                 exchange.on_end.append(self._count_refusal)
                 if self._refusals.must_look(exchange.identity, len(exchange.body)):

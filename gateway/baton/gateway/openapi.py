@@ -12,7 +12,7 @@ from baton.gateway.anthropic.types import AnthropicErrorResponse
 from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.error_body import reason_phrase
 from baton.gateway.openai_answers import ErrorResponse, Readiness
-from baton.gateway.routes import Parameter, Route
+from baton.gateway.routes import ANY_ID, API_VERSION, Parameter, Route
 from baton.gateway.version import VERSION
 
 # What any request may be answered with: bad HTTP, too slow, a defect, too many connections.
@@ -25,6 +25,7 @@ _REQUEST_ID = Parameter(
     {"type": "string", "pattern": "^[!-~]{1,256}$"},
     place="header",
 )
+_COMMON = (_REQUEST_ID, API_VERSION)
 # Where the gateway has keys.
 _SECURITY: Mapping[str, Mapping[str, str]] = {
     "Bearer": {"type": "http", "scheme": "bearer"},
@@ -67,7 +68,7 @@ def openapi_document(routes: Sequence[Route]) -> bytes:
     components = {
         "schemas": schemas,
         "responses": responses,
-        "parameters": {_REQUEST_ID.name: _parameter(_REQUEST_ID)},
+        "parameters": {one.name: _parameter(one) for one in _COMMON},
         "headers": dict(_HEADERS),
         "securitySchemes": dict(_SECURITY),
     }
@@ -88,9 +89,9 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{''.join(_words(route.path))}",
         "parameters": [
-            *map(_path_parameter, route.path_names),
+            *_path_parameters(route),
             *map(_parameter, route.parameters),
-            _reference("parameters", _REQUEST_ID.name),
+            *(_reference("parameters", one.name) for one in _COMMON),
         ],
         "responses": {"200": _answer(route), **errors},
     }
@@ -99,8 +100,14 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _path_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    schemas: list[dict[str, Any]] = [{"type": "string", "minLength": 1} for _ in route.path_names]
+    if schemas and route.ids != ANY_ID:
+        schemas[0]["pattern"] = f"^{route.ids}$"
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schema}
+        for name, schema in zip(route.path_names, schemas, strict=True)
+    ]
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
@@ -109,6 +116,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
         "in": parameter.place,
         "description": parameter.summary,
         "schema": parameter.schema,
+        **({"style": parameter.style, "explode": True} if parameter.style else {}),
     }
 
 

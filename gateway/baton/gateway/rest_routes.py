@@ -84,7 +84,15 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
             errors=_GENERATION,
         ),
         Route("GET", "/v1/models", models.list, "Lists the models.", response=answers.ModelList),
-        Route("GET", "/v1/models/{model}", models.get, "One model.", response=answers.ModelCard, errors=(404,)),
+        Route(
+            "GET",
+            "/v1/models/{model}",
+            models.get,
+            "One model.",
+            response=answers.ModelCard,
+            errors=(404,),
+            ids=".*[^/]",
+        ),
     ]
 
 

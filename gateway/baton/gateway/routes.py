@@ -12,6 +12,11 @@ from msgspec import Struct
 from baton.gateway.access.identity import Scope
 from baton.gateway.error_body import HttpError
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.targets.likely_path import likely_path
+
+_SHOWN = 200  # characters of an unknown path in an error
+
+ANY_ID = ".+"
 
 Handler = Callable[[Exchange], Coroutine[None, None, None] | None]
 
@@ -24,6 +29,14 @@ class Parameter:
     summary: str
     schema: Mapping[str, Any]
     place: str = "query"  # or header
+    style: str = ""  # of OpenAPI; empty: that of its place
+    nested: bool = False  # also as name[] and name[key]
+    ignored: bool = False  # it changes nothing; the answer's x-baton-ignored lists it
+
+
+# Clients of Azure add it to every request. It changes nothing.
+API_VERSION = Parameter("api-version", "A date, which changes nothing.", {"type": "string"})
+INCLUDE = Parameter("include", "Accepted and ignored.", {}, nested=True, ignored=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,7 @@ class Route:
     """One method of one path.
 
     A path that ends in `{name}` takes whatever follows, slashes included; a `{name}` before more path takes what
-    comes in between.
+    comes in between. `ids` is a regular expression for the value of the first.
     """
 
     method: str
@@ -44,19 +57,10 @@ class Route:
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route
     parameters: tuple[Parameter, ...] = ()
+    ids: str = ANY_ID
     scope: Scope | None = Scope.INFERENCE  # that a key must have; None: any key will do
     public: bool = False  # no key is needed
     any_host: bool = False  # answers whatever the Host header says, as probes need it
-
-    @property
-    def prefix(self) -> str:
-        """What comes before the parameter; the whole path where there is none."""
-        return self.path.partition("{")[0]
-
-    @property
-    def suffix(self) -> str:
-        """What comes after the parameter; empty where there is none."""
-        return self.path.partition("}")[2]
 
     @property
     def path_names(self) -> list[str]:
@@ -64,28 +68,34 @@ class Route:
         return re.findall(r"\{(\w+)\}", self.path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The routes of one path with parameters."""
+
+    expression: re.Pattern[str]
+    methods: dict[str, Route]
+
+
 class RouteTable:
-    """Finds routes by exact path, then by two parameters, then by prefix and suffix, then by prefix."""
+    """Finds routes by exact path, then by the path with the most text around its parameters."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
-        self._pairs: dict[tuple[str, str], dict[str, Route]] = {}  # by what is before and between two parameters
-        patterns: dict[tuple[str, str], dict[str, Route]] = {}
+        patterns: dict[tuple[str, str], _Pattern] = {}
         for route in routes:
-            if len(route.path_names) == 2:
-                between = route.suffix.partition("{")[0]
-                self._pairs.setdefault((route.prefix, between), {})[route.method] = route
-            elif route.path_names:
-                patterns.setdefault((route.prefix, route.suffix), {})[route.method] = route
+            if route.path_names:
+                pattern = patterns.setdefault((route.path, route.ids), _Pattern(_expression(route), {}))
+                pattern.methods[route.method] = route
             else:
                 self._exact.setdefault(route.path, {})[route.method] = route
-        self._patterns = sorted(patterns.items(), key=lambda entry: -len(entry[0][1]))
+        fixed = {key: len(re.sub(r"\{\w+\}", "", key[0])) for key in patterns}
+        self._patterns = [patterns[key] for key in sorted(patterns, key=lambda key: -fixed[key])]
 
     def find(self, method: str, path: str) -> Route:
         """The route. Raises HttpError 404 or 405; HEAD finds GET routes."""
         methods = self._methods_of(path)
         if methods is None:
-            raise HttpError(404, f"Unknown path: {method} {path}. GET /openapi.json lists what there is.")
+            raise HttpError(404, f"Unknown path: {method} {path[:_SHOWN]}. {self._advice(path)}")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = self.allowed(path)
@@ -96,18 +106,22 @@ class RouteTable:
         """The methods of a path, as the Allow header lists them. Raises HttpError 404."""
         methods = self._methods_of(path)
         if methods is None:
-            raise HttpError(404, f"Unknown path: {path}.")
+            raise HttpError(404, f"Unknown path: {path[:_SHOWN]}. {self._advice(path)}")
         return ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+
+    def _advice(self, path: str) -> str:
+        likely = likely_path(path, lambda candidate: self._methods_of(candidate) is not None, self._exact)
+        return f"Did you mean {likely}?" if likely else "GET /openapi.json lists what there is."
 
     def _methods_of(self, path: str) -> dict[str, Route] | None:
         exact = self._exact.get(path)
         if exact is not None:
             return exact
-        for (prefix, between), methods in self._pairs.items():
-            first, found, second = path.removeprefix(prefix).partition(between)
-            if path.startswith(prefix) and first and found and second:
-                return methods
-        for (prefix, suffix), methods in self._patterns:
-            if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
-                return methods
-        return None
+        return next((one.methods for one in self._patterns if one.expression.fullmatch(path)), None)
+
+
+def _expression(route: Route) -> re.Pattern[str]:
+    """Of the paths that the route answers."""
+    first, *more = map(re.escape, re.split(r"\{\w+\}", route.path))
+    ids = (route.ids, ANY_ID)[: len(more)]
+    return re.compile(first + "".join(f"(?:{one}){text}" for one, text in zip(ids, more, strict=True)), re.DOTALL)

@@ -20,6 +20,9 @@ from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
 from baton.gateway.turn import encode_turn, fields_named, generation_of
 
+# Anthropic's clients add it to the paths of beta features.
+BETA = Parameter("beta", "Changes nothing.", {"type": "boolean"})
+
 
 class Messages:
     """POST /v1/messages."""
@@ -67,6 +70,7 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
     """Anthropic's part of the route table."""
     body = (400, 404, 408, 413)
     version = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
+    parameters = (version, BETA)
     return [
         Route(
             "POST",
@@ -77,7 +81,7 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
             Message,
             StreamEvent,
             errors=(*body, 429, 504),
-            parameters=(version,),
+            parameters=parameters,
         ),
         Route(
             "POST",
@@ -87,6 +91,6 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
             CountTokensRequest,
             TokenCount,
             errors=body,
-            parameters=(version,),
+            parameters=parameters,
         ),
     ]

@@ -20,7 +20,7 @@ from baton.gateway.front_desk import FrontDesk
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.playground import FOLDER as PLAYGROUND
 from baton.gateway.playground import StaticFile, read_files
-from baton.gateway.routes import Route
+from baton.gateway.routes import Parameter, Route
 from baton.gateway.sse import CONTENT_TYPE
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import router_pb2
@@ -32,6 +32,8 @@ SHARED = ("dom.js", "icon.svg", "sse.js", "store.js", "theme.css", "theme.js")
 
 _ERRORS = (403, 429, 503)
 _MOST_PLACEMENT_ID = 2**64 - 1
+_PLACEMENT_ID = Parameter("placement_id", "A placement.", {"type": "integer", "minimum": 0})
+_REQUEST_ID = Parameter("request_id", "The request that a placement was made for.", {"type": "string"})
 
 
 class Console:
@@ -88,6 +90,7 @@ def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
             door.handler(console.placement),
             "Why a placement was made.",
             errors=(400, 404, *_ERRORS),
+            parameters=(_PLACEMENT_ID, _REQUEST_ID),
             scope=Scope.ADMIN,
         ),
         Route("GET", PREFIX + "{file}", partial(_answer_file, files), "Its files.", errors=(404,), public=True),

@@ -22,10 +22,12 @@ from baton.gateway.responses.items import ignored_items
 from baton.gateway.responses.pages import listed
 from baton.gateway.responses.routes import PAGE, page_asked
 from baton.gateway.responses.types import ItemList
-from baton.gateway.routes import Route
+from baton.gateway.routes import INCLUDE, Route
 from baton.gateway.validation import check_metadata
 
 PATH = "/v1/conversations"
+
+_IDS = "conv_[^/]+"
 
 
 class Conversations:
@@ -98,7 +100,7 @@ def conversation_routes(shelf: ConversationShelf, strict: bool) -> list[Route]:
             Conversation,
             errors=(400, 408, 413, 503),
         ),
-        Route("GET", one, handlers.get, "A conversation.", response=Conversation, errors=errors),
+        Route("GET", one, handlers.get, "A conversation.", response=Conversation, errors=errors, ids=_IDS),
         Route(
             "POST",
             one,
@@ -107,8 +109,17 @@ def conversation_routes(shelf: ConversationShelf, strict: bool) -> list[Route]:
             UpdateConversationRequest,
             Conversation,
             errors=body,
+            ids=_IDS,
         ),
-        Route("DELETE", one, handlers.delete, "Deletes a conversation.", response=DeletedConversation, errors=errors),
+        Route(
+            "DELETE",
+            one,
+            handlers.delete,
+            "Deletes a conversation.",
+            response=DeletedConversation,
+            errors=errors,
+            ids=_IDS,
+        ),
         Route(
             "GET",
             f"{one}/items",
@@ -117,6 +128,7 @@ def conversation_routes(shelf: ConversationShelf, strict: bool) -> list[Route]:
             response=ItemList,
             errors=errors,
             parameters=PAGE,
+            ids=_IDS,
         ),
         Route(
             "POST",
@@ -126,9 +138,20 @@ def conversation_routes(shelf: ConversationShelf, strict: bool) -> list[Route]:
             AddItemsRequest,
             ItemList,
             errors=body,
+            parameters=(INCLUDE,),
+            ids=_IDS,
         ),
-        Route("GET", item, handlers.get_item, "An item.", response=ConversationItem, errors=errors),
-        Route("DELETE", item, handlers.delete_item, "Deletes an item.", response=Conversation, errors=errors),
+        Route(
+            "GET",
+            item,
+            handlers.get_item,
+            "An item.",
+            response=ConversationItem,
+            errors=errors,
+            parameters=(INCLUDE,),
+            ids=_IDS,
+        ),
+        Route("DELETE", item, handlers.delete_item, "Deletes an item.", response=Conversation, errors=errors, ids=_IDS),
     ]
 
 

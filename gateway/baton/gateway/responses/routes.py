@@ -22,7 +22,7 @@ from baton.gateway.responses.types import (
     ResponsesRequest,
     ResponseStreamEvent,
 )
-from baton.gateway.routes import Parameter, Route
+from baton.gateway.routes import INCLUDE, Parameter, Route
 from baton.gateway.sse import CONTENT_TYPE
 from baton.rpc.errors import InvalidRequest
 
@@ -39,7 +39,9 @@ _LIMIT = Parameter(
 )
 _ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "desc"})
 _AFTER = Parameter("after", "The id of the item before the page. Empty: none.", {"type": "string"})
-PAGE = (_LIMIT, _ORDER, _AFTER)
+_INCLUDE_OBFUSCATION = Parameter("include_obfuscation", "Accepted and ignored.", {"type": "boolean"}, ignored=True)
+PAGE = (_LIMIT, _ORDER, _AFTER, INCLUDE)
+_IDS = "resp_[^/]+"
 
 
 class Responses:
@@ -130,10 +132,11 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             response=Response,
             chunk=ResponseStreamEvent,
             errors=errors,
-            parameters=(_STREAM, _STARTING_AFTER),
+            parameters=(_STREAM, _STARTING_AFTER, INCLUDE, _INCLUDE_OBFUSCATION),
+            ids=_IDS,
         ),
-        Route("DELETE", one, handlers.delete, "Forgets a response.", response=DeletedResponse, errors=errors),
-        Route("POST", f"{one}/cancel", handlers.cancel, "Ends a response.", response=Response, errors=errors),
+        Route("DELETE", one, handlers.delete, "Forgets a response.", response=DeletedResponse, errors=errors, ids=_IDS),
+        Route("POST", f"{one}/cancel", handlers.cancel, "Ends a response.", response=Response, errors=errors, ids=_IDS),
         Route(
             "GET",
             f"{one}/input_items",
@@ -142,6 +145,7 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             response=ItemList,
             errors=errors,
             parameters=PAGE,
+            ids=_IDS,
         ),
     ]
 

@@ -32,6 +32,10 @@ _LIMIT = Parameter(
 _ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "asc"})
 _AFTER = Parameter("after", "The id of the entry before the page. Empty: none.", {"type": "string"})
 _MODEL = Parameter("model", "Only chats of this model. Empty: of all.", {"type": "string"})
+_METADATA = Parameter(
+    "metadata", "Only chats with these: metadata[KEY]=VALUE.", {"type": "object"}, style="deepObject", nested=True
+)
+_IDS = "chatcmpl-.+"
 
 
 class StoredChats:
@@ -111,9 +115,11 @@ def stored_chat_routes(shelf: ChatShelf, strict: bool = False) -> list[Route]:
             "Lists the chats that were kept.",
             response=ChatCompletionList,
             errors=(400, 503),
-            parameters=(_LIMIT, _ORDER, _AFTER, _MODEL),
+            parameters=(_LIMIT, _ORDER, _AFTER, _MODEL, _METADATA),
         ),
-        Route("GET", one, handlers.get, "A chat that was kept.", response=StoredChatCompletion, errors=errors),
+        Route(
+            "GET", one, handlers.get, "A chat that was kept.", response=StoredChatCompletion, errors=errors, ids=_IDS
+        ),
         Route(
             "POST",
             one,
@@ -122,8 +128,11 @@ def stored_chat_routes(shelf: ChatShelf, strict: bool = False) -> list[Route]:
             UpdateChatCompletion,
             StoredChatCompletion,
             errors=(*errors, 408, 413),
+            ids=_IDS,
         ),
-        Route("DELETE", one, handlers.delete, "Forgets a chat.", response=DeletedChatCompletion, errors=errors),
+        Route(
+            "DELETE", one, handlers.delete, "Forgets a chat.", response=DeletedChatCompletion, errors=errors, ids=_IDS
+        ),
         Route(
             "GET",
             f"{one}/messages",
@@ -132,6 +141,7 @@ def stored_chat_routes(shelf: ChatShelf, strict: bool = False) -> list[Route]:
             response=StoredMessageList,
             errors=errors,
             parameters=(_LIMIT, _ORDER, _AFTER),
+            ids=_IDS,
         ),
     ]
 
