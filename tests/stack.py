@@ -283,7 +283,7 @@ def start_stack(
     **config: Any,
 ) -> Stack:
     """Starts a tandem with UpConfig's fields as given; `extra` flags go by command or service name."""
-    defaults = {"model": str(MODEL), "served_model_name": MODEL_NAME}
+    defaults = {"model": str(MODEL), "served_model_name": (MODEL_NAME,)}
     listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
     settings = tandem.UpConfig(**{**defaults, **listen, **config})
     stack = Stack.planned(Path(mkdtemp(dir=folder)), settings, environ or {}, extra or {})

@@ -69,7 +69,7 @@ class Rig:
 
     async def chat(self, says: str, **fields: Any) -> Any:
         self.says = says
-        fields = {"model": self.gateway.config.served_model_name, "messages": MESSAGES, **fields}
+        fields = {"model": self.gateway.config.served_model_name[0], "messages": MESSAGES, **fields}
         return await self.client.chat.completions.create(**fields)
 
     async def chunks(self, says: str, **fields: Any) -> list[Any]:
@@ -85,7 +85,7 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         lambda submit: holder[0].token_ids,
         model=folder,
         info=model_info(num_special),
-        served_model_name=NAME,
+        served_model_name=(NAME,),
         **settings,
     ) as gateway:
         url = f"http://127.0.0.1:{gateway.port}/v1"

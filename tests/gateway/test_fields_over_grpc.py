@@ -22,7 +22,7 @@ async def service(tmp_path):
     folder = model_folder(tmp_path / "thinker", TEMPLATE, MARKS)
     story = [5, 6, 7, 7, 7, 8, 9]
     gateway_running = running(
-        lambda submit: story, model=folder, served_model_name="storyteller-7m", info=model_info(len(MARKS))
+        lambda submit: story, model=folder, served_model_name=("storyteller-7m",), info=model_info(len(MARKS))
     )
     async with gateway_running as gateway, grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel:
         yield gateway, InferenceServiceStub(channel)
@@ -122,7 +122,7 @@ async def test_documents_templates_and_nested_variables_reach_the_template(tmp_p
     )
     bare = pb.ChatPrompt(omit_generation_prompt=True, add_special_tokens=True)
     bare.MergeFrom(chat)
-    settings = {"served_model_name": "storyteller-7m", "trust_request_chat_template": True}
+    settings = {"served_model_name": ("storyteller-7m",), "trust_request_chat_template": True}
     gateway_running = running(lambda submit: [5], model=folder, **settings)
     async with gateway_running as gateway, grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel:
         service = gateway, InferenceServiceStub(channel)

@@ -57,7 +57,7 @@ class Rig:
 async def rig(tmp_path):
     folder = model_folder(tmp_path / "qwen", QWEN)
     made = Rig(Tokenizer(folder / "tokenizer.json"))
-    gateway_running = running(made.script, model=folder, served_model_name="storyteller-7m")
+    gateway_running = running(made.script, model=folder, served_model_name=("storyteller-7m",))
     async with gateway_running as gateway, grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel:
         made.gateway, made.stub = gateway, InferenceServiceStub(channel)
         yield made

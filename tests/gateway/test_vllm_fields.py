@@ -289,7 +289,7 @@ THINKER = "{% for message in messages %}{{ message.content }}{% endfor %}<s>{{ '
 @pytest.mark.parametrize(("opened", "start"), [(True, None), (False, 4096)])
 async def test_a_reasoning_budget_becomes_the_marks_of_the_model(tmp_path, opened, start):
     folder = model_folder(tmp_path / "thinker", THINKER, ["<think>", "</think>"])
-    model = load_served_model(str(folder), "storyteller-7m", FormatFlags(reasoning="qwen3"))
+    model = load_served_model(str(folder), ("storyteller-7m",), FormatFlags(reasoning="qwen3"))
     async with rest_side(say("ok")) as rest:
         info = type(INFO)()
         info.CopyFrom(INFO)

@@ -47,7 +47,13 @@ def test_without_prefill_workers_the_others_do_both():
 
 def test_the_model_is_called_by_its_folder_unless_told_otherwise():
     assert {flag(one, "--served-model-name") for one in plan() if "--model" in one.flags} == {"story"}
-    assert flag(plan(served_model_name="tales")[0], "--served-model-name") == "tales"
+    assert flag(plan(served_model_name=("tales",))[0], "--served-model-name") == "tales"
+
+
+def test_workers_have_a_models_first_name_and_the_gateway_all():
+    for one in plan(served_model_name=("tales", "gpt-5")):
+        if "--model" in one.flags:
+            assert flag(one, "--served-model-name") == ("tales,gpt-5" if one.name == "gateway" else "tales")
 
 
 @pytest.mark.parametrize(

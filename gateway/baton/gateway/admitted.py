@@ -15,15 +15,20 @@ from baton.rpc.errors import NotFound
 
 def allowed_models(catalog: ModelCatalog, identity: Identity) -> list[ServedModel]:
     """Those that the tenant may use."""
-    return [model for model in catalog.models() if identity.tenant.may_use(model.name)]
+    return [model for model in catalog.models() if _may_use(identity.tenant, model)]
 
 
 def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -> ServedModel:
     """The model of that name. One that the tenant may not use is as if it were not there. Raises NotFound."""
     model = catalog.get(name or "")
-    if not identity.tenant.may_use(model.name):
+    if not _may_use(identity.tenant, model):
         raise NotFound(f"The model `{name}` does not exist.", field="model")
     return model.seen_by(identity.tenant.cache_owner)
+
+
+def _may_use(tenant: Tenant, model: ServedModel) -> bool:
+    """Tenants' lists name models, each by any of its names."""
+    return any(map(tenant.may_use, model.names))
 
 
 class AdmittedGenerator:

@@ -9,6 +9,7 @@ import orjson
 from baton.gateway.error_body import HttpError
 
 PATH_PREFIX = "/v1/messages"
+MODELS = "/v1/models"  # of OpenAI's API too
 
 # Anthropic says 529 where others say 503: the same request may succeed a little later.
 _STATUSES: Mapping[int, int] = {503: 529}
@@ -45,6 +46,12 @@ class AnthropicError(HttpError):
         """The JSON document."""
         error = {"type": self.type, "message": self.message}
         return orjson.dumps({"type": "error", "error": error, "request_id": self._request_id or None})
+
+
+def asks_for_anthropic(path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request is for Anthropic's API, where some paths are those of OpenAI's too."""
+    shared = path == MODELS or path.startswith(f"{MODELS}/")
+    return speaks_anthropic(path) or (shared and b"anthropic-version" in headers)
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -12,6 +12,7 @@ from baton.rpc import tls_settings
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.hosts import check_allowed_hosts
+from baton.rpc.model_names import check_names
 from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
 
 
@@ -44,8 +45,14 @@ class GatewayConfig:
             "metavar": "PATH",
         },
     )
-    served_model_name: str = field(
-        default="", metadata={"help": "The model's name for clients. Empty: the folder's name.", "metavar": "NAME"}
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "The model's names for clients, separated by spaces or commas. Answers carry the first, which is "
+            "the workers' name too. Given twice, the last counts. Empty: the folder's name.",
+            "metavar": "NAME [NAME ..]",
+            "spaced": True,
+        },
     )
     tool_call_parser: str = field(
         default="auto",
@@ -282,6 +289,7 @@ class GatewayConfig:
         for address in self.router:
             _check_address("router", address)
         _ = self.template_variables
+        check_names(self.served_model_name)
         check_origins(self.cors_origins)
         check_allowed_hosts(self.allowed_hosts)
         self._check_access()

@@ -9,7 +9,7 @@ from email.utils import formatdate
 from typing import Protocol
 
 from baton.gateway.access.identity import ANONYMOUS, Identity
-from baton.gateway.anthropic_errors import AnthropicError, speaks_anthropic
+from baton.gateway.anthropic_errors import AnthropicError, asks_for_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
 from baton.gateway.fields import ignored
 from baton.gateway.resume.journal import Journal
@@ -181,7 +181,7 @@ class Exchange:
             self._end()
             return
         answer = http_error_of(error)
-        if speaks_anthropic(self.path):
+        if asks_for_anthropic(self.path, self.headers):
             answer = AnthropicError(answer, self.request_id)
         self.respond(answer.status, answer.body, headers=answer.headers)
 
@@ -240,7 +240,7 @@ class Exchange:
             lines.append(f"{ignored.HEADER}: {ignored.header_of(self.ignored)}")
         if self.request_id:
             lines.append(f"x-request-id: {self.request_id}")
-            if speaks_anthropic(self.path):
+            if asks_for_anthropic(self.path, self.headers):
                 lines.append(f"request-id: {self.request_id}")
         if not self._keep_alive:
             lines.append("connection: close")

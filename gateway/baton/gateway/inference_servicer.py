@@ -136,10 +136,11 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        models = (
-            model.info or types_pb2.ModelInfo(name=model.name)
+        models = [
+            _info_of(name, model)
             for model in allowed_models(self._catalog, identity_of(self._gate, context))
-        )
+            for name in model.names
+        ]
         return inference_pb2.ListModelsResponse(models=models)
 
     async def Tokenize(  # noqa: N802
@@ -396,6 +397,15 @@ def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
         last.token_ids.extend(first.token_ids)
         last.logprobs.extend(first.logprobs)
         del first.token_ids[:], first.logprobs[:]
+
+
+def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
+    """Returns what is known of the model, under one of its names."""
+    info = types_pb2.ModelInfo()
+    if model.info is not None:
+        info.CopyFrom(model.info)
+    info.name = name
+    return info
 
 
 def _log_access(method: str, request_id: str, outcome: str, began: float) -> None:

@@ -211,7 +211,7 @@ class Completion(Struct, kw_only=True):
 
 
 class ModelCard(Struct, kw_only=True):
-    """A model that can be asked for."""
+    """A model that can be asked for, by one of its names; `root` is the first of them."""
 
     id: str
     object: Literal["model"] = "model"
@@ -219,6 +219,7 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "baton"
     root: str
     parent: str | None = None
+    permission: list[dict[str, str]] = msgspec.field(default_factory=list)  # none: clients expect the list
     max_model_len: int | None
 
 

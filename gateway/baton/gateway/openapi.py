@@ -78,7 +78,9 @@ def openapi_document(routes: Sequence[Route]) -> bytes:
 
 
 def _types_of(routes: Sequence[Route]) -> list[type[Struct]]:
-    kinds = {kind: None for route in routes for kind in (route.request, route.response, route.chunk) if kind}
+    kinds = {
+        kind: None for route in routes for kind in (route.request, route.response, route.anthropic, route.chunk) if kind
+    }
     return [*kinds, ErrorResponse, AnthropicErrorResponse]
 
 
@@ -123,7 +125,8 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 def _answer(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
-        content[route.content_type] = _schema(route.response)
+        kinds = (route.response, route.anthropic) if route.anthropic else (route.response,)
+        content[route.content_type] = {"schema": _any_of(*kinds)}
     elif route.content_type != "application/json":
         content[route.content_type] = {"schema": {"type": "string"}}
     if route.chunk is not None:

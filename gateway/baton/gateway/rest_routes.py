@@ -13,6 +13,7 @@ from baton.gateway.console.routes import console_routes
 from baton.gateway.conversations.routes import conversation_routes
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
+from baton.gateway.models.routes import model_routes
 from baton.gateway.openai_chat import ChatCompletions
 from baton.gateway.openai_completions import Completions
 from baton.gateway.openapi import ApiDescription, openapi_document
@@ -24,7 +25,7 @@ from baton.gateway.resume.rest import Resumable
 from baton.gateway.routes import Route
 from baton.gateway.stored_chats.routes import stored_chat_routes
 from baton.gateway.stored_chats.shelf import ChatShelf
-from baton.gateway.system_routes import Description, Models, Status, Tokens
+from baton.gateway.system_routes import Description, Status, Tokens
 from baton.gateway.token_generate import token_routes
 
 _BODY = (400, 404, 408, 413)
@@ -43,7 +44,8 @@ def rest_routes(
     chats = ChatShelf(shelf.store, shelf.spawn)
     api = [
         *_api_routes(desk, chats),
-        *stored_chat_routes(chats, desk.config.strict_fields),
+        *model_routes(desk.catalog),
+        *stored_chat_routes(chats, desk.catalog.primary_name, desk.config.strict_fields),
         *token_routes(desk),
         *responses,
         *conversation_routes(service.conversations, desk.config.strict_fields),
@@ -61,7 +63,6 @@ def rest_routes(
 
 
 def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
-    models = Models(desk.catalog)
     return [
         Route(
             "POST",
@@ -82,16 +83,6 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
             answers.Completion,
             answers.Completion,
             errors=_GENERATION,
-        ),
-        Route("GET", "/v1/models", models.list, "Lists the models.", response=answers.ModelList),
-        Route(
-            "GET",
-            "/v1/models/{model}",
-            models.get,
-            "One model.",
-            response=answers.ModelCard,
-            errors=(404,),
-            ids=".*[^/]",
         ),
     ]
 

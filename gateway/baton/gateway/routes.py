@@ -53,6 +53,7 @@ class Route:
     summary: str
     request: type[Struct] | None = None
     response: type[Struct] | None = None  # None: no JSON
+    anthropic: type[Struct] | None = None  # instead, where Anthropic-Version is sent
     chunk: type[Struct] | None = None  # of the event stream that `stream: true` asks for
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route

@@ -28,6 +28,7 @@ from baton.gateway.structured_output import with_reasoning
 from baton.gateway.tokenizer import Tokenizer
 from baton.gateway.tool_constraint import check_tools, holds_whole_output, tool_constraint
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+from baton.rpc.model_names import check_names
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
@@ -63,8 +64,10 @@ class ServedModel:
         output_format: OutputFormat,
         template_variables: Mapping[str, Any] | None = None,
         trust_control_tokens: bool = False,
+        aliases: Sequence[str] = (),
     ) -> None:
-        self.name = name
+        self.name = name  # as workers and answers have it
+        self.names = (name, *aliases)  # that clients may ask for
         self.output_format = output_format
         self.tokenizer = tokenizer
         self.template = template
@@ -212,14 +215,15 @@ class ServedModel:
 
 
 def load_served_model(
-    source: str, name: str = "", formats: FormatFlags | None = None, templates: TemplateFlags | None = None
+    source: str, names: Sequence[str] = (), formats: FormatFlags | None = None, templates: TemplateFlags | None = None
 ) -> ServedModel:
     """Reads a model folder or hub id. Raises ServiceError that names the file or flag that is missing or wrong."""
     files = read_model_files(source)
     flags = templates or TemplateFlags()
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
     return ServedModel(
-        name=name or files.default_name,
+        name=names[0] if names else files.default_name,
+        aliases=names[1:],
         tokenizer=Tokenizer(files.tokenizer_path),
         template=ChatTemplate(chat_templates, files.special_tokens, flags.path or str(files.folder)),
         output_format=choose_format(formats or FormatFlags(), chat_templates.values()),
@@ -234,6 +238,8 @@ class ModelCatalog:
 
     def __init__(self, models: Sequence[ServedModel], clock: Callable[[], float] = time.monotonic) -> None:
         self._models = {model.name: model for model in models}
+        self._by_any_name = {name: model for model in models for name in model.names}
+        check_names([name for model in models for name in model.names])
         self._clock = clock
         self._absent_since: float | None = None
         self._unknown_names: frozenset[str] = frozenset()
@@ -250,13 +256,18 @@ class ModelCatalog:
         return list(self._models.values())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; of no name, where there is only one. Raises NotFound."""
-        model = self._models.get(name)
+        """The model of that name, or alias; of no name, where there is only one. Raises NotFound."""
+        model = self._by_any_name.get(name)
         if model is None and not name and len(self._models) == 1:
             model = next(iter(self._models.values()))
         if model is None:
             raise NotFound(f"The model `{name}` does not exist.", field="model")
         return model
+
+    def primary_name(self, name: str) -> str:
+        """The first name of the model of this name; the same name where there is no such model."""
+        model = self._by_any_name.get(name)
+        return model.name if model is not None else name
 
     def update(self, infos: Sequence[types_pb2.ModelInfo]) -> None:
         """Takes the router's word on which models live workers serve."""

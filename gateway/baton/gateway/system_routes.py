@@ -1,23 +1,19 @@
-"""The routes that run no generation: models, tokens, health, metrics and the API's own description."""
+"""The routes that run no generation: tokens, health, metrics and the API's own description."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache
-from urllib.parse import unquote
 
 import msgspec
 
-from baton.gateway.admitted import allowed_model, allowed_models
+from baton.gateway.admitted import allowed_model
 from baton.gateway.docs_page import DOCS_PAGE
 from baton.gateway.fields.chat_tools import served_tools
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.openai_answers import (
     DetokenizeResponse,
-    ModelCard,
-    ModelList,
     Readiness,
     ServerLoad,
     TokenizeResponse,
@@ -37,30 +33,6 @@ from baton.gateway.validation import (
 )
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
-
-MODEL_PREFIX = "/v1/models/"
-
-
-class Models:
-    """GET /v1/models and /v1/models/{model}."""
-
-    def __init__(self, catalog: ModelCatalog) -> None:
-        self._catalog = catalog
-        self._created = int(time.time())
-
-    def list(self, exchange: Exchange) -> None:
-        """All models."""
-        cards = ModelList([self._card(model) for model in allowed_models(self._catalog, exchange.identity)])
-        exchange.respond(200, msgspec.json.encode(cards))
-
-    def get(self, exchange: Exchange) -> None:
-        """One model."""
-        model = allowed_model(self._catalog, exchange.identity, unquote(exchange.path.removeprefix(MODEL_PREFIX)))
-        exchange.respond(200, msgspec.json.encode(self._card(model)))
-
-    def _card(self, model: ServedModel) -> ModelCard:
-        max_model_len = model.info.max_model_len if model.info is not None else None
-        return ModelCard(id=model.name, created=self._created, root=model.name, max_model_len=max_model_len)
 
 
 class Tokens:

@@ -43,6 +43,7 @@ class Option:
     minimum: float | None
     maximum: float | None
     metavar: str
+    spaced: bool = False  # a tuple whose flag takes several words
 
     @property
     def allowed(self) -> str:
@@ -151,6 +152,7 @@ def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         choices=tuple(metadata.get("choices", ())),
         minimum=metadata.get("minimum"),
         maximum=metadata.get("maximum"),
+        spaced=bool(metadata.get("spaced")),
         metavar=metadata.get("metavar", {bool: "BOOL", int: "N", float: "X", tuple: "A,B,..", str: "TEXT"}[kind]),
     )
 
@@ -205,11 +207,30 @@ def _parse_flags(service: str, options: Sequence[Option], argv: Sequence[str], d
     )
     for option in options:
         _add_flag(parser, option)
-    flags, unknown = parser.parse_known_args(list(argv))
+    argv = _commas_between_words(argv, [option.flag for option in options if option.spaced])
+    flags, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [option.flag for option in options]
         raise SettingsError(f"unknown argument {unknown[0]!r}{_nearest(unknown[0].split('=')[0], known)}")
     return vars(flags)
+
+
+def _commas_between_words(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Returns the arguments with `--flag a b` of these flags as `--flag a,b`, which is what variables have."""
+    arguments: list[str] = []
+    joins = False  # the next word belongs to the one before
+    follows = False  # a flag that takes several words came last
+    for argument in argv:
+        if argument.startswith("-"):
+            name, equals, _ = argument.partition("=")
+            follows, joins = name in flags, name in flags and bool(equals)
+        elif joins:
+            arguments[-1] += f",{argument}"
+            continue
+        else:
+            joins, follows = follows, False
+        arguments.append(argument)
+    return arguments
 
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity import OPERATOR
+from baton.rpc.model_names import check_names
 from baton.rpc.tls import Tls
 from baton.rpc.tls_files import TlsFiles
 from baton.services import ports
@@ -30,8 +31,14 @@ class UpConfig:
             "metavar": "PATH",
         },
     )
-    served_model_name: str = field(
-        default="", metadata={"help": "The model's name for clients. Empty: the folder's name.", "metavar": "NAME"}
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "The model's names for clients, separated by spaces or commas. Answers carry the first, which is "
+            "the workers' name too. Given twice, the last counts. Empty: the folder's name.",
+            "metavar": "NAME [NAME ..]",
+            "spaced": True,
+        },
     )
     tool_call_parser: str = field(
         default="",
@@ -140,6 +147,10 @@ class UpConfig:
         default=600.0, metadata={"help": "Give up when not ready after this many seconds.", "minimum": 1}
     )
 
+    def validate(self) -> None:
+        """Raises InvalidRequest for a name that is there twice."""
+        check_names(self.served_model_name)
+
 
 @dataclass(frozen=True, slots=True)
 class TlsPlan:
@@ -201,10 +212,12 @@ def plan(
     addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + len(roles)))]
     kvstore, router, *workers = zip(addresses[::2], addresses[1::2], strict=True)
     worker_addresses = ",".join(address for address, _ in workers)
-    name = config.served_model_name or Path(model).resolve().name
-    named = ("--model", model, "--served-model-name", name, "--drain-timeout", str(config.drain_timeout))
+    # Commas separate names.
+    names = config.served_model_name or (Path(model).resolve().name.replace(",", "_"),)
+    common = ("--model", model, "--drain-timeout", str(config.drain_timeout))
+    named = (*common, "--served-model-name", names[0])  # workers have one name for it
     return [
-        _gateway(config, ("--router", router[0], *named)),
+        _gateway(config, ("--router", router[0], *common, "--served-model-name", ",".join(names))),
         _internal(config, "router", "router", 1, router, ("--kvstore", kvstore[0], "--workers", worker_addresses)),
         *(
             _internal(config, "worker", f"worker {role}-{number}", 2, listen, (

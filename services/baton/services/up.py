@@ -196,7 +196,8 @@ async def _is_ready(plan: tandem.ServicePlan, tls: tandem.TlsPlan) -> bool:
 
 def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
     gateway = next(child.plan for child in children if child.plan.command == "gateway")
-    model = gateway.flags[gateway.flags.index("--served-model-name") + 1]
+    model, *aliases = gateway.flags[gateway.flags.index("--served-model-name") + 1].split(",")
+    also = f" (also as {', '.join(aliases)})" if aliases else ""
     body = {
         "model": model,
         "stream": True,
@@ -209,7 +210,7 @@ def _welcome(config: tandem.UpConfig, children: Sequence[Child]) -> str:
     if config.api_keys:
         headers += ' -H "authorization: Bearer $BATON_API_KEY"'
     return (
-        f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}\n\n"
+        f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}{also}\n\n"
         f"  curl -N {trust}{url}/v1/chat/completions {headers} -d '{json.dumps(body)}'\n\n"
         "Ctrl-C stops it."
     )

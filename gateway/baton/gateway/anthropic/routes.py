@@ -20,6 +20,7 @@ from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
 from baton.gateway.turn import encode_turn, fields_named, generation_of
 
+VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
 # Anthropic's clients add it to the paths of beta features.
 BETA = Parameter("beta", "Changes nothing.", {"type": "boolean"})
 
@@ -69,8 +70,7 @@ class CountTokens:
 def anthropic_routes(desk: FrontDesk) -> list[Route]:
     """Anthropic's part of the route table."""
     body = (400, 404, 408, 413)
-    version = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
-    parameters = (version, BETA)
+    parameters = (VERSION, BETA)
     return [
         Route(
             "POST",

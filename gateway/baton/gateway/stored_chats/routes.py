@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -41,8 +41,9 @@ _IDS = "chatcmpl-.+"
 class StoredChats:
     """The handlers."""
 
-    def __init__(self, shelf: ChatShelf, strict: bool) -> None:
+    def __init__(self, shelf: ChatShelf, primary_name: Callable[[str], str], strict: bool) -> None:
         self._shelf = shelf
+        self._primary_name = primary_name
         self._decoder = BodyDecoder(UpdateChatCompletion, strict)
 
     async def list(self, exchange: Exchange) -> None:
@@ -53,7 +54,7 @@ class StoredChats:
         found: list[dict[str, object]] = []
         for completion_id in ids:
             chat = await self._shelf.find(tenant, completion_id)
-            if chat is not None and _is_asked(chat, query):
+            if chat is not None and _is_asked(chat, query, self._primary_name(query.get("model", [""])[-1])):
                 found.append(chat.completion)
             if len(found) > limit:
                 break
@@ -102,9 +103,9 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(DeletedChatCompletion(id=completion_id)))
 
 
-def stored_chat_routes(shelf: ChatShelf, strict: bool = False) -> list[Route]:
-    """Their part of the route table."""
-    handlers = StoredChats(shelf, strict)
+def stored_chat_routes(shelf: ChatShelf, primary_name: Callable[[str], str], strict: bool = False) -> list[Route]:
+    """Their part of the route table. `primary_name` is that of a model by any of its names."""
+    handlers = StoredChats(shelf, primary_name, strict)
     one = f"{PATH}/{{completion_id}}"
     errors = (400, 404, 503)
     return [
@@ -170,8 +171,7 @@ def _in_order(ids: list[str], query: Mapping[str, list[str]]) -> list[str]:
     return ordered[ordered.index(after) + 1 :]
 
 
-def _is_asked(chat: StoredChat, query: Mapping[str, list[str]]) -> bool:
+def _is_asked(chat: StoredChat, query: Mapping[str, list[str]], model: str) -> bool:
     completion = chat.completion
-    model = query.get("model", [""])[-1]
     wanted = {name[9:-1]: values[-1] for name, values in query.items() if name.startswith("metadata[")}
     return model in ("", completion["model"]) and wanted.items() <= completion["metadata"].items()
