@@ -137,29 +137,34 @@ def _answer(route: Route) -> dict[str, Any]:
 def _event(route: Route) -> dict[str, Any]:
     """One event of a stream. OpenAI's streams end with the word [DONE]; an error may end any."""
     assert route.chunk is not None
-    document = {"contentMediaType": "application/json", "contentSchema": _any_of(route.chunk, _error_type(route))}
+    document = {"contentMediaType": "application/json", "contentSchema": _any_of(route.chunk, *_error_types(route))}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, document]}
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
 def _errors_of(route: Route) -> list[int]:
     statuses = {*_EVERYWHERE, *(() if route.public else _WITHOUT_RIGHT), *route.errors}
-    if speaks_anthropic(route.path):
-        statuses = {529 if status == 503 else status for status in statuses}
+    if 503 in statuses and AnthropicErrorResponse in _error_types(route):
+        statuses.add(529)
+    if ErrorResponse not in _error_types(route):
+        statuses.discard(503)
     return sorted(statuses)
 
 
-def _error_type(route: Route) -> type[Struct]:
-    return AnthropicErrorResponse if speaks_anthropic(route.path) else ErrorResponse
+def _error_types(route: Route) -> tuple[type[Struct], ...]:
+    if route.anthropic is not None:
+        return ErrorResponse, AnthropicErrorResponse
+    return (AnthropicErrorResponse if speaks_anthropic(route.path) else ErrorResponse,)
 
 
 def _error_name(route: Route, status: int) -> str:
-    family = "Anthropic" if speaks_anthropic(route.path) else "Readiness" if _is_readiness(route, status) else ""
+    families: dict[tuple[type[Struct], ...], str] = {(AnthropicErrorResponse,): "Anthropic", (ErrorResponse,): ""}
+    family = "Readiness" if _is_readiness(route, status) else families.get(_error_types(route), "Either")
     return f"{family}Error{status}"
 
 
 def _error(route: Route, status: int) -> dict[str, Any]:
-    kinds = (Readiness, ErrorResponse) if _is_readiness(route, status) else (_error_type(route),)
+    kinds = (Readiness, ErrorResponse) if _is_readiness(route, status) else _error_types(route)
     content = {"application/json": {"schema": _any_of(*kinds)}}
     return {"description": reason_phrase(status), **_headers(status), "content": content}
 
