@@ -90,6 +90,7 @@ async def test_every_route_but_health_needs_a_key_in_its_own_protocol(gateway):
         for method in methods:
             body = {} if method == "post" else None
             place = path.replace("{model}", NAME).replace("{response_id}", "resp_1")
+            place = place.replace("{completion_id}", "chatcmpl-1").replace("{conversation_id}", "conv_1")
             answer = await ask(gateway, method.upper(), place, body)
             if path in PUBLIC:
                 assert answer.status == 200
@@ -337,7 +338,7 @@ async def test_limits_in_redis_hold_over_two_gateways(keys, redis_server):
 @pytest.mark.parametrize("flag", ["--rest-listen", "--grpc-listen"])
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.7:0", "gateway.example:0"])
 def test_without_keys_a_gateway_listens_on_loopback_only(flag, address):
-    with pytest.raises(settings.SettingsError, match=r"baton keys create.*127\.0\.0\.1.*allow_anonymous"):
+    with pytest.raises(settings.SettingsError, match=r"baton keys create.*127\.0\.0\.1.*--allow-anonymous"):
         settings.load("gateway", (GatewayConfig,), [flag, address], {})
     for more in (["--allow-anonymous"], ["--api-keys", "keys.toml"]):
         settings.load("gateway", (GatewayConfig,), [flag, address, *more], {})

@@ -21,6 +21,7 @@ class Wire:
     """What a client got."""
 
     closing = False
+    client = ""
 
     def __init__(self) -> None:
         self.writable = True

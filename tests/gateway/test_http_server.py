@@ -411,3 +411,4 @@ async def test_every_answer_is_logged_with_its_request_id(server, caplog):
     (record,) = [record for record in caplog.records if record.name == "baton.gateway.access"]
     assert record.getMessage() == "GET /a 200"
     assert record.request_id == "id"
+    assert record.client.startswith("127.0.0.1:")

@@ -213,6 +213,9 @@ class GatewayConfig:
     )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
     no_console: bool = field(default=False, metadata={"help": "Do not serve the console, the fleet at /console."})
+    no_access_log: bool = field(
+        default=False, metadata={"help": "Do not log a line for each answer, of REST and of gRPC."}
+    )
     max_connections: int = field(
         default=16384, metadata={"help": "Open REST connections; more are answered with 503.", "minimum": 1}
     )

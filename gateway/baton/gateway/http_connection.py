@@ -113,6 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._draining = False
         self.unused = True  # no byte of a request has come
         self.writable = True
+        self.client = ""
         self._body: bytes | bytearray = b""
         self._chunks: ChunkBudget | None = None  # of the chunked body being read
         self._num_pieces = 0  # of bodies, in what was read last
@@ -128,6 +129,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_WRITE_HIGH_WATER, _WRITE_LOW_WATER)
+        peer = transport.get_extra_info("peername")
+        self.client = f"[{peer[0]}]:{peer[1]}" if peer and ":" in peer[0] else f"{peer[0]}:{peer[1]}" if peer else ""
         self._over_tls = transport.get_extra_info("sslcontext") is not None
         connection: socket.socket | None = transport.get_extra_info("socket")
         self._socket = None if self._over_tls else connection
@@ -162,6 +165,7 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = True
+        self.client = ""
         self._stall_deadline = math.inf
         if self._current is None:
             self._next()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from typing import Protocol
 
 from baton.gateway.access.identity import ANONYMOUS, Identity
+from baton.gateway.access_log import log_exchange
 from baton.gateway.anthropic_errors import AnthropicError, asks_for_anthropic
 from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
 from baton.gateway.fields import ignored
 from baton.gateway.resume.journal import Journal
 
-_log = logging.getLogger("baton.gateway.access")
-
-_QUIET_PATHS = frozenset(("/health", "/ready", "/metrics"))
 _LAST_CHUNK = b"0\r\n\r\n"
 _FIRST_BYTES = b"HTTP/1.1 "  # of every response
 _MAX_LEADING_ZEROS = 8  # of a chunk's size; clients read 16 digits at least
@@ -24,6 +21,10 @@ _MAX_LEADING_ZEROS = 8  # of a chunk's size; clients read 16 digits at least
 
 class Wire(Protocol):
     """What an exchange needs of its connection."""
+
+    @property
+    def client(self) -> str:
+        """The client's address, host:port; empty where there is none."""
 
     @property
     def writable(self) -> bool:
@@ -251,21 +252,20 @@ class Exchange:
 
     def _end(self) -> None:
         self.ended = True
-        self._log_access()
+        log_exchange(
+            self.method,
+            self.path,
+            self.status,
+            request_id=self.request_id,
+            tenant=self.identity.tenant.name,
+            client=self._wire.client,
+            seconds=self.age,
+            num_bytes=self._length,
+        )
         for hook in self.on_end:
             hook(self)
         self.on_disconnect = self.on_writable = None
         self._wire.exchange_ended(self, self._keep_alive)
-
-    def _log_access(self) -> None:
-        level = logging.DEBUG if self.path in _QUIET_PATHS else logging.INFO
-        if _log.isEnabledFor(level):
-            extra = {
-                "request_id": self.request_id,
-                "milliseconds": round(self.age * 1000, 1),
-                "bytes": self._length,
-            }
-            _log.log(level, "%s %s %d", self.method, self.path, self.status, extra=extra)
 
 
 def _split_target(target: bytes) -> tuple[bytes, bytes]:

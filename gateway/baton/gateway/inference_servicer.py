@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import time
 import uuid
 from collections import deque
@@ -15,6 +13,7 @@ from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
 from baton.gateway.access.refusals import Refusals
 from baton.gateway.access.rpc_guard import identity_of
+from baton.gateway.access_log import is_request_id, log_call, rpc_client
 from baton.gateway.admitted import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.conversations.rpc_methods import ConversationMethods
 from baton.gateway.conversations.shelf import ConversationShelf
@@ -39,12 +38,8 @@ from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
 
-_access_log = logging.getLogger("baton.gateway.access")
-
 # Responses that wait for a slow client before deltas are merged.
 _MAX_WAITING = 16
-# As in X-Request-Id: it stands in logs and headers.
-_REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 # Where the generator's field names are in GenerateRequest.
 _FIELDS: Mapping[str, str] = {
@@ -106,6 +101,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         began = time.monotonic()
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         sink.traceparent = trace_call(self._tracing, context, "Generate", lambda: sink.outcome)
+        identity: Identity | None = None
         try:
             identity = identity_of(self._gate, context)
             if request.HasField("resume"):
@@ -116,7 +112,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         except ServiceError as error:
             error.field = _dotted(error.field)
             sink.on_error(error)
-            _log_access("Generate", sink.request_id, sink.outcome, began)
+            _log_access("Generate", sink.request_id, sink.outcome, began, context, identity)
             sink.end_journal()
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
@@ -131,7 +127,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         finally:
             generation.abort()
             sink.end_journal()
-            _log_access("Generate", sink.request_id, sink.outcome, began)
+            _log_access("Generate", sink.request_id, sink.outcome, began, context, identity)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -181,7 +177,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             async for event in self._kept.create(call, request, context):
                 yield response_pb2.CreateResponseResponse(event=event)
         finally:
-            _log_access("CreateResponse", call.request_id, call.outcome, began)
+            _log_access("CreateResponse", call.request_id, call.outcome, began, context, call.identity)
 
     async def GetResponse(  # noqa: N802
         self, request: response_pb2.GetResponseRequest, context: Context
@@ -234,7 +230,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         context: Context,
         identity: Identity,
     ) -> tuple[Generation, AdmittedGenerator]:
-        if not _REQUEST_ID.fullmatch(sink.request_id):
+        if not is_request_id(sink.request_id):
             raise InvalidRequest(
                 "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
             )
@@ -408,8 +404,14 @@ def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
     return info
 
 
-def _log_access(method: str, request_id: str, outcome: str, began: float) -> None:
-    milliseconds = round((time.monotonic() - began) * 1000, 1)
-    # What is no id may be anything: lines of a log, a prompt, a key.
-    shown = request_id if _REQUEST_ID.fullmatch(request_id) else "invalid"
-    _access_log.info("%s %s", method, outcome, extra={"request_id": shown, "milliseconds": milliseconds})
+def _log_access(
+    method: str, request_id: str, outcome: str, began: float, context: Context, identity: Identity | None
+) -> None:
+    log_call(
+        method,
+        outcome,
+        request_id=request_id,
+        tenant=identity.tenant.name if identity is not None else "",
+        client=rpc_client(context.peer()),
+        seconds=time.monotonic() - began,
+    )

@@ -13,6 +13,7 @@ from baton.gateway.access.access_control import open_gate
 from baton.gateway.access.counters import AccessCollector, AccessCounters
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.rpc_guard import KeyGuard
+from baton.gateway.access_log import switch_access_log
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
@@ -90,6 +91,7 @@ class _AllTls:
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running answers are out."""
     config.validate()
+    switch_access_log(not config.no_access_log)
     catalog = ModelCatalog([served_model(config)])
     _keep_for_good()
     counters = GenerationCounters()
