@@ -262,7 +262,7 @@ async def test_a_service_does_not_start_with_a_wrong_certificate(certificates, t
     assert started.returncode == 2
     told = "certificate has expired" if wrong == "expired" else "router/default; here it must be that of a kvstore"
     assert told in errors.decode()
-    assert "tls_certificate=" in errors.decode()
+    assert "--tls-certificate=" in errors.decode()
 
 
 # Reloads. Last: they change what the stack shows.
