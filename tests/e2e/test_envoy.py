@@ -241,7 +241,7 @@ def test_grpc_web_passes(client, access):
 
 def test_the_access_log_tells_whose_request_it_was_and_no_key(client, front, access):
     headers = {**access.headers("good"), "x-request-id": "logged-1", "x-baton-tenant": "somebody-else"}
-    assert client.get("/v1/models?note=secret-in-a-query", headers=headers).status_code == 200
+    assert client.get("/v1/models?api-version=secret-in-a-query", headers=headers).status_code == 200
     line = front.logged("logged-1")
     assert (line["tenant"], line["key_id"]) == ("acme", access.keys["good"].split("-")[1])
     assert (line["path"], line["status"], line["protocol"]) == ("/v1/models", 200, "HTTP/2")

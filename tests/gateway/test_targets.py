@@ -131,6 +131,11 @@ async def test_what_real_clients_add_to_the_path_is_taken(path, body):
     assert answer.status == 200
 
 
+async def test_codex_lists_the_models_with_its_version():
+    async with rest_side() as rest:
+        assert (await rest.request("GET", "/v1/models?client_version=0.60.1")).status == 200
+
+
 async def test_the_parameters_of_lists_are_taken_and_those_that_change_nothing_are_named():
     async with rest_side(say("x")) as rest:
         assert (await rest.request("GET", f"{CHAT}?limit=5&order=asc&after=&metadata[a]=b&model=")).status == 200

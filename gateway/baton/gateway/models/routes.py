@@ -16,11 +16,14 @@ from baton.gateway.anthropic_errors import asks_for_anthropic
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.models.anthropic import PARAMETERS, AnthropicModel, AnthropicModelList, page_of
 from baton.gateway.openai_answers import ModelCard, ModelList
-from baton.gateway.routes import Route
+from baton.gateway.routes import Parameter, Route
 from baton.gateway.served_model import ModelCatalog, ServedModel
 from baton.rpc.errors import InvalidRequest
 
 PATH = "/v1/models"
+
+# Codex adds it to every list.
+_CLIENT_VERSION = Parameter("client_version", "Changes nothing.", {"type": "string"})
 
 
 class Models:
@@ -79,7 +82,7 @@ def model_routes(catalog: ModelCatalog) -> list[Route]:
             "Lists the models, by every name. With Anthropic-Version in Anthropic's form.",
             response=answers.ModelList,
             anthropic=AnthropicModelList,
-            parameters=(VERSION, BETA, *PARAMETERS),
+            parameters=(VERSION, BETA, _CLIENT_VERSION, *PARAMETERS),
         ),
         Route(
             "GET",
