@@ -56,7 +56,7 @@ async def test_parameters_bodies_and_errors_are_in_the_document():
         for method, operation in methods.items():
             assert ("requestBody" in operation) == (method == "post" and not path.endswith(("/cancel", "/ping")))
             assert {"200", "400", "500"} <= set(operation["responses"])
-            assert ("529" in operation["responses"]) == path.startswith("/v1/messages")
+            assert ("529" in operation["responses"]) == path.startswith(("/v1/messages", "/v1/models"))
     assert "Retry-After" in responses["Error429"]["headers"]
     assert responses["AnthropicError400"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorResponse")
     assert "ReadinessError503" in responses
