@@ -67,7 +67,9 @@ def openapi():
 def field_names(document):
     schemas = document["components"]["schemas"].values()
     headers = ("anthropic-version", "content-type", "x-request-id")
-    return {*headers, *(name for one in schemas for name in one.get("properties", ()))}
+    operations = (operation for path in document["paths"].values() for operation in path.values())
+    queries = {one["name"] for operation in operations for one in operation["parameters"] if one.get("in") == "query"}
+    return {*headers, *queries, *(name for one in schemas for name in one.get("properties", ()))}
 
 
 DOCUMENT = openapi()

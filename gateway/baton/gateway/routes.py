@@ -53,12 +53,12 @@ class Route:
     summary: str
     request: type[Struct] | None = None
     response: type[Struct] | None = None  # None: no JSON
-    anthropic: type[Struct] | None = None  # instead, where Anthropic-Version is sent
     chunk: type[Struct] | None = None  # of the event stream that `stream: true` asks for
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route
     parameters: tuple[Parameter, ...] = ()
     ids: str = ANY_ID
+    anthropic: type[Struct] | None = None  # the response where Anthropic-Version is sent
     scope: Scope | None = Scope.INFERENCE  # that a key must have; None: any key will do
     public: bool = False  # no key is needed
     any_host: bool = False  # answers whatever the Host header says, as probes need it
