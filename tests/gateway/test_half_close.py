@@ -129,6 +129,24 @@ async def test_a_client_that_closes_before_its_generation_starts_stops_it():
         assert all(one.aborted.is_set() for one in generator.started)
 
 
+async def test_a_client_that_goes_while_its_second_request_is_prepared_is_found():
+    """The first answer ends the watch of the connection; the second request has not begun its generation."""
+    generator = FakeGenerator()
+    async with rest_side(generator=generator) as rest:
+        client = await raw(rest.port, chat() + chat())
+        first = await rest.generator.next()
+        await asyncio.sleep(0.05)
+        generator.hold = asyncio.Event()
+        first.emit("He", finish_reason="stop")
+        first.done()
+        answer = await asyncio.get_running_loop().sock_recv(client, 65536)
+        assert b"200 OK" in answer
+        client.close()
+        await until(lambda: len(rest.server._connections) == 0, 2)
+        generator.hold.set()
+        await until(lambda: rest.admission.taken == 0, 2)
+
+
 async def test_a_client_that_half_closes_and_is_lost_later_is_found_by_a_later_probe():
     async with rest_side() as rest:
         client = await raw(rest.port, chat())

@@ -450,6 +450,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if work is not None:
             self._task = self._loop.create_task(self._finish(exchange, work))
+            self.work_begins()
 
     async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         try:
