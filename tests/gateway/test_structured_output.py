@@ -144,6 +144,20 @@ async def test_a_large_integer_is_refused_with_the_allowed_range():
     assert json.loads(largest.json_schema) == {"minimum": -(2**63), "maximum": 2**64 - 1}
 
 
+@pytest.mark.parametrize("choice", ["required", "auto", NAMED], ids=["required", "auto", "named"])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("schema", [{"properties": {"a": {"maximum": 2**64}}}, DEEP], ids=["large integer", "deep"])
+async def test_schemas_of_tools_that_cannot_be_written_are_refused_by_name(choice, strict, schema):
+    parameters = {"type": "object", **schema}
+    wide = {"type": "function", "function": {"name": "g", "parameters": parameters, "strict": strict}}
+    async with rest_side(tool_call_parser="hermes") as rest:
+        answer = await rest.chat(tools=[TOOL, wide], tool_choice=choice)
+        assert not rest.generator.started
+        assert rest.admission.taken == 0
+    assert answer.status == 400, answer.body
+    assert answer.error["param"] == "tools.1.function.parameters"
+
+
 async def test_structured_outputs_and_a_named_tool_exclude_each_other():
     async with rest_side() as rest:
         answer = await rest.chat(tools=[TOOL], tool_choice=NAMED, **outputs(regex="a"))

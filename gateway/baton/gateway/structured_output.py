@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from baton.gateway.checked_json import checked_json
 from baton.gateway.openai_types import GenerationFields, ResponseFormat, StructuredOutputs
 from baton.gateway.parsing import harmony
 from baton.gateway.parsing.output_format import OutputFormat
@@ -21,8 +22,6 @@ from baton.v1 import types_pb2
 
 MAX_BYTES = 256 * 1024  # of all texts
 MAX_CHOICES = 4096
-MAX_DEPTH = 64
-_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1  # of JSON that is written again
 
 _HARMONY_ANSWER = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
 _PROMPT_END_TOKENS = 16
@@ -131,7 +130,7 @@ def _of_response_format(wanted: ResponseFormat) -> Asked | None:
     if wanted.type == "structural_tag":
         fields = ("format", "structures", "triggers")
         tag = {name: value for name in fields if (value := getattr(wanted, name)) is not None}
-        text = _dumped({"type": "structural_tag", **tag}, field)
+        text = checked_json({"type": "structural_tag", **tag}, field)
         return _checked(Asked(types_pb2.Constraint(structural_tag=text), field))
     described = wanted.json_schema
     if described is None:
@@ -143,7 +142,7 @@ def _of_response_format(wanted: ResponseFormat) -> Asked | None:
     if described.schema is None:
         raise InvalidRequest(f"{field} is required.", field=field)
     # Without `strict` OpenAI takes any schema and does what it can.
-    constraint = types_pb2.Constraint(json_schema=_dumped(described.schema, field), lenient=not described.strict)
+    constraint = types_pb2.Constraint(json_schema=checked_json(described.schema, field), lenient=not described.strict)
     return _checked(Asked(constraint, field))
 
 
@@ -186,33 +185,8 @@ def _checked(asked: Asked) -> Asked:
 
 def _text_or_dumped(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        return _dumped(value, field)
+        return checked_json(value, field)
     try:
-        return _dumped(orjson.loads(value), field)
+        return checked_json(orjson.loads(value), field)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None
-
-
-def _dumped(value: Any, field: str) -> str:
-    """The value as JSON text. Keys keep their order: it is the answer's."""
-    level, depth = [value], 0
-    _check_integers(level, field)
-    while level := [item for outer in level if isinstance(outer, dict | list) for item in _items(outer)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise InvalidRequest(f"{field} is nested more than {MAX_DEPTH} levels deep.", field=field)
-        _check_integers(level, field)
-    return orjson.dumps(value).decode()
-
-
-def _check_integers(values: list[Any], field: str) -> None:
-    for value in values:
-        if isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER:
-            shown = str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
-            raise InvalidRequest(
-                f"{field} has {shown}; integers must be from {_MIN_INTEGER} to {_MAX_INTEGER}.", field=field
-            )
-
-
-def _items(outer: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(outer.values()) if isinstance(outer, dict) else outer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from baton.gateway.checked_json import check_json
 from baton.gateway.parsing.constraint import constraint_of
 from baton.gateway.parsing.formats import TOOL_FORMATS
 from baton.gateway.parsing.forms import Form
@@ -22,6 +23,7 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
     """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to."""
     if not use.active:
         return
+    _check_parameters(use)
     tools, reasoning = output_format.tools, output_format.reasoning
     if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
         if reasoning is not None and not reasoning.close_tag:
@@ -42,8 +44,19 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
             _check_strict(tool, index, tools, model)
 
 
+def _check_parameters(use: ToolUse) -> None:
+    """Raises InvalidRequest for a schema that cannot be written into a prompt or a constraint."""
+    for index, tool in enumerate(use.tools):
+        if tool.parameters is not None:
+            check_json(tool.parameters, f"{_field(tool, index)}.parameters")
+
+
+def _field(tool: Tool, index: int) -> str:
+    return f"tools.{index if tool.place is None else tool.place}.function"
+
+
 def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None:
-    field = f"tools.{index if tool.place is None else tool.place}.function"
+    field = _field(tool, index)
     advice = "leave strict out, or set tool_choice to required"
     if tools.syntax is None and tools.output_form is None:
         raise InvalidRequest(
