@@ -2,6 +2,7 @@
 
 python tests/bench/bench_engine.py --preset-table 8b|0.6b|all [--json PATH]
 python tests/bench/bench_engine.py --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
+python tests/bench/bench_engine.py --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
 python tests/bench/bench_engine.py --executor cpu --model models/storyteller-7m --workload 4x64/32
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +24,7 @@ sys.path.extend(
 )
 
 from bench.engine_runs import Outcome, Plan, RowResult, RunFailed, run_plan
+from bench.engine_sampling import SAMPLINGS
 from bench.engine_workloads import TABLES, VLLM, VLLM_SECONDS, Workload, vllm_seconds
 from bench.report import facts_line, machine_facts, render_table, write_json
 
@@ -64,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--preset-table", choices=tuple(TABLES), help="the rows that vLLM was measured on")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
     parser.add_argument("--workload", action="append", default=[], help="REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
+    parser.add_argument(
+        "--sampling",
+        action="append",
+        choices=(*SAMPLINGS, "all"),
+        help="how each row's requests are drawn; more than one: each beside the first, in turns",
+    )
     parser.add_argument("--repeat", type=int, default=3, help="timed passes a row; the median counts")
     parser.add_argument("--warm-up", type=int, default=16, help="requests before a row's first pass")
     parser.add_argument("--warm-prefix", action="store_true", help="shared tokens are cached before the clock starts")
@@ -108,7 +117,21 @@ def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ..
         fields["num_blocks"] = max(w.num_requests * (w.num_total // block_size + 2) for w in workloads)
     config = WorkerConfig(**fields)
     config.validate()
-    return Plan(config, workloads, options.repeat, options.warm_up, options.warm_prefix, options.timeout, options.seed)
+    return Plan(
+        config,
+        workloads,
+        _samplings(options),
+        options.repeat,
+        options.warm_up,
+        options.warm_prefix,
+        options.timeout,
+        options.seed,
+    )
+
+
+def _samplings(options: argparse.Namespace) -> tuple[str, ...]:
+    asked = options.sampling or ["greedy"]
+    return tuple(SAMPLINGS) if "all" in asked else tuple(dict.fromkeys(asked))
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
@@ -160,9 +183,13 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
     facts = machine_facts(("torch", "triton") if options.executor != "sim" else (), card)
     rows = [row for outcome in outcomes for row in outcome.rows]
     print(f"engine, executor {options.executor}: {facts_line(facts)}; median of {options.repeat} runs")
-    header = ("workload", "seconds", "min..max", "out tok/s", "in tok/s", "ms/token", "steps", "vLLM s", "x vLLM")
+    header = ["workload", "seconds", "min..max", "out tok/s", "in tok/s", "ms/token", "steps", "vLLM s", "x vLLM"]
     peers = [_vllm_seconds(options, row) for row in rows]
     cells = [_cells(row, theirs) for row, theirs in zip(rows, peers, strict=True)]
+    samplings = _samplings(options)
+    if len(samplings) > 1:
+        header.append(f"x {samplings[0]}")
+        cells = [(*cell, f"{_ratio(row, rows):.3f}") for row, cell in zip(rows, cells, strict=True)]
     print(render_table(header, cells, options.markdown))
     if any(peers):
         prefix = "cached before" if options.warm_prefix else "computed within the time"
@@ -189,16 +216,24 @@ def _card_name() -> str:
     return str(torch.cuda.get_device_name())
 
 
+def _ratio(row: RowResult, rows: Sequence[RowResult]) -> float:
+    """The median over the turns of the row's time over that of the first sampling's in the same turn."""
+    first = next(each for each in rows if (each.model, each.workload) == (row.model, row.workload))
+    turns = zip(row.runs, first.runs, strict=True)
+    return statistics.median(own.seconds / theirs.seconds for own, theirs in turns)
+
+
 def _vllm_seconds(options: argparse.Namespace, row: RowResult) -> float | None:
     """Nothing to compare with for an executor that does not run on the same kind of device."""
-    return vllm_seconds(row.model, row.workload) if options.executor == "cuda" else None
+    alike = options.executor == "cuda" and row.sampling == "greedy"
+    return vllm_seconds(row.model, row.workload) if alike else None
 
 
 def _cells(row: RowResult, theirs: float | None) -> tuple[str, ...]:
     workload, seconds = row.workload, row.seconds
     spread = sorted(run.seconds for run in row.runs)
     return (
-        f"{row.model}, {workload}",
+        f"{row.model}, {workload}" + ("" if row.sampling == "greedy" else f", {row.sampling}"),
         f"{seconds:.3f}",
         f"{spread[0]:.3f}..{spread[-1]:.3f}",
         f"{workload.num_requests * workload.num_output / seconds:,.0f}",
@@ -215,6 +250,7 @@ def _record(row: RowResult, theirs: float | None) -> dict[str, Any]:
     return {
         "model": row.model,
         "workload": str(workload),
+        "sampling": row.sampling,
         **asdict(workload),
         "seconds": seconds,
         "output_tokens_per_second": workload.num_requests * workload.num_output / seconds,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from bench.engine_sampling import GREEDY, SAMPLINGS
 from bench.engine_workloads import Workload
 
 from baton.worker.config import WorkerConfig
@@ -49,6 +50,7 @@ class RowResult:
 
     model: str
     workload: Workload
+    sampling: str  # of SAMPLINGS
     runs: tuple[Run, ...]
 
     @property
@@ -68,6 +70,7 @@ class Plan:
 
     config: WorkerConfig
     workloads: tuple[Workload, ...]
+    samplings: tuple[str, ...]  # of SAMPLINGS: each workload is run with each
     repeat: int
     num_warm_up: int  # requests before each row's first pass
     warm_prefix: bool  # shared tokens are in the cache before the clock starts
@@ -102,7 +105,7 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
         start_seconds = time.perf_counter() - began
         say(f"{config.model}: ready after {start_seconds:.1f} s, {executor.num_blocks} blocks")
         bench = _EngineBench(engine, step, executor.model.vocab_size, plan, say)
-        rows = tuple(bench.row(workload) for workload in plan.workloads)
+        rows = tuple(row for workload in plan.workloads for row in bench.rows(workload))
         if trace is not None:
             trace.close()
         return Outcome(rows, start_seconds, executor.num_blocks)
@@ -122,26 +125,30 @@ class _EngineBench:
         self._random = np.random.default_rng(plan.seed)
         self._num_submitted = 0
 
-    def row(self, workload: Workload) -> RowResult:
-        """Warm-up, then the timed passes."""
+    def rows(self, workload: Workload) -> list[RowResult]:
+        """Warm-ups, then the timed passes: one with each sampling after the other, so that all meet the same clocks."""
         num_warm_up = min(self._plan.num_warm_up, workload.num_requests)
+        samplings = self._plan.samplings
         if num_warm_up:
             output = min(_WARM_UP_OUTPUT, workload.num_output)
-            self._pass(Workload(num_warm_up, workload.num_own, output, workload.num_shared))
-        runs = []
+            for name in samplings:
+                self._pass(Workload(num_warm_up, workload.num_own, output, workload.num_shared), name)
+        runs: dict[str, list[Run]] = {name: [] for name in samplings}
+        model = self._plan.config.model
         for number in range(self._plan.repeat):
-            runs.append(self._pass(workload))
-            self._say(
-                f"{self._plan.config.model}: {workload}: {runs[-1].seconds:.3f} s ({number + 1}/{self._plan.repeat})"
-            )
-        return RowResult(self._plan.config.model, workload, tuple(runs))
+            for name in samplings:
+                run = self._pass(workload, name)
+                runs[name].append(run)
+                self._say(f"{model}: {workload}, {name}: {run.seconds:.3f} s ({number + 1}/{self._plan.repeat})")
+        return [RowResult(model, workload, name, tuple(passes)) for name, passes in runs.items()]
 
-    def _pass(self, workload: Workload) -> Run:
+    def _pass(self, workload: Workload, sampling: str) -> Run:
         prefix = self._tokens(workload.num_shared)
         if prefix and self._plan.warm_prefix:
-            self._drive([self._request(prefix + self._tokens(1), 1)])
+            self._drive([self._request(prefix + self._tokens(1), 1, GREEDY)])
         prompts = [prefix + self._tokens(workload.num_own) for _ in range(workload.num_requests)]
-        requests = [self._request(prompt, workload.num_output) for prompt in prompts]
+        made = SAMPLINGS[sampling]
+        requests = [self._request(prompt, workload.num_output, made(number)) for number, prompt in enumerate(prompts)]
         before = self._engine.counters()
         seconds = self._drive(requests)
         after = self._engine.counters()
@@ -176,13 +183,13 @@ class _EngineBench:
         token_ids: list[int] = self._random.integers(_FIRST_TOKEN_ID, self._vocab_size, size=count).tolist()
         return token_ids
 
-    def _request(self, prompt: list[int], num_output: int) -> Request:
+    def _request(self, prompt: list[int], num_output: int, sampling: SamplingParams) -> Request:
         self._num_submitted += 1
         return Request(
             request_id=f"bench-{self._num_submitted}",
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=sampling,
             stop=StopConditions(max_tokens=num_output),
             cache_namespace=_NAMESPACE,
         )

@@ -142,12 +142,12 @@ def test_out_of_memory_in_a_step_fails_its_requests_only(executor: Executor, mon
     expected = tokens_of(generate(engine_over(executor), prompts))
     engine, compute, num_steps = engine_over(executor), executor._compute, 0
 
-    def run_out_once(plan: StepPlan, plain: bool) -> object:
+    def run_out_once(plan: StepPlan) -> object:
         nonlocal num_steps
         num_steps += 1
         if num_steps == 6:
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-        return compute(plan, plain)
+        return compute(plan)
 
     monkeypatch.setattr(executor, "_compute", run_out_once)
     # The later ones enter while the step fails.

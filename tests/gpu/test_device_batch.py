@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from baton.kernels.sampling import columns
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.cuda.batch import DeviceBatch
+from baton.worker.cuda.row_parameters import column_words, row_lists
 from baton.worker.cuda.sampler import DeviceSampler
 
 pytestmark = pytest.mark.gpu
@@ -64,12 +66,10 @@ def test_rows_are_drawn_by_the_parameters_that_they_were_admitted_with(seed: int
                     seed=int(generator.integers(-(2**63), 2**63 - 1)),
                 )
             sampler.admit([RowInit(Row(row), np.zeros(9, np.int32), row + 1, known[row]) for row in rows])
-    columns = sampler._columns
+    found = sampler.state.columns
+    words = found.words.view(columns.NUM_COLUMNS, found.stride)[:, :NUM_ROWS].t().cpu().numpy()
     for row in admitted:
-        params = known[row]
-        assert columns.temperature[row] == np.float32(params.temperature)
-        assert columns.top_p[row] == np.float32(params.top_p)
-        assert columns.min_p[row] == np.float32(params.min_p)
-        assert columns.top_k[row] == min(params.top_k, 1000)
-        assert columns.seed[row] == params.seed
-        assert columns.num_prompt_tokens[row] == row + 1
+        init = RowInit(Row(row), np.zeros(9, np.int32), row + 1, known[row])
+        expected = column_words([init], [row_lists(known[row], 1000)], [0], 1000)[0]
+        lists = [columns.LISTS_LOW.value, columns.LISTS_HIGH.value]
+        assert (np.delete(words[row], lists) == np.delete(expected, lists)).all()

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from engine_harness import make_executor, make_request, make_rig, prompt_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import ReasoningLimit, SamplingParams
-from baton.worker.cuda.output_rules import DeviceRules
 from baton.worker.executor.base import Executor
 from baton.worker.executor.cpu import CpuExecutor
 from baton.worker.executor.output_rules import OutputRules
@@ -23,9 +21,6 @@ SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 VOCAB_SIZE = 6
 TOKEN = st.integers(0, VOCAB_SIZE - 1)
 SEQUENCES = st.lists(st.lists(TOKEN, min_size=1, max_size=4).map(tuple), max_size=6).map(tuple)
-LIMITS = st.none() | st.builds(
-    ReasoningLimit, st.integers(0, 5), st.lists(TOKEN, min_size=1, max_size=3).map(tuple), st.none() | TOKEN
-)
 
 
 def contains(output: Sequence[int], sequence: Sequence[int]) -> bool:
@@ -69,25 +64,6 @@ def drawn_under(limit: ReasoningLimit, likes: Sequence[int], count: int) -> list
 )
 def test_reasoning_ends_at_its_limit(limit: ReasoningLimit, likes: list[int], expected: list[int]) -> None:
     assert drawn_under(limit, likes, 7) == expected
-
-
-@given(SEQUENCES, LIMITS, st.lists(TOKEN, max_size=10), st.integers(0, 2**32 - 1))
-def test_the_device_edits_logits_as_the_host_would(
-    sequences: tuple[tuple[int, ...], ...], limit: ReasoningLimit | None, output: list[int], seed: int
-) -> None:
-    sampling = SamplingParams(forbidden_sequences=sequences, reasoning_limit=limit)
-    device = DeviceRules(sampling, VOCAB_SIZE)
-    device.place(torch.from_numpy(device.values))
-    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-    expected = logits.clone()
-    host = OutputRules(sampling, output)
-    expected[host.forbidden()] = float("-inf")
-    forced = host.forced()
-    if forced is not None:
-        expected.fill_(float("-inf"))
-        expected[forced] = 0.0
-    device.apply(logits, torch.tensor(output, dtype=torch.int32))
-    assert torch.equal(logits, expected)
 
 
 def cpu_executor(num_blocks: int) -> Executor:

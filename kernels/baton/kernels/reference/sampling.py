@@ -6,6 +6,7 @@ few tokens pass, exact always, because the search widens until the threshold lie
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +31,8 @@ def sample(
     seeds int64 with 64 bits of seed; positions int64: which output token this is. As in Hugging Face
     Transformers, top_p counts within top_k and min_p is relative to the most likely token; ties pass together.
     """
-    token_ids = logits.argmax(-1)
     warm = temperature > 0
+    token_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device) if warm.all() else logits.argmax(-1)
     filtered = warm & ((top_k > 0) | (top_p < 1) | (min_p > 0))
     free = warm & ~filtered
     for rows, draw in ((filtered.nonzero().squeeze(1), _draw_filtered), (free.nonzero().squeeze(1), _draw_free)):
@@ -53,7 +54,7 @@ def _draw_filtered(
     width = max(_FIRST_WIDTH, min(int(top_k.max()), vocab_size) + 1)
     while True:
         width = min(width, vocab_size)
-        values, token_ids = scaled.topk(width, dim=1)
+        values, token_ids = _largest(scaled, width)
         threshold = _threshold(scaled, values, top_k, top_p, min_p)
         if width == vocab_size or bool((values[:, -1] < threshold).all()):
             break
@@ -61,6 +62,17 @@ def _draw_filtered(
     noisy = values + gumbel_noise(noise_words(seeds, positions, token_ids))
     noisy.masked_fill_(values < threshold.unsqueeze(1), float("-inf"))
     return token_ids.gather(1, noisy.argmax(1, keepdim=True)).squeeze(1)
+
+
+def _largest(scaled: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of each row, descending, and their token ids; [num_rows, width] both."""
+    if not scaled.is_cpu or 4 * width > scaled.shape[1]:
+        values, token_ids = scaled.topk(width, dim=1)
+        return values, token_ids
+    # NumPy selects faster than torch does on a CPU.
+    selected = torch.from_numpy(np.argpartition(scaled.numpy(), -width, axis=1)[:, -width:])
+    values, order = scaled.gather(1, selected).sort(1, descending=True)
+    return values, selected.gather(1, order)
 
 
 def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from baton.worker.cuda.sampler import DeviceSampler
 from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.stepper import Computed, Stepper
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
-from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps, without_logprobs
+from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.model.config import ModelConfig
@@ -246,7 +246,7 @@ class CudaExecutor:
         if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
             self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
         try:
-            computed = self._compute(plan, self._sampler.is_plain(plan))
+            computed = self._compute(plan)
         finally:
             self._decoder.on_written = None
         self._turn = (self._turn + 1) % len(self._pinned)
@@ -263,20 +263,17 @@ class CudaExecutor:
         written.record()
         self._watch.add(written, partial(hook, plan, layer))
 
-    def _compute(self, plan: StepPlan, plain: bool) -> Computed:
+    def _compute(self, plan: StepPlan) -> Computed:
+        wishes = self._sampler.wishes_of(plan)
         graphs = self._graphs
         if graphs is None or plan.num_decodes < len(plan.rows):
-            return self._stepper.run(plan, plain)
-        sampled = graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
-        if plain:
-            return Computed(sampled)
-        # The graph's draw was without the rows' wishes: it is done again, over it.
-        count, size = len(plan.rows), graphs.size_for(len(plan.rows))
-        lengths = graphs.numbers[size : size + count] + 1
-        return Computed(*self._sampler.draw_special(self._logits[:count], graphs.numbers[:count], lengths, plan))
-
-    def _record(self, numbers: Tensor, size: int) -> Tensor:
-        return self._stepper.decode(numbers, size, self._logits[:size])
+            return self._stepper.run(plan, wishes)
+        if wishes.special:
+            self._sampler.take_masks(plan.masks)
+        tokens = graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens, wishes)
+        if not wishes.scored:
+            return Computed(tokens)
+        return Computed(tokens, self._sampler.logprobs(plan, self._stepper.logits[: len(tokens)], tokens))
 
     # Start.
 
@@ -284,13 +281,9 @@ class CudaExecutor:
         config, model, device = self._config, loaded.config, self._device
         rows = config.max_num_requests
         self._batch = DeviceBatch(rows, max_model_len, config.block_size, device)
-        self._sampler = DeviceSampler(
-            rows, model.vocab_size, self._batch, device, batch_invariant=config.batch_invariant
-        )
+        self._sampler = DeviceSampler(rows, model.vocab_size, self._batch, device)
         self._prompt_logprobs = DevicePromptLogprobs(self._batch, batch_invariant=config.batch_invariant)
         self._pinned = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self.depth + 2)]
-        # Of every graph's step; without graphs never used.
-        self._logits = torch.empty(rows if config.cuda_graphs else 0, model.vocab_size, dtype=dtype, device=device)
         self._decoder = Decoder(
             model,
             loaded.weights,
@@ -306,6 +299,8 @@ class CudaExecutor:
             self._decoder,
             self._sampler,
             self._prompt_logprobs,
+            # Of every graph's step; without graphs never used.
+            torch.empty(rows if config.cuda_graphs else 0, model.vocab_size, dtype=dtype, device=device),
             rows,
             config.block_size,
             device,
@@ -329,8 +324,7 @@ class CudaExecutor:
         largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
         scoring = scoring_step(config.max_num_batched_tokens, self.model.max_model_len)
         small = small_steps(rows, self.model.vocab_size)
-        # Nothing is drawn in steps that are not launched: what would be read of a drawn token is left out.
-        collect_and_compile(partial(self._run_all, [*map(without_logprobs, small), scoring, largest]), self._wait)
+        collect_and_compile(partial(self._run_all, [*small, scoring, largest]), self._wait)
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
             self._run_all([largest, scoring, *small])
@@ -358,7 +352,7 @@ class CudaExecutor:
         if not config.cuda_graphs:
             return
         sizes = graph_sizes(config.max_num_requests)
-        self._graphs = DecodeGraphs(sizes, self._device, self._record, phases.progress("decode graphs"))
+        self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
         phases.end("decode graphs")
         if not config.batch_invariant:
             self._stepper.pieces = self._make_pieces(phases.progress("layer graphs"))

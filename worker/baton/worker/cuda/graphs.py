@@ -1,4 +1,7 @@
-"""Whole decode steps as CUDA graphs, one for each padded batch size: inputs, forward pass, sampling, bookkeeping."""
+"""Whole decode steps as CUDA graphs for each padded batch size: inputs, forward pass, sampling, bookkeeping.
+
+What only some rows ask for is captured on its own, and replayed behind the step where a row of it asks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +18,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32
+from baton.worker.cuda.sampler import StepWishes
 
 T = TypeVar("T")
 
 _NUM_STAGINGS = 4  # more than the steps that can be in flight
 
-# Launches one step's kernels for `numbers` [2 * size] and returns the tokens that it samples, [size].
-Record = Callable[[Tensor, int], Tensor]
+
+class Recorded(Protocol):
+    """Launches kernels of one step for `numbers` [2 * size]."""
+
+    def decode(self, numbers: Tensor, size: int) -> Tensor:
+        """The step. Returns the tokens that it samples, [size]."""
+
+    def draw_special(self, numbers: Tensor, size: int) -> None:
+        """Tokens of rows with edits, filters and masks, in place."""
+
+    def score(self, numbers: Tensor, size: int) -> None:
+        """Log-probabilities."""
+
+
+class _StepGraphs(NamedTuple):
+    step: torch.cuda.CUDAGraph
+    special: torch.cuda.CUDAGraph
+    score: torch.cuda.CUDAGraph
+    tokens: Tensor
+
+
 Progress = Callable[[int, int], None]  # done, of how many
 
 
@@ -35,7 +58,7 @@ def graph_sizes(max_num_requests: int) -> list[int]:
 class DecodeGraphs:
     """One captured step for each size. All read the same numbers: rows (-1 is padding), then computed tokens."""
 
-    def __init__(self, sizes: list[int], device: torch.device, record: Record, progress: Progress) -> None:
+    def __init__(self, sizes: list[int], device: torch.device, recorded: Recorded, progress: Progress) -> None:
         self._sizes = sorted(sizes)
         self._device = device
         largest = self._sizes[-1]
@@ -43,14 +66,14 @@ class DecodeGraphs:
         self._stagings = [torch.empty(2 * largest, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
         self._copied = [torch.cuda.Event() for _ in range(_NUM_STAGINGS)]  # type: ignore[no-untyped-call]
         self._turn = 0
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._capture_all(record, progress)
+        self._graphs: dict[int, _StepGraphs] = {}
+        self._capture_all(recorded, progress)
 
     def size_for(self, count: int) -> int:
         """The smallest captured size for this many rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def replay(self, rows: Int32, num_computed_tokens: Int32) -> Tensor:
+    def replay(self, rows: Int32, num_computed_tokens: Int32, wishes: StepWishes) -> Tensor:
         """Queues one step. The tokens are those of the rows, valid until the next replay."""
         count = len(rows)
         size = self.size_for(count)
@@ -62,19 +85,25 @@ class DecodeGraphs:
         values[size + count :] = 0
         self.numbers[: 2 * size].copy_(staging, non_blocking=True)
         self._copied[self._turn].record()
-        graph, tokens = self._graphs[size]
-        graph.replay()
-        return tokens[:count]
+        graphs = self._graphs[size]
+        graphs.step.replay()
+        if wishes.special:
+            graphs.special.replay()
+        if wishes.scored:
+            graphs.score.replay()
+        return graphs.tokens[:count]
 
     def _next_staging(self, length: int) -> Tensor:
         self._turn = (self._turn + 1) % _NUM_STAGINGS
         self._copied[self._turn].synchronize()
         return self._stagings[self._turn][:length]
 
-    def _capture_all(self, record: Record, progress: Progress) -> None:
+    def _capture_all(self, recorded: Recorded, progress: Progress) -> None:
         self.numbers.fill_(-1)
         for size in self._sizes:
-            record(self.numbers[: 2 * size], size)  # whatever is compiled or loaded late is so outside of the capture
+            # Whatever is compiled or loaded late is so outside of the capture.
+            for launch in (recorded.decode, recorded.draw_special, recorded.score):
+                launch(self.numbers[: 2 * size], size)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         pool = torch.cuda.graph_pool_handle()
@@ -82,7 +111,10 @@ class DecodeGraphs:
         # The largest first: the others fit into its memory.
         for done, size in enumerate(reversed(self._sizes), 1):
             numbers = self.numbers[: 2 * size]
-            self._graphs[size] = capture(partial(record, numbers, size), pool, stream)
+            step, tokens = capture(partial(recorded.decode, numbers, size), pool, stream)
+            special, _ = capture(partial(recorded.draw_special, numbers, size), pool, stream)
+            score, _ = capture(partial(recorded.score, numbers, size), pool, stream)
+            self._graphs[size] = _StepGraphs(step, special, score, tokens)
             progress(done, len(self._sizes))
         torch.cuda.synchronize(self._device)
 

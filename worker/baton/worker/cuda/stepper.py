@@ -16,7 +16,8 @@ from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
 from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
-from baton.worker.cuda.sampler import DeviceSampler, PendingLogprobs
+from baton.worker.cuda.sampled_logprobs import PendingLogprobs
+from baton.worker.cuda.sampler import DeviceSampler, StepWishes
 
 
 class Computed(NamedTuple):
@@ -36,6 +37,7 @@ class Stepper:
         decoder: Decoder,
         sampler: DeviceSampler,
         prompt_logprobs: DevicePromptLogprobs,
+        logits: Tensor,
         num_rows: int,
         block_size: int,
         device: torch.device,
@@ -43,6 +45,7 @@ class Stepper:
         batch_invariant: bool = False,
     ) -> None:
         self.pieces: Pieces | None = None  # graphs for steps of few tokens
+        self.logits = logits  # [num_rows, vocab], of `decode`
         self._batch = batch
         self._decoder = decoder
         self._sampler = sampler
@@ -51,18 +54,31 @@ class Stepper:
         self._device = device
         self._invariant = batch_invariant
         self._ordinals = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
-    def decode(self, numbers: Tensor, size: int, logits: Tensor | None = None) -> Tensor:
+    def decode(self, numbers: Tensor, size: int) -> Tensor:
         """One token for each of `size` rows: numbers [2 * size] int32 are rows (-1: padding) and computed tokens.
 
-        The model's logits are left in `logits` [size, vocab]. Waits for nothing on the host: can be captured.
+        The model's logits are left in `logits`, the tokens in memory that the next call writes again. Waits for nothing
+        on the host: can be captured, as can what follows.
         """
         starts = self._ordinals[: size + 1]
-        inputs = self._inputs(numbers[:size], numbers[size:], starts, size, 1, size, None)
-        found = self._decoder.logits(self._decoder.forward(inputs), logits)
-        return self._sampler.draw(found, numbers[:size], inputs.seq_lens)
+        seq_lens = self._seq_lens[:size]
+        inputs = self._inputs(numbers[:size], numbers[size:], starts, size, 1, size, None, seq_lens)
+        logits = self._decoder.logits(self._decoder.forward(inputs), self.logits[:size])
+        self._sampler.draw(logits, numbers[:size], seq_lens, self._tokens[:size])
+        return self._tokens[:size]
 
-    def run(self, plan: StepPlan, plain: bool) -> Computed:
+    def draw_special(self, numbers: Tensor, size: int) -> None:
+        """Behind `decode`, for rows with edits, filters and masks."""
+        self._sampler.draw_special(self.logits[:size], numbers[:size], self._seq_lens[:size], self._tokens[:size])
+
+    def score(self, numbers: Tensor, size: int) -> None:
+        """Behind all draws, for rows that ask for log-probabilities."""
+        self._sampler.score(self.logits[:size], numbers[:size], self._tokens[:size])
+
+    def run(self, plan: StepPlan, wishes: StepWishes) -> Computed:
         """Any step, launched kernel by kernel: a token for each row that samples."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:
@@ -89,10 +105,16 @@ class Stepper:
             return Computed(torch.empty(0, dtype=torch.int32, device=self._device), None, scored)
         picked, last = up[-2 * len(chosen) :].view(2, -1)
         logits = self._decoder.logits(hidden[last])
+        tokens = torch.empty(len(chosen), dtype=torch.int32, device=self._device)
         seq_lens = inputs.seq_lens[picked]
-        if plain:
-            return Computed(self._sampler.draw(logits, chosen_rows, seq_lens), None, scored)
-        return Computed(*self._sampler.draw_special(logits, chosen_rows, seq_lens, plan), scored)
+        self._sampler.draw(logits, chosen_rows, seq_lens, tokens)
+        if wishes.special:
+            self._sampler.take_masks(plan.masks)
+            self._sampler.draw_special(logits, chosen_rows, seq_lens, tokens)
+        if not wishes.scored:
+            return Computed(tokens, None, scored)
+        self._sampler.score(logits, chosen_rows, tokens)
+        return Computed(tokens, self._sampler.logprobs(plan, logits, tokens), scored)
 
     def _tiles(self, columns: StepColumns) -> PrefillTiles | None:
         decodes = columns.num_decodes
@@ -111,10 +133,11 @@ class Stepper:
         max_chunk: int,
         num_decodes: int,
         tiles: PrefillTiles | None,
+        seq_lens: Tensor | None = None,
     ) -> StepInputs:
         made = torch.empty(3 * num_tokens + len(rows), dtype=torch.int32, device=self._device)
         tokens, positions, slots = made[: 3 * num_tokens].view(3, num_tokens)
-        seq_lens = made[3 * num_tokens :]
+        seq_lens = made[3 * num_tokens :] if seq_lens is None else seq_lens
         batch = self._batch
         step_inputs(
             tokens,

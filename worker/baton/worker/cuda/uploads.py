@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,15 +34,25 @@ class PinnedRing:
         target.copy_(self._stage(values), non_blocking=True)
         self._copied[self._turn].record()
 
+    def fill_and_copy(self, length: int, fill: Callable[[NDArray[Any]], None], target: Tensor) -> None:
+        """Overwrites `target` [length] with what `fill` puts into the staging memory that it is given."""
+        staging = self._next(length)
+        fill(staging.numpy())
+        target.copy_(staging, non_blocking=True)
+        self._copied[self._turn].record()
+
     def _stage(self, values: NDArray[np.generic]) -> Tensor:
+        staging = self._next(len(values))
+        staging.numpy()[:] = values
+        return staging
+
+    def _next(self, length: int) -> Tensor:
         """The next buffer's front, once what it held last is copied."""
         self._turn = turn = (self._turn + 1) % len(self._pinned)
         self._copied[turn].synchronize()
-        if len(self._pinned[turn]) < len(values):
-            self._pinned[turn] = torch.empty(2 * len(values), dtype=self._dtype, pin_memory=True)
-        staging = self._pinned[turn][: len(values)]
-        staging.numpy()[:] = values
-        return staging
+        if len(self._pinned[turn]) < length:
+            self._pinned[turn] = torch.empty(2 * length, dtype=self._dtype, pin_memory=True)
+        return self._pinned[turn][:length]
 
 
 class Patches:

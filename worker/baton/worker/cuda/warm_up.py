@@ -53,7 +53,6 @@ def small_steps(num_rows: int, vocab_size: int) -> list[StepPlan]:
     plans.append(_plan([], [1]))
     plans.append(_plan([_SPECIAL, _PLAIN, _CHOSEN][:num_rows], []))
     plans.append(_plan([_SPECIAL] * (num_rows - 1), [1]))
-    # Masks, on logits as the model gives them and on edited ones.
     plans += [_masked(_plan([params], []), vocab_size) for params in (_PLAIN, _SPECIAL)]
     return plans
 
@@ -63,14 +62,6 @@ def scoring_step(num_tokens: int, max_model_len: int) -> StepPlan:
     plan = _plan([], [max(1, min(num_tokens, max_model_len - 1, MAX_POSITIONS + 1))])
     plan.admitted[0].sampling = replace(_PLAIN, prompt_logprobs=1)
     return plan
-
-
-def without_logprobs(plan: StepPlan) -> StepPlan:
-    """The same step, of rows that do not ask for log-probabilities of what they draw."""
-    plain = [
-        replace(init, sampling=replace(init.sampling, logprobs=None, logprob_token_ids=())) for init in plan.admitted
-    ]
-    return replace(plan, admitted=plain)
 
 
 def _masked(plan: StepPlan, vocab_size: int) -> StepPlan:

@@ -11,13 +11,18 @@ from torch import Tensor
 
 from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
 from baton.kernels.reference.sampling import sample
-from baton.worker.core import RowInit, TokenLogprobs, TokenMasks
+from baton.worker.core import RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, apply_masks, edits_of
 from baton.worker.executor.rows import Int64
 
 _NO_LOGPROBS = -1
-_COLDEST = 1e-5  # below, the division by the temperature overflows; what it would draw is the argmax
+_COLDEST = 1e-5  # what lower temperatures would draw is the argmax
 _LOW_64 = (1 << 64) - 1
+
+
+def drawn_temperature(sampling: SamplingParams) -> float:
+    """The temperature; 0 where a division by it would overflow."""
+    return sampling.temperature if sampling.temperature >= _COLDEST else 0.0
 
 
 class Sampler:
@@ -37,7 +42,7 @@ class Sampler:
     def admit(self, init: RowInit) -> None:
         """Takes a row's parameters and, where they count, its tokens."""
         row, sampling = init.row, init.sampling
-        self._temperature[row] = sampling.temperature if sampling.temperature >= _COLDEST else 0.0
+        self._temperature[row] = drawn_temperature(sampling)
         self._top_k[row] = min(sampling.top_k, self._vocab_size)
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p

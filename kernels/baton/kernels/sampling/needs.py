@@ -1,0 +1,18 @@
+"""What is left to do for each of a step's rows that are not drawn from their plain logits, a word each.
+
+Every kernel looks at that word alone to see whether a row is its own.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+NEEDS_CHOICE = tl.constexpr(1)  # of the best part
+NEEDS_ARGMAX = tl.constexpr(2)
+NEEDS_FILTERS = tl.constexpr(4)  # a search for the least logit that may be drawn
+NEEDS_DRAW = tl.constexpr(8)  # over the whole vocabulary, without a search
+NEEDS_RESTRICTION = tl.constexpr(16)  # to the tokens of its bitmap
+NEEDS_SAMPLE = tl.constexpr(32)  # cuts from a sample of the row
+NEEDS_ROW = tl.constexpr(64)  # a search of the whole row: its cuts were wrong
+NEEDS_TRIAL = tl.constexpr(128)  # a draw of what reaches the lower cut: it may make the search unnecessary
+NEEDS_LATE_DRAW = tl.constexpr(256)  # over the whole vocabulary, behind a search
