@@ -27,7 +27,7 @@ VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt proto release-contract lock audit test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
+.PHONY: help run test test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -89,6 +89,9 @@ metrics: $(VENV)/.installed-dev ## Write deploy/metrics.md, the table of every m
 
 dashboards: $(VENV)/.installed-dev ## Write deploy/grafana/dashboards
 	@$(BIN)/python deploy/grafana/make_dashboards.py
+
+test-context: $(VENV)/.installed-dev ## Ask the sample model for a name from 32 k tokens ago, on the CPU
+	@$(BIN)/python -m pytest -n 0 -m long tests/worker/test_sample_context.py
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'

@@ -21,6 +21,7 @@ from baton.gateway.host_check import host_check_of
 from baton.gateway.http_connection import Connections, HttpLimits
 from baton.gateway.http_server import HttpServer
 from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.response_store import MemoryResponseStore, ResponseStore
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
@@ -28,6 +29,7 @@ from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.v1 import types_pb2
 
 SAMPLE = Path(__file__).parents[1] / "models" / "storyteller-7m"
+NO_FORMATS = FormatFlags(tools="none", reasoning="none")
 INFO = types_pb2.ModelInfo(
     name="storyteller-7m", digest=bytes(range(16)), max_model_len=2048, vocab_size=4096, block_size=16
 )
@@ -137,7 +139,7 @@ async def rest_side(
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
-    catalog = ModelCatalog([load_served_model(str(SAMPLE))])
+    catalog = ModelCatalog([load_served_model(str(SAMPLE), formats=NO_FORMATS)])
     catalog.update([INFO])
     config = GatewayConfig(model=str(SAMPLE), **settings)
     admission = Admission(config.max_streams)

@@ -72,8 +72,15 @@ async def running(
 
 
 def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = ()) -> Path:
-    """The sample model's tokenizer with more special tokens, which have the ids from 4096 on, and another template."""
+    """The sample model's tokenizer with more special tokens, which have the ids from 4096 on, and another template.
+
+    The sample's own tags, such as <think>, are left out.
+    """
     tokenizer = json.loads((SAMPLE / "tokenizer.json").read_text())
+    tags = {token["content"] for token in tokenizer["added_tokens"] if not token["special"]}
+    vocab = tokenizer["model"]["vocab"].items()
+    tokenizer["model"]["vocab"] = {f"unused {i}" if token in tags else token: i for token, i in vocab}
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
     like = tokenizer["added_tokens"][0]
     for token_id, token in enumerate(special_tokens, MODEL.vocab_size):
         tokenizer["added_tokens"].append({**like, "id": token_id, "content": token, "special": True})

@@ -133,7 +133,7 @@ def test_models_are_listed_over_rest_and_grpc(tandem_stack, stub):
     assert status == 200
     assert [model["id"] for model in body["data"]] == [MODEL_NAME]
     (model,) = stub.ListModels(pb.ListModelsRequest(), timeout=10).models
-    assert (model.name, model.max_model_len, len(model.digest)) == (MODEL_NAME, 2048, 16)
+    assert (model.name, model.max_model_len, len(model.digest)) == (MODEL_NAME, 65536, 16)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics", "/openapi.json"])

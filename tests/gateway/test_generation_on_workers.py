@@ -87,7 +87,8 @@ async def fleet():
     catalog = ModelCatalog([load_served_model(SAMPLE)])
     async with AsyncExitStack() as stack:
         fields = {
-            "model": SAMPLE, "served_model_name": NAME, "num_blocks": 2000, "drain_timeout": 0.0,
+            "model": SAMPLE, "served_model_name": NAME, "num_blocks": 2000, "max_model_len": 2048,
+            "drain_timeout": 0.0,
             "sim_step_seconds": 0.002, "sim_slowness": 1.0,
         }  # fmt: skip
         workers = [

@@ -201,8 +201,8 @@ def test_a_refusal_is_shown_in_the_chat_and_at_its_field_and_can_be_tried_again(
 
 
 def test_a_prompt_that_is_too_long_is_said_and_left_out_of_what_follows(tab: Tab):
-    say(tab, "word " * 3000)
-    expect(tab[".failure"]).to_contain_text("maximum context length is 2048 tokens")
+    say(tab, "word " * 70_000)
+    expect(tab[".failure"]).to_contain_text("maximum context length is 65536 tokens")
     expect(tab[".failure code"]).to_have_text("messages")
     tab.forgive("400 (Bad Request)")
     tab["#max_tokens"].fill("5")

@@ -108,13 +108,15 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
         out = functional.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(num_tokens, num_q_heads, head_dim)
     out = torch.empty(num_tokens, num_kv_heads, group, head_dim, dtype=query.dtype, device=query.device)
-    tile = max(1, _MASK_ELEMENTS // plan.seq_len)
+    # Beyond a window's length, a longer tile computes more keys a query than are seen.
+    tile = max(1, min(plan.window or num_tokens, _MASK_ELEMENTS // plan.seq_len))
     for start in range(0, num_tokens, tile):
         stop = min(start + tile, num_tokens)
-        end = plan.seq_len - num_tokens + stop  # keys that the tile's last query sees
-        mask = _causal_mask(stop - start, end, plan.window, query)
+        end = plan.seq_len - num_tokens + stop  # behind the last key that the tile's last query sees
+        first = max(0, end - (stop - start) - plan.window + 1) if plan.window else 0
+        mask = _causal_mask(stop - start, end - first, plan.window, query)
         tile_out = functional.scaled_dot_product_attention(
-            grouped[:, :, start:stop], keys[:, :, :end], values[:, :, :end], attn_mask=mask, scale=scale
+            grouped[:, :, start:stop], keys[:, :, first:end], values[:, :, first:end], attn_mask=mask, scale=scale
         )
         out[start:stop] = tile_out.permute(2, 0, 1, 3)
     return out.view(num_tokens, num_q_heads, head_dim)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.paged_attention import PrefillPlan, Scratch, plan_decode, plan_gather
+from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import StepPlan
 from baton.worker.executor.rows import Int64, Rows
 from baton.worker.model.config import ModelConfig
@@ -17,6 +19,8 @@ from baton.worker.model.decoder import DecodeGroup, PrefillChunk, StepInputs
 # A group of decodes reads as many blocks a sequence as its longest has: one group is one launch a layer more,
 # a short sequence in a long one's group reads that much for nothing.
 _GROUP_COST_BLOCKS = 32
+
+Plan = TypeVar("Plan", DecodePlan, PrefillPlan)
 
 
 def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch) -> StepInputs:
@@ -62,13 +66,9 @@ def _decode_groups(
     seq_lens = plan.num_computed_tokens[:count].astype(np.int64) + 1
     groups = group_by_length(-(-seq_lens // rows.block_size))
     for tokens in groups:
-        table = torch.from_numpy(rows.block_table(decode_rows[tokens], seq_lens[tokens]))
-        lengths = torch.from_numpy(seq_lens[tokens])
-        gather = plan_gather(table, cache, scratch)
-        plans = {
-            window: plan_decode(gather, lengths, table.shape[1] * rows.block_size, window)
-            for window in set(config.windows)
-        }
+        lengths = seq_lens[tokens]
+        table = rows.block_table(decode_rows[tokens], lengths)
+        plans = _by_window(config.windows, int(lengths.max()), partial(_plan_decode, cache, scratch, table, lengths))
         yield DecodeGroup(torch.from_numpy(tokens) if len(groups) > 1 else None, len(tokens), plans)
 
 
@@ -79,6 +79,37 @@ def _prefill_chunks(
         start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
         seq_len = int(plan.num_computed_tokens[index]) + count
         table = rows.block_table(plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
-        gather = plan_gather(torch.from_numpy(table), cache, scratch)
-        plans = {window: PrefillPlan(gather, seq_len, count, window) for window in set(config.windows)}
+        plans = _by_window(config.windows, seq_len, partial(_plan_prefill, cache, scratch, table, seq_len, count))
         yield PrefillChunk(start, start + count, plans)
+
+
+def _by_window(windows: Sequence[int], longest: int, make: Callable[[int], Plan]) -> dict[int, Plan]:
+    """A plan for each window. Windows that hide nothing of `longest` tokens share the plan without a window."""
+    needed = {window: window if window < longest else 0 for window in windows}
+    made = {window: make(window) for window in set(needed.values())}
+    return {window: made[used] for window, used in needed.items()}
+
+
+def _plan_decode(cache: Tensor, scratch: Scratch, table: Int64, seq_lens: Int64, window: int) -> DecodePlan:
+    block_size = cache.shape[3]
+    if window:
+        first = np.maximum(seq_lens - window, 0) // block_size
+        table, seq_lens = blocks_between(table, first, -(-seq_lens // block_size)), seq_lens - first * block_size
+    gather = plan_gather(torch.from_numpy(table), cache, scratch)
+    return plan_decode(gather, torch.from_numpy(seq_lens), table.shape[1] * block_size, window)
+
+
+def _plan_prefill(
+    cache: Tensor, scratch: Scratch, table: Int64, seq_len: int, num_tokens: int, window: int
+) -> PrefillPlan:
+    if window:
+        # What the chunk's first query sees starts here.
+        first = max(seq_len - num_tokens - window + 1, 0) // cache.shape[3]
+        table, seq_len = table[:, first:], seq_len - first * cache.shape[3]
+    return PrefillPlan(plan_gather(torch.from_numpy(table), cache, scratch), seq_len, num_tokens, window)
+
+
+def blocks_between(table: Int64, first: Int64, stop: Int64) -> Int64:
+    """Columns first to stop of each row of a block table, padded with what lies behind them or the last column."""
+    columns = first[:, None] + np.arange(int((stop - first).max()))
+    return np.take_along_axis(table, np.minimum(columns, table.shape[1] - 1), axis=1)
