@@ -27,7 +27,7 @@ VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
+.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -43,6 +43,9 @@ run: $(VENV)/.installed ## Serve the sample model through five services on this 
 
 test: $(VENV)/.installed-dev ## Run every test that needs no GPU
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
+
+test-clients: $(VENV)/.installed-dev ## Run clients that others wrote, each in an environment of its own, against running services
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m '' $(PYTEST_FLAGS) tests/clients
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code, manifests
 	$(BIN)/ruff check .

