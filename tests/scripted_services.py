@@ -49,6 +49,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.cached_tokens = 0
         self.silent = False  # reads, says nothing
         self.steps_last = False  # pings are answered, no step ends
+        self.computes_prompts = False  # steps end without tokens
         self.num_streams = 0
         self._server = RpcServer("127.0.0.1:0", [], 0)
 
@@ -75,7 +76,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         step = 0
         try:
             while True:
-                messages = [] if active and not (self.silent or self.steps_last) else [await inbox.get()]
+                held = self.silent or self.steps_last or self.computes_prompts
+                messages = [] if active and not held else [await inbox.get()]
                 while not inbox.empty():
                     messages.append(inbox.get_nowait())
                 step += 1
@@ -88,7 +90,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     yield worker_pb2.GenerateStreamResponse(step=step, waiting_slots=active)
                     raise Unavailable("the worker broke")
                 if not self.silent:
-                    if not self.steps_last:
+                    if not (self.steps_last or self.computes_prompts):
                         self._advance(active, frame)
                     yield frame
                 await asyncio.sleep(self.step_seconds)
@@ -108,6 +110,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     slot=slot, reason=types_pb2.FINISH_REASON_ABORT, num_cached_tokens=self.cached_tokens
                 )
         frame.pong = message.ping
+        frame.progress = frame.step if self.computes_prompts else 0
         for submit in message.submits:
             self.submits.append(submit)
             if self.refusal is not None:

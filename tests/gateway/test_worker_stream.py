@@ -169,6 +169,19 @@ async def test_idle_streams_close_and_silent_ones_fail(worker):
         assert "no frame for" in stuck.error.message
 
 
+async def test_a_long_prompt_keeps_its_stream_as_long_as_steps_end(worker):
+    async with WorkerStreams(GenerationCounters(), stall_seconds=0.5) as streams:
+        worker.computes_prompts = True
+        receiver = Receiver()
+        stream = streams.get(worker.endpoint)
+        stream.submit(submit(), receiver)
+        await asyncio.sleep(2.0)
+        assert not stream.ended
+        worker.computes_prompts, worker.steps_last = False, True
+        await finish_of(receiver)
+        assert "no frame for" in receiver.error.message
+
+
 @pytest.fixture
 async def offline():
     """A stream whose worker is not there, for frames made by hand."""

@@ -25,6 +25,7 @@ class FakeHost:
     def __init__(self) -> None:
         self.is_ready = True
         self.stalled = False
+        self.progress = 0
         self.num_probes = 0
         self.sent: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
         self.handlers: dict[int, Callable[[int, bytes], None]] = {}
@@ -187,10 +188,11 @@ async def test_the_state_is_repeated_at_the_interval_and_sent_when_it_changes(st
 
 
 async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, host: FakeHost) -> None:
+    host.progress = 41
     call = stub.GenerateStream()
     await call.write(worker_pb2.GenerateStreamRequest(ping=7))
     answer = await call.read()
-    assert answer == worker_pb2.GenerateStreamResponse(pong=7)
+    assert answer == worker_pb2.GenerateStreamResponse(pong=7, progress=41)
     assert host.num_probes == 1
     both = worker_pb2.GenerateStreamRequest(aborts=[1], ping=8)
     await call.write(both)

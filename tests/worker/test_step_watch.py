@@ -236,3 +236,12 @@ def test_an_engine_says_of_every_step_how_long_it_may_take_and_of_none_when_it_r
     assert LEAST in seen
     assert seen[-1] in (0.0, LEAST)
     assert board.read()[1] == 0.0
+
+
+async def test_progress_grows_with_each_step():
+    board = StepBoard()
+    watch = StepWatch(board, lambda stalled: None)
+    before = watch.progress
+    board.begin(LEAST)
+    board.begin(0.0)
+    assert watch.progress == before + 2

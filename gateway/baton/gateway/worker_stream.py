@@ -52,7 +52,7 @@ class WorkerStream:
     ) -> None:
         self.worker_id = worker_id
         self.address = address
-        self.last_used = time.monotonic()  # last submit or frame
+        self.last_used = time.monotonic()  # last submit, frame or step of the engine
         self._on_end = on_end
         self._on_stall = on_stall
         self._counters = counters
@@ -71,6 +71,7 @@ class WorkerStream:
         self._was_heard = False  # ever
         self._hangs = False
         self._stalled = False
+        self._progress = 0  # of the engine, as pongs say
         self._was_cut = False
         self._wake = asyncio.Event()
         self._ended = False
@@ -174,8 +175,9 @@ class WorkerStream:
         self._silent_ticks = 0
         self._was_heard = True
         slots, token_ids = frame.slots[:], frame.token_ids[:]
-        if slots or not frame.pong:  # a pong says that it lives, not that it gets on
+        if slots or not frame.pong or frame.progress > self._progress:  # a pong alone shows life, not progress
             self.last_used = time.monotonic()
+        self._progress = max(self._progress, frame.progress)
         counts = frame.token_counts[:]
         if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
             raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")

@@ -170,6 +170,7 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     PEER_LOSSES_FIELD_NUMBER: builtins.int
     WAITING_SLOTS_FIELD_NUMBER: builtins.int
     STARTED_SLOTS_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: the same on all streams. Grows, but where first tokens came ahead."""
     pong: builtins.int
@@ -178,6 +179,10 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     """The step that the worker's device computes takes far longer than such steps do: requests are better off elsewhere.
     Said at once, at the start of a stream, and with every pong until the step ends, if it does; the tokens of the
     requests that stayed follow then. False says nothing.
+    """
+    progress: builtins.int
+    """With a pong: grows with each of the engine's steps, also while no request of this stream has new tokens, such as
+    amid a long prompt. 0: unknown.
     """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -233,8 +238,9 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         peer_losses: collections.abc.Iterable[global___SlotPeerLoss] | None = ...,
         waiting_slots: collections.abc.Iterable[builtins.int] | None = ...,
         started_slots: collections.abc.Iterable[builtins.int] | None = ...,
+        progress: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "started_slots", b"started_slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids", "waiting_slots", b"waiting_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "started_slots", b"started_slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids", "waiting_slots", b"waiting_slots"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
 

@@ -98,6 +98,11 @@ class EngineHost:
         """Whether the device takes far longer for a step than for such steps before. It may come back."""
         return self._watch is not None and self._watch.stalled and self.end is None
 
+    @property
+    def progress(self) -> int:
+        """Grows with each step of the engine. 0: it has not started."""
+        return self._watch.progress if self._watch is not None else 0
+
     def on(self, kind: Kind, handler: Handler) -> None:
         """Calls `handler` for every frame of a kind."""
         self._handlers[kind] = handler

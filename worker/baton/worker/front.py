@@ -133,7 +133,9 @@ class WorkerFront:
             async for request in requests:
                 if kind is Kind.GENERATE and (ping := _ping_of(request)):
                     self._host.probe()
-                    pong = worker_pb2.GenerateStreamResponse(pong=ping, stalled=self._host.stalled)
+                    pong = worker_pb2.GenerateStreamResponse(
+                        pong=ping, stalled=self._host.stalled, progress=self._host.progress
+                    )
                     outbox.push(pong.SerializeToString(), mergeable=True)
                     continue
                 message, prompts = await self._read_prompts(kind, request)

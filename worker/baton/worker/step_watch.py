@@ -60,6 +60,11 @@ class StepWatch:
         self._closed = False
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def progress(self) -> int:
+        """Grows with each step."""
+        return self._board.read()[0]
+
     def wake(self) -> None:
         """Something was asked of the engine, or came from it."""
         self._idle_ticks = 0
