@@ -45,7 +45,7 @@ test: $(VENV)/.installed-dev ## Run every test that needs no GPU
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 test-clients: $(VENV)/.installed-dev ## Run clients that others wrote, each in an environment of its own, against running services
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m '' $(PYTEST_FLAGS) tests/clients
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m '' $(PYTEST_FLAGS) tests/clients
 
 check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, contracts and their generated code, manifests
 	$(BIN)/ruff check .

@@ -61,7 +61,7 @@ class Environment(ABC):
         """The environment, made at the first call by whichever process comes first. Raises RegistryAway."""
         made = cache_folder() / f"{self.name}-{self._key()}"
         stamp = made / ".made"
-        with _locked(made.with_suffix(".lock")):
+        with _locked(made):
             if not stamp.exists():
                 shutil.rmtree(made, ignore_errors=True)
                 made.mkdir(parents=True)
@@ -138,7 +138,7 @@ def _uv() -> Path:
     if found := shutil.which("uv"):
         return Path(found)
     made = cache_folder() / UV.replace("==", "-")
-    with _locked(made.with_suffix(".lock")):
+    with _locked(made):
         program = made / "bin" / "uv"
         if not program.exists():
             venv.create(made, with_pip=True, symlinks=True, clear=True)
@@ -164,9 +164,9 @@ def _install(words: Sequence[str | Path], folder: Path, environ: Mapping[str, st
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for other processes that hold the lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits for other processes that hold the folder's lock, which lies beside it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
