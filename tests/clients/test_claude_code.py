@@ -31,7 +31,8 @@ def claude(tmp_path):
         }
         words = [ENVIRONMENT.program("claude"), "-p", prompt, "--output-format", "json", *flags]
         environ = processes.client_environ(home, ENVIRONMENT.node().parent, **settings)
-        return json.loads(processes.run(words, folder, environ, 400).splitlines()[-1])
+        # It ends with 1 where it has reached its --max-turns.
+        return json.loads(processes.run(words, folder, environ, 400, codes=(0, 1)).splitlines()[-1])
 
     return run
 
@@ -46,11 +47,12 @@ def test_claude_code_runs_a_command_and_reports_the_answer(claude, scripted, tmp
     assert "kite" in scripted.prompts[-1].rpartition("<|im_start|>tool")[2]
 
 
-def test_claude_code_shows_what_the_sample_model_answers(claude, tandem_stack):
+def test_claude_code_works_with_the_sample_model(claude, tandem_stack):
+    """The model may answer or call tools, which are denied: every turn is served, and counted as the gateway counts."""
     before = metric(tandem_stack.get("/metrics")[1], "baton_gateway_output_tokens_total")
-    answer = claude(tandem_stack.url, "Tell me a story about a dog.")
+    answer = claude(tandem_stack.url, "Tell me a story about a dog.", "--max-turns", "2")
     made = metric(tandem_stack.get("/metrics")[1], "baton_gateway_output_tokens_total") - before
-    assert not answer["is_error"]
-    assert answer["result"].strip()
+    assert answer["subtype"] in ("success", "error_max_turns")
+    assert answer["subtype"] == "error_max_turns" or not answer["is_error"]
     assert answer["usage"]["output_tokens"] == made > 0
     assert answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] > 15000
