@@ -181,8 +181,8 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     requests that stayed follow then. False says nothing.
     """
     progress: builtins.int
-    """With a pong: grows with each of the engine's steps, also while no request of this stream has new tokens, such as
-    amid a long prompt. 0: unknown.
+    """With a pong: grows with each of the engine's steps, and with each message of a prefill worker that computes for it,
+    also while no request of this stream has new tokens, such as amid a long prompt. 0: unknown.
     """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

@@ -52,6 +52,7 @@ class EngineHost:
         self._call_ids = itertools.count(1)
         self._failure: ServiceError | None = None  # told by the engine, or found by the watch
         self._num_frames = 0
+        self._num_peer_messages = 0
         self._link: FrontLink | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
@@ -100,8 +101,11 @@ class EngineHost:
 
     @property
     def progress(self) -> int:
-        """Grows with each step of the engine. 0: it has not started."""
-        return self._watch.progress if self._watch is not None else 0
+        """Grows with each step of the engine, and with each message of a worker that computes a prompt for it.
+
+        A prefill worker renews its leases only while its own engine gives signs of life.
+        """
+        return self._num_peer_messages + (self._watch.progress if self._watch is not None else 0)
 
     def on(self, kind: Kind, handler: Handler) -> None:
         """Calls `handler` for every frame of a kind."""
@@ -117,6 +121,7 @@ class EngineHost:
 
     def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
         """Queues a frame for the engine."""
+        self._num_peer_messages += kind is Kind.PEER
         if self._link is not None:
             self._link.send(kind, channel, payload)
         if self._watch is not None:
