@@ -12,7 +12,7 @@ ENVIRONMENT = NodeEnvironment(
     "claude-code", ("@anthropic-ai/claude-code@2.1.331",), scripts=("@anthropic-ai/claude-code/install.cjs",)
 )
 
-pytestmark = [pytest.mark.timeout(700), pytest.mark.clients]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.clients]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def claude(tmp_path):
         words = [ENVIRONMENT.program("claude"), "-p", prompt, "--output-format", "json", *flags]
         environ = processes.client_environ(home, ENVIRONMENT.node().parent, **settings)
         # It ends with 1 where it has reached its --max-turns.
-        return json.loads(processes.run(words, folder, environ, 400, codes=(0, 1)).splitlines()[-1])
+        return json.loads(processes.run(words, folder, environ, 600, codes=(0, 1)).splitlines()[-1])
 
     return run
 

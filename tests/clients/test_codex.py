@@ -20,7 +20,7 @@ env_key = "BATON_API_KEY"
 wire_api = "responses"
 """
 
-pytestmark = [pytest.mark.timeout(700), pytest.mark.clients]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.clients]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def codex(tmp_path):
         (home / ".codex" / "config.toml").write_text(CONFIG.format(model=MODEL_NAME, url=url))
         words = [ENVIRONMENT.program("codex"), "exec", "--json", "--skip-git-repo-check", *flags, prompt]
         environ = processes.client_environ(home, ENVIRONMENT.node().parent, BATON_API_KEY="none")
-        return list(map(json.loads, processes.run(words, folder, environ, 400).splitlines()))
+        return list(map(json.loads, processes.run(words, folder, environ, 600).splitlines()))
 
     return run
 

@@ -10,7 +10,7 @@ from stack import MODEL_NAME, metric
 
 ENVIRONMENT = NodeEnvironment("opencode", ("opencode-ai@1.18.33",), scripts=("opencode-ai/postinstall.mjs",))
 
-pytestmark = [pytest.mark.timeout(700), pytest.mark.clients]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.clients]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def opencode(tmp_path):
         (folder / "opencode.json").write_text(json.dumps({**config, **settings}))
         words = [ENVIRONMENT.program("opencode"), "run", "--format", "json", prompt]
         environ = processes.client_environ(home, ENVIRONMENT.node().parent)
-        return list(map(json.loads, processes.run(words, folder, environ, 400).splitlines()))
+        return list(map(json.loads, processes.run(words, folder, environ, 600).splitlines()))
 
     return run
 
