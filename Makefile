@@ -7,6 +7,8 @@ CHAOS_SEEDS ?= 1000
 CHAOS_KILLS ?= 1000
 SOAK_REQUESTS ?= 1000000
 CONSTRAINT_SEEDS ?= 2000
+HOSTILE_CASES ?= 2000
+HOSTILE_SEED ?= 1
 PYTEST_FLAGS ?=
 # Many tests wait for processes of theirs more than they compute.
 TEST_WORKERS ?= 3
@@ -27,7 +29,7 @@ VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints clean
+.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -125,6 +127,9 @@ chaos-sim: $(VENV)/.installed-dev ## Break a simulated fleet by CHAOS_SEEDS seed
 
 search-constraints: $(VENV)/.installed-dev ## Search CONSTRAINT_SEEDS random regexes, grammars and schemas for one that costs too much
 	@CONSTRAINT_SEEDS=$(CONSTRAINT_SEEDS) $(BIN)/python -m pytest -q tests/worker/test_grammar_bounds.py $(PYTEST_FLAGS)
+
+hostile: $(VENV)/.installed-dev ## Send HOSTILE_CASES hostile requests to a fleet by HOSTILE_SEED; what they cost, and the table
+	@$(BIN)/baton bench hostile --cases $(HOSTILE_CASES) --seed $(HOSTILE_SEED) $(HOSTILE_FLAGS)
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
