@@ -18,6 +18,8 @@ HOSTILE = {
     "numbers": b"1,",
     "escapes": rb'"\\",{},',
     "objects after quotes": rb'"\\\"",[],',
+    "escaped characters": rb'"\u0000",',
+    "a string of escapes": rb"\ufeff",
 }
 
 

@@ -8,7 +8,7 @@ from rest_harness import SAMPLE, rest_side, say, until
 
 from baton.gateway.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.output_format import OutputFormat
-from baton.gateway.structured_output import MAX_CHOICES, check_constraint, name_field, with_reasoning
+from baton.gateway.structured_output import MAX_BYTES, MAX_CHOICES, check_constraint, name_field, with_reasoning
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.v1 import types_pb2
@@ -116,6 +116,11 @@ BAD = {
     "a large tag": (
         {"response_format": {"type": "structural_tag", "format": {"type": "token", "token_id": 2**70}}},
         "response_format",
+    ),
+    "a long text": (outputs(json=json.dumps(["x" * MAX_BYTES])), "structured_outputs.json"),
+    "many values": (
+        outputs(structural_tag={"structures": [0] * (MAX_BYTES // 2 + 1)}),
+        "structured_outputs.structural_tag",
     ),
     "pattern too long": (outputs(json={}, whitespace_pattern=" " * 257), "structured_outputs.whitespace_pattern"),
 }

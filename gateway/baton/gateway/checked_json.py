@@ -9,6 +9,7 @@ import orjson
 from baton.rpc.errors import InvalidRequest
 
 MAX_DEPTH = 64
+MAX_VALUES = 128 * 1024
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
 
@@ -19,11 +20,14 @@ def checked_json(value: Any, field: str) -> str:
 
 
 def check_json(value: Any, field: str) -> None:
-    """Raises InvalidRequest for a value that is nested too deep or has an integer of more than 64 bits."""
-    level, depth = [value], 0
+    """Raises InvalidRequest for a value that is nested too deep, too large, or has an integer beyond 64 bits."""
+    level, depth, num_values = [value], 0, 0
     _check_integers(level, field)
     while level := [item for outer in level if isinstance(outer, dict | list) for item in _items(outer)]:
         depth += 1
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            raise InvalidRequest(f"{field} has more than {MAX_VALUES} values.", field=field)
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{field} is nested more than {MAX_DEPTH} levels deep.", field=field)
         _check_integers(level, field)

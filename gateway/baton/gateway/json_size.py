@@ -9,19 +9,29 @@ MAX_CONTAINERS = 64 << 10  # objects and arrays
 MAX_KEYS = 64 << 10
 MAX_COMMAS = 512 << 10
 MAX_STRINGS = 256 << 10
+MAX_BACKSLASHES = 2 << 20  # in strings
 
 _SMALL = 128 << 10
-_NO_SYNTAX = bytes(set(range(256)) - set(b"{[:,"))
+_NOT_COUNTED = bytes(set(range(256)) - set(b'{[:,"\\'))
 _NO_SYNTAX_OR_QUOTE = bytes(set(range(256)) - set(b'{[:,"'))
 
 
 def check_json_size(text: bytes, field: str = "") -> None:
     """Raises InvalidRequest for a JSON text of too many values."""
-    # Every value but the first has one of these before it.
-    if len(text) <= _SMALL or len(text.translate(None, _NO_SYNTAX)) <= MAX_CONTAINERS:
+    if len(text) <= _SMALL:
         return
+    counted = text.translate(None, _NOT_COUNTED)
+    backslashes, quotes = counted.count(b"\\"), counted.count(b'"')
+    if backslashes > MAX_BACKSLASHES:
+        raise _too_many(backslashes, "backslashes", MAX_BACKSLASHES, field)
+    # Every value but the first has one of the other characters before it.
+    if len(counted) - backslashes - quotes <= MAX_CONTAINERS:
+        return
+    # A backslash makes at most one quote part of its string.
+    if (quotes - backslashes) // 2 > MAX_STRINGS:
+        raise _too_many((quotes - backslashes) // 2, "strings", MAX_STRINGS, field)
     # What is counted may be in strings, which texts of code are full of.
-    if b"\\" in text:
+    if backslashes:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
     syntax = text.translate(None, _NO_SYNTAX_OR_QUOTE)
     strings = syntax.count(b'"') // 2

@@ -59,8 +59,7 @@ def check_constraint(constraint: types_pb2.Constraint, field: str = "constraint"
         raise InvalidRequest(f"{field} has no form; set one of its fields.", field=field)
     texts = constraint.choices.texts if form == "choices" else [getattr(constraint, form)]
     sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
-    if sum(sizes) > MAX_BYTES:
-        raise InvalidRequest(f"{field} has {sum(sizes)} bytes; at most {MAX_BYTES} are allowed.", field=field)
+    _check_size(sum(sizes), field)
     if form == "choices" and not 1 <= len(texts) <= MAX_CHOICES:
         raise InvalidRequest(f"{field} has {len(texts)} texts; it must have 1 to {MAX_CHOICES}.", field=field)
     if 0 in sizes:
@@ -183,9 +182,15 @@ def _checked(asked: Asked) -> Asked:
     return asked
 
 
+def _check_size(num_bytes: int, field: str) -> None:
+    if num_bytes > MAX_BYTES:
+        raise InvalidRequest(f"{field} has {num_bytes} bytes; at most {MAX_BYTES} are allowed.", field=field)
+
+
 def _text_or_dumped(value: Any, field: str) -> str:
     if not isinstance(value, str):
         return checked_json(value, field)
+    _check_size(len(value), field)
     try:
         return checked_json(orjson.loads(value), field)
     except orjson.JSONDecodeError as error:

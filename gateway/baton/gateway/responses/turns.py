@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from baton.gateway.checked_json import check_json
 from baton.gateway.fields.adopted import adopt
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.openai_types import GenerationFields, JsonSchemaFormat, ResponseFormat
@@ -77,6 +78,9 @@ def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
         raise InvalidRequest(
             f"top_logprobs is {request.top_logprobs}; at most {max_logprobs} is allowed.", field="top_logprobs"
         )
+    # They are in the response, which is written again.
+    for name in ("tools", "tool_choice", "text"):
+        check_json(msgspec.to_builtins(getattr(request, name)), name)
     check_metadata(request.metadata)
     check_variables(request.chat_template_kwargs)
 
