@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from baton.gateway.answer import usage_of
@@ -60,6 +61,7 @@ class Completions:
             with_ids = bool(request.return_token_ids)
             num_tokens = num_echoed = 0
             for source in sources:
+                await asyncio.sleep(0)  # short prompts are encoded here: the loop runs between them
                 prompt = await _encode(model, request, source, info)
                 prompts.append(prompt)
                 num_tokens += len(prompt.token_ids)
