@@ -14,7 +14,7 @@ class GrammarLimits:
     max_cached_seconds: float = 3600.0  # since the last use
     max_grown_bytes: int = 16 << 20  # a cached grammar that may have grown more is dropped
     max_remembered: int = 4096  # verdicts of trials, kept without their grammars
-    max_compile_cpu_seconds: float = 0.4  # of a trial; the compilation after it costs the same again
+    max_compile_cpu_seconds: float = 0.3  # of a trial; the compilation after it costs the same again
     max_compile_seconds: float = 10.0  # of a trial on a machine that is busy
     max_compile_bytes: int = 12 << 20  # that a compilation keeps
     max_compile_peak_bytes: int = 64 << 20  # of address space that a trial adds
