@@ -42,7 +42,7 @@ class HalfCloseWatch:
         self._timer = self._loop.call_later(self._poll_seconds, self._poll)
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stops probing. Idempotent."""
         self._timer.cancel()
 
     def _poll(self) -> None:

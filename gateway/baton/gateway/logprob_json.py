@@ -47,7 +47,7 @@ def prompt_json(entries: Sequence[TokenLogprob]) -> bytes:
 
 
 def columns_json(columns: CompletionLogprobColumns, entries: Sequence[TokenLogprob]) -> bytes:
-    """As CompletionLogprobColumns.columns."""
+    """Returns the columns of CompletionLogprobColumns as JSON."""
     return _columns(columns.columns(piece) for piece in _pieces(entries))
 
 

@@ -24,7 +24,7 @@ _NO_LIMIT = 10**9  # 0 would end the leases of what runs
 
 
 class Refusals:
-    """Of one gateway."""
+    """Counts refused requests against the limits of their tenants."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

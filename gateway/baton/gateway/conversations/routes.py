@@ -31,7 +31,7 @@ _IDS = "conv_[^/]+"
 
 
 class Conversations:
-    """The handlers."""
+    """Handles the routes of conversations."""
 
     def __init__(self, shelf: ConversationShelf, strict: bool) -> None:
         self._shelf = shelf

@@ -27,7 +27,7 @@ _CLIENT_VERSION = Parameter("client_version", "Changes nothing.", {"type": "stri
 
 
 class Models:
-    """The handlers."""
+    """Handles the routes of models."""
 
     def __init__(self, catalog: ModelCatalog) -> None:
         self._catalog = catalog
@@ -51,7 +51,7 @@ class Models:
         _respond(exchange, ModelList([self._card(name, model) for name, model in named]))
 
     def get(self, exchange: Exchange) -> None:
-        """One name."""
+        """Returns one model by any of its names."""
         name = unquote(exchange.path.removeprefix(f"{PATH}/"))
         model = allowed_model(self._catalog, exchange.identity, name)
         if asks_for_anthropic(exchange.path, exchange.headers):

@@ -10,7 +10,7 @@ Form = dict[str, Any]
 
 
 def const(text: str) -> Form:
-    """This text."""
+    """Returns the form of exactly this text."""
     return {"type": "const_string", "value": text}
 
 
@@ -20,7 +20,7 @@ def sequence(*elements: Form) -> Form:
 
 
 def either(elements: Iterable[Form]) -> Form:
-    """One of them."""
+    """Returns the form of one of the elements."""
     several = list(elements)
     return several[0] if len(several) == 1 else {"type": "or", "elements": several}
 
@@ -31,7 +31,7 @@ def json_of(schema: Mapping[str, Any]) -> Form:
 
 
 def regex(pattern: str) -> Form:
-    """Text that matches."""
+    """Returns the form of text that matches the pattern."""
     return {"type": "regex", "pattern": pattern}
 
 
@@ -59,7 +59,7 @@ def repeat(content: Form, separator: str = "", optional: bool = False) -> Form:
 
 
 def member(content: Form, required: bool) -> Form:
-    """One of `members`."""
+    """Returns one of the members that `members` takes."""
     return {"content": content, "required": required}
 
 

@@ -29,7 +29,7 @@ class ControlTokens:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """Ids by text."""
+        """The ids of the control tokens by their texts."""
         return {token.content: token_id for token_id, token in self.tokens.items()}
 
     def spans(self, text: str) -> list[Span]:

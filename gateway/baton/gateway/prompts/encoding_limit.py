@@ -27,7 +27,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EncodingLimit:
-    """Of one text."""
+    """The most tokens of one text, and whether to stop encoding it."""
 
     most: int = UNLIMITED  # tokens
     stopped: Callable[[], bool] = _never  # asked from an encoding thread

@@ -19,7 +19,7 @@ _MANY_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt."""
+    """A rendered prompt, as it is and with stand-ins."""
 
     text: str
     written: str  # the same length, with stand-ins in what the client wrote

@@ -8,7 +8,7 @@ _LENGTH_BYTES = 4
 
 
 def send_sized(sock: socket.socket, data: bytes) -> None:
-    """Sends one frame."""
+    """Sends data behind its length."""
     sock.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
 
