@@ -33,8 +33,8 @@ CHATS = {
     "logit_bias of no token": ({**CHAT, "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     "top_logprobs without logprobs": ({**CHAT, "top_logprobs": 2}, 400, "logprobs"),
     "stream_options without stream": ({**CHAT, "stream_options": {"include_usage": True}}, 400, "stream_options"),
-    "prompt beyond the context": ({**CHAT, "messages": [{"role": "user", "content": "dog " * 4000}]}, 400, "context"),
-    "unsupported tools": ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    "prompt beyond the context": ({**CHAT, "messages": [{"role": "user", "content": "dog " * 70_000}]}, 400, "context"),
+    "a tool without a name": ({**CHAT, "tools": [{"type": "function", "function": {}}]}, 400, "tools.0.function"),
 }
 
 
@@ -135,7 +135,7 @@ GRPC = {
         "logit_bias",
     ),
     "prompt beyond the context": (
-        pb.GenerateRequest(token_ids=pb.TokenIds(token_ids=[5] * 2049)),
+        pb.GenerateRequest(token_ids=pb.TokenIds(token_ids=[5] * 65_537)),
         grpc.StatusCode.INVALID_ARGUMENT,
         "prompt",
     ),

@@ -336,7 +336,8 @@ async def test_results_of_calls_are_messages_of_their_own():
     prompt = await prompt_of(
         messages=[USER, CALL, {**RESULT, "content": [*RESULT["content"], {"type": "text", "text": "So?"}]}]
     )
-    assert prompt.endswith("<|im_start|>tool\nok<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n")
+    result = "<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n"
+    assert prompt.endswith(f"{result}<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_an_answer_goes_on_with_a_final_assistant_message():

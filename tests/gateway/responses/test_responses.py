@@ -247,7 +247,8 @@ async def test_items_are_rendered_by_the_models_template():
         assert (await ask(rest, items)).status == 200
         (prompt,) = await prompts(rest)
     assert prompt.startswith("<|bos|><|im_start|>developer\nBe kind.<|im_end|>\n<|im_start|>user\nRome?<|im_end|>\n")
-    assert prompt.endswith("<|im_start|>tool\nRain<|im_end|>\n<|im_start|>assistant\n")
+    result = "<|im_start|>user\n<tool_response>\nRain\n</tool_response><|im_end|>\n"
+    assert prompt.endswith(f"{result}<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(("truncation", "status"), [("auto", 200), ("disabled", 400)])
