@@ -294,7 +294,7 @@ async def test_a_reasoning_budget_becomes_the_marks_of_the_model(tmp_path, opene
         info = type(INFO)()
         info.CopyFrom(INFO)
         info.vocab_size += 2
-        rest.catalog._models["storyteller-7m"] = model
+        rest.catalog._models["storyteller-7m"] = rest.catalog._by_any_name["storyteller-7m"] = model
         rest.catalog.update([info])
         body = HI | {"thinking_token_budget": 12, "chat_template_kwargs": {"open": opened}}
         assert (await rest.post(CHAT, body)).status == 200
