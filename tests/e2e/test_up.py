@@ -111,7 +111,9 @@ def test_a_running_answer_does_not_hold_up_a_stop(up):
     host, _, port = address.partition(":")
     body = b'{"prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true}'
     with socket.create_connection((host, int(port))) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
         assert b"200" in client.recv(4096)
         family = one.family()
         one.process.terminate()

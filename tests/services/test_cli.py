@@ -40,6 +40,7 @@ def test_ctrl_c_while_a_service_imports_its_code_prints_no_traceback(service, tm
     process = subprocess.Popen(
         [sys.executable, "-m", "baton.services.cli", service, "--model", "m"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
     )  # fmt: skip
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
