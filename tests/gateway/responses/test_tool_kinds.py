@@ -50,7 +50,7 @@ def served(script=None):
 def _hermes(monkeypatch):
     """Gives the sample model a tool format."""
 
-    def load(source):
+    def load(source, **_):
         return load_served_model(source, formats=FormatFlags(tools="hermes"))
 
     monkeypatch.setattr("rest_harness.load_served_model", load)
