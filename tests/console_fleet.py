@@ -189,7 +189,7 @@ def gateway_service(log: Path, rest: str, rpc: str, router: str, flags: tuple[st
     """`baton gateway`, to be started."""
     listen = ("--rest-listen", rest, "--grpc-listen", rpc, "--router", router, "--model", str(stack.MODEL))
     plan = tandem.ServicePlan(
-        name="gateway", command="gateway", flags=(*listen, *flags), address=rpc, metrics=rest,
+        name="gateway", command="gateway", flags=(*listen, *flags), secrets={}, address=rpc, metrics=rest,
         probe=tandem.Probe.HTTP_READY, probe_address=rest, stop_stage=0,
     )  # fmt: skip
     return Service(plan, log)

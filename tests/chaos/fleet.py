@@ -200,14 +200,14 @@ def _routers(folder: Path, count: int, addresses: Iterator[str], flags: Sequence
 def _service(folder: Path, command: str, name: str, addresses: Iterator[str], flags: Sequence[str]) -> Service:
     address, metrics = next(addresses), next(addresses)
     words = ("--listen", address, "--metrics-listen", metrics, *flags)
-    plan = ServicePlan(name, command, words, address, metrics, Probe.GRPC_HEALTH, address, 0)
+    plan = ServicePlan(name, command, words, {}, address, metrics, Probe.GRPC_HEALTH, address, 0)
     return Service(plan, folder / f"{name}.log", _environ(folder))
 
 
 def _gateway(folder: Path, name: str, addresses: Iterator[str], flags: Sequence[str]) -> Service:
     rest, rpc = next(addresses), next(addresses)
     words = ("--rest-listen", rest, "--grpc-listen", rpc, *flags)
-    plan = ServicePlan(name, "gateway", words, rpc, rest, Probe.HTTP_READY, rest, 0)
+    plan = ServicePlan(name, "gateway", words, {}, rpc, rest, Probe.HTTP_READY, rest, 0)
     return Service(plan, folder / f"{name}.log", _environ(folder))
 
 

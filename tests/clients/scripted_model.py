@@ -66,7 +66,7 @@ def scripted_model(folder: Path) -> Iterator[ScriptedModel]:
         info.max_model_len = CONTEXT_TOKENS
         tokenizer = Tokenizer(model / "tokenizer.json")
         script = lambda submit: started[0].token_ids(submit)  # noqa: E731
-        async with running(script, model=model, info=info, served_model_name=NAME) as gateway:
+        async with running(script, model=model, info=info, served_model_name=(NAME,)) as gateway:
             started.append(ScriptedModel(f"http://127.0.0.1:{gateway.port}", tokenizer))
             ready.set()
             await stop.wait()

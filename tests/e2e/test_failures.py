@@ -43,7 +43,7 @@ def test_a_client_that_disconnects_gives_every_block_back(resilient):
     }
     data = json.dumps(body).encode()
     host, _, port = resilient.rest.partition(":")
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     clients = [socket.create_connection((host, int(port))) for _ in range(4)]
     for client in clients:
         client.sendall(head + data)

@@ -7,10 +7,12 @@ import logging
 import grpc
 import pytest
 from access_rig import key_file
-from rest_harness import RawClient
+from rest_harness import INFO, SAMPLE, FakeGenerator, RawClient, say
 from scripted_gateway import running
 
 from baton.gateway.access_log import NAME, log_exchange, rpc_client, switch_access_log
+from baton.gateway.inference_servicer import InferenceServicer
+from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -103,3 +105,29 @@ def test_a_path_stays_one_short_line_of_ascii(path, caplog):
 )
 def test_grpcs_peers_are_written_as_rests(peer, address):
     assert rpc_client(peer) == address
+
+
+async def test_a_calls_client_is_read_while_the_call_lives(caplog):
+    """gRPC's own context crashes the process where a call that has ended is asked for its peer."""
+
+    class Context:
+        ended = False
+
+        def invocation_metadata(self):
+            return ()
+
+        def add_done_callback(self, _):
+            """The test ends the call."""
+
+        def peer(self):
+            assert not self.ended
+            return "ipv4:127.0.0.1:5000"
+
+    context = Context()
+    catalog = ModelCatalog([load_served_model(str(SAMPLE))])
+    catalog.update([INFO])
+    answers = InferenceServicer(FakeGenerator(say("Hi")), catalog).Generate(pb.GenerateRequest(text="Hi"), context)
+    await anext(answers)
+    context.ended = True
+    await answers.aclose()
+    assert records(caplog)[-1].client == "127.0.0.1:5000"

@@ -134,6 +134,9 @@ class Context:
     def add_done_callback(self, _):
         """No call ends here."""
 
+    def peer(self):
+        return "ipv4:127.0.0.1:5000"
+
 
 async def test_calls_count_alike(catalog):
     gate = OneTenant(requests_per_minute=3)

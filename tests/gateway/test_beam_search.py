@@ -93,7 +93,7 @@ async def test_a_refused_step_fails_the_search():
         ({"logprobs": 1}, "logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"length_penalty": 99}, "length_penalty"),
-        ({"use_beam_search": False, "length_penalty": 1}, "length_penalty"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
     ],
 )
 async def test_what_beams_cannot_do_is_refused_by_name(fields, param):

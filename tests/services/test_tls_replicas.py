@@ -16,7 +16,9 @@ READY_SECONDS = 60
 
 def planned(command, number, listen, metrics, flags):
     common = ("--listen", listen, "--metrics-listen", metrics)
-    return ServicePlan(f"{command}-{number}", command, (*common, *flags), listen, metrics, Probe.GRPC_HEALTH, listen, 1)
+    return ServicePlan(
+        f"{command}-{number}", command, (*common, *flags), {}, listen, metrics, Probe.GRPC_HEALTH, listen, 1
+    )
 
 
 @contextmanager

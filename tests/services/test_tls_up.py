@@ -91,4 +91,4 @@ def test_what_is_missing_is_told_before_anything_starts(flags, told):
 def test_half_a_set_is_told_by_every_service(service):
     ended = baton(service, "--tls-certificate", "c.pem", "--tls-ca", "ca.pem")
     assert ended.returncode == 2
-    assert f"baton {service}: tls_certificate, tls_ca given without tls_key" in ended.stderr
+    assert f"baton {service}: --tls-certificate, --tls-ca given without --tls-key" in ended.stderr

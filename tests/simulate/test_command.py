@@ -37,7 +37,7 @@ def test_the_same_flags_print_the_same_figures(tmp_path):
         (["--loads", "0.5,x"], "loads has 'x'"),
         (["--policies", "no.such:thing"], "policy 'no.such:thing' is unknown"),
         (["--calibration", "/no/such.json"], "/no/such.json is no output"),
-        (["--max-num-batched-tokens", "100"], "max_num_batched_tokens=100 must be at least"),
+        (["--max-num-batched-tokens", "100"], "--max-num-batched-tokens=100 must be at least"),
         (["--prefill-workers", "2"], "every worker only prefills"),
     ],
 )

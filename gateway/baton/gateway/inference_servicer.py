@@ -98,7 +98,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        began = time.monotonic()
+        line = _AccessLine("Generate", context)
         sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         sink.traceparent = trace_call(self._tracing, context, "Generate", lambda: sink.outcome)
         identity: Identity | None = None
@@ -112,7 +112,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         except ServiceError as error:
             error.field = _dotted(error.field)
             sink.on_error(error)
-            _log_access("Generate", sink.request_id, sink.outcome, began, context, identity)
+            line.write(sink.request_id, sink.outcome, identity)
             sink.end_journal()
             raise
         # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
@@ -127,7 +127,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         finally:
             generation.abort()
             sink.end_journal()
-            _log_access("Generate", sink.request_id, sink.outcome, began, context, identity)
+            line.write(sink.request_id, sink.outcome, identity)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -169,7 +169,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def CreateResponse(  # noqa: N802
         self, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
-        began = time.monotonic()
+        line = _AccessLine("CreateResponse", context)
         call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
@@ -177,7 +177,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             async for event in self._kept.create(call, request, context):
                 yield response_pb2.CreateResponseResponse(event=event)
         finally:
-            _log_access("CreateResponse", call.request_id, call.outcome, began, context, call.identity)
+            line.write(call.request_id, call.outcome, call.identity)
 
     async def GetResponse(  # noqa: N802
         self, request: response_pb2.GetResponseRequest, context: Context
@@ -404,14 +404,21 @@ def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
     return info
 
 
-def _log_access(
-    method: str, request_id: str, outcome: str, began: float, context: Context, identity: Identity | None
-) -> None:
-    log_call(
-        method,
-        outcome,
-        request_id=request_id,
-        tenant=identity.tenant.name if identity is not None else "",
-        client=rpc_client(context.peer()),
-        seconds=time.monotonic() - began,
-    )
+class _AccessLine:
+    """One call's line of the access log. The peer is read at once: a call that has ended no longer has one, and gRPC
+    crashes where it is asked."""
+
+    def __init__(self, method: str, context: Context) -> None:
+        self._method = method
+        self._began = time.monotonic()
+        self._client = rpc_client(context.peer())
+
+    def write(self, request_id: str, outcome: str, identity: Identity | None) -> None:
+        log_call(
+            self._method,
+            outcome,
+            request_id=request_id,
+            tenant=identity.tenant.name if identity is not None else "",
+            client=self._client,
+            seconds=time.monotonic() - self._began,
+        )

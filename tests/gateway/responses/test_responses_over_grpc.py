@@ -126,7 +126,8 @@ async def test_a_calls_result_is_answered():
         await create(stub, *items)
         decode = rest.catalog.get("").tokenizer.decode
         prompt = decode(rest.generator.started[0].request.prompt_token_ids)
-    assert prompt.endswith("<|im_start|>tool\nRain<|im_end|>\n<|im_start|>assistant\n")
+    result = "<tool_response>\nRain\n</tool_response>"
+    assert prompt.endswith(f"<|im_start|>user\n{result}<|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_log_probabilities_come_with_the_text():
