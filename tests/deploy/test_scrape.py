@@ -148,7 +148,7 @@ def _ask(stack: Stack, number) -> None:
     stack.chat(f"{number} {_PROMPT}", max_tokens=24)
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 24}
     assert list(stack.stream("/v1/chat/completions", body))
-    status, _ = stack.post("/v1/chat/completions", {**body, "max_tokens": -1})
+    status, _ = stack.post("/v1/chat/completions", {**body, "top_p": -1})
     assert status == 400
 
 
