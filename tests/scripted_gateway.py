@@ -71,10 +71,10 @@ async def running(
             await gateway.service
 
 
-def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = ()) -> Path:
+def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = (), special: bool = True) -> Path:
     """The sample model's tokenizer with more special tokens, which have the ids from 4096 on, and another template.
 
-    The sample's own tags, such as <think>, are left out.
+    The sample's own tags, such as <think>, are left out. `special`: whether the tokenizer marks them as such.
     """
     tokenizer = json.loads((SAMPLE / "tokenizer.json").read_text())
     tags = {token["content"] for token in tokenizer["added_tokens"] if not token["special"]}
@@ -83,7 +83,7 @@ def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = ()
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
     like = tokenizer["added_tokens"][0]
     for token_id, token in enumerate(special_tokens, MODEL.vocab_size):
-        tokenizer["added_tokens"].append({**like, "id": token_id, "content": token, "special": True})
+        tokenizer["added_tokens"].append({**like, "id": token_id, "content": token, "special": special})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "chat_template.jinja").write_text(template)

@@ -30,7 +30,7 @@ def calls_or_text(
         return asked
     if tools.output_form is not None and is_strict(use):
         whole = tools.output_form(use.tools, _form_of(asked, field))
-        return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.special_id), lenient=False)
+        return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
     if tools.has_reasoning:
         # Calls stand among what comes before the constraint starts.
         combined = types_pb2.Constraint()
@@ -59,8 +59,8 @@ def _combined(asked: types_pb2.Constraint, form: Form, lenient: bool) -> types_p
 def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
     if is_strict(use) and tools.syntax is not None:
         forms = tools.syntax.alone(use.tools, use.parallel)
-        return [with_special_tokens(form, tools.special_tokens, tokenizer.special_id) for form in forms]
-    inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.special_id(text)) is not None]
+        return [with_special_tokens(form, tools.special_tokens, tokenizer.added_id) for form in forms]
+    inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.added_id(text)) is not None]
     rest: Form = {"type": "any_text", "token_ids": inside}
     starts = [_mark(text, tokenizer) for text in tools.starts]
     if tools.bare_start is not None:
@@ -69,7 +69,7 @@ def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
 
 
 def _mark(text: str, tokenizer: Tokenizer) -> Form:
-    token_id = tokenizer.special_id(text)
+    token_id = tokenizer.added_id(text)
     return {"type": "const_string", "value": text} if token_id is None else {"type": "token", "token_id": token_id}
 
 

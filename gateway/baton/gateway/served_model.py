@@ -119,7 +119,7 @@ class ServedModel:
         if self.output_format.reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
         reading = self.output_format.reading(use, prompt_end, include_reasoning)
-        constraint = tool_constraint(use, self.output_format, self.tokenizer.special_id)
+        constraint = tool_constraint(use, self.output_format, self.tokenizer.added_id)
         if reading is None or constraint is None:
             return reading
         if not holds_whole_output(use, self.output_format):

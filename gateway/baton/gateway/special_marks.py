@@ -1,4 +1,4 @@
-"""Special tokens in the parts of structural tags: no text spells them, so they are parts of their own."""
+"""Added tokens in the parts of structural tags: models write their markup with them, special or not."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from baton.gateway.parsing.forms import Form, const, sequence
 
-SpecialId = Callable[[str], int | None]  # the id of the special token of this text; None: there is none
+AddedId = Callable[[str], int | None]  # the id of the added token of this text; None: there is none
 
 
-def with_special_tokens(form: Form, texts: Iterable[str], special_id: SpecialId) -> Form:
-    """Returns the form with those of the texts as special tokens that are such in the model's vocabulary."""
-    ids = {text: token_id for text in texts if (token_id := special_id(text)) is not None}
+def with_special_tokens(form: Form, texts: Iterable[str], added_id: AddedId) -> Form:
+    """Returns the form with those of the texts as tokens that the model's vocabulary has added tokens for."""
+    ids = {text: token_id for text in texts if (token_id := added_id(text)) is not None}
     return _Marker(ids).form(form)
 
 
@@ -64,7 +64,7 @@ class _Marker:
         return {"type": "token", "token_id": self._ids[text]}
 
     def _trigger(self, trigger: Form) -> list[Form]:
-        """A special token's text announces a call as well, in whatever tokens the model writes it."""
+        """An added token's text announces a call as well, in whatever tokens the model writes it."""
         text = trigger["value"]
         return [self._token(text), trigger] if text in self._ids else [trigger]
 

@@ -59,10 +59,10 @@ class Tokenizer:
         self._rust.no_truncation()
         self._rust.no_padding()
         self._table = build_token_table(self._rust)
-        self._special_ids = frozenset(
-            token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
-        )
-        self.control_tokens = ControlTokens.among(self._rust.get_added_tokens_decoder())
+        added = self._rust.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control_tokens = ControlTokens.among(added)
         self.bound = TokenBound(self._rust, self._table)
         self._json: dict[int, tuple[bytes, bytes]] = {}
         self._tables: dict[frozenset[str], tuple[TokenTable | None, frozenset[int]]] = {}
@@ -212,10 +212,9 @@ class Tokenizer:
         """Whether the text is a special token."""
         return self._rust.token_to_id(text) in self._special_ids
 
-    def special_id(self, text: str) -> int | None:
-        """The id of the special token of this text; None: there is none."""
-        token_id: int | None = self._rust.token_to_id(text)
-        return token_id if token_id in self._special_ids else None
+    def added_id(self, text: str) -> int | None:
+        """Returns the id of the added token of this text, special or not; None where there is none."""
+        return self._added_ids.get(text)
 
     def token_name(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Empty: no such token."""

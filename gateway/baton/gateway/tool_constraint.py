@@ -11,7 +11,7 @@ from baton.gateway.parsing.forms import Form
 from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
 from baton.gateway.parsing.tagged_arguments import Inexpressible
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
-from baton.gateway.special_marks import SpecialId, with_special_tokens
+from baton.gateway.special_marks import AddedId, with_special_tokens
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -85,7 +85,7 @@ def holds_whole_output(use: ToolUse, output_format: OutputFormat) -> bool:
     return is_strict(use) and output_format.tools is not None and output_format.tools.output_form is not None
 
 
-def tool_constraint(use: ToolUse, output_format: OutputFormat, special_id: SpecialId) -> types_pb2.Constraint | None:
+def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId) -> types_pb2.Constraint | None:
     """The constraint behind the reasoning; None where outputs are free. Raises InvalidRequest."""
     schema = constraint_of(use)
     if schema is not None:
@@ -98,9 +98,9 @@ def tool_constraint(use: ToolUse, output_format: OutputFormat, special_id: Speci
     form = _strict_form(use, tools)
     if form is None:
         return None
-    if tools.output_form is not None and any(special_id(text) is None for text in tools.special_tokens):
+    if tools.output_form is not None and any(added_id(text) is None for text in tools.special_tokens):
         raise InvalidRequest("tools: strict needs the special tokens of the model's output format.", field="tools")
-    form = with_special_tokens(form, tools.special_tokens, special_id)
+    form = with_special_tokens(form, tools.special_tokens, added_id)
     tag = {"type": "structural_tag", "format": form}
     return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)
 

@@ -84,12 +84,14 @@ CLOSERS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["special tokens", "plain text"])
+@pytest.fixture(scope="module", params=["special tokens", "added tokens", "plain text"])
 def vocabulary(request, tmp_path_factory):
-    """The markup as tokens of its own, and as text."""
+    """The markup as tokens of its own, special or not, and as text."""
     texts = {text for name in FORMATS for text in TOOL_FORMATS[name].special_tokens}
-    special = sorted(texts | {"<|return|>"}) if request.param == "special tokens" else ["<|none|>"]
-    folder = model_folder(tmp_path_factory.mktemp("marks"), "{{ messages }}", special)
+    special = sorted(texts | {"<|return|>"}) if request.param != "plain text" else ["<|none|>"]
+    folder = model_folder(
+        tmp_path_factory.mktemp("marks"), "{{ messages }}", special, special=request.param != "added tokens"
+    )
     tokenizer = Tokenizer(folder / "tokenizer.json")
     size = 4096 + len(special)
     yield tokenizer, LLTokenizer((folder / "tokenizer.json").read_text(), n_vocab=size, eos_token=[2]), size
@@ -106,10 +108,10 @@ def tools_for(name):
 
 def matcher_of(vocabulary, name, use=None):
     use = ToolUse(tools_for(name), ToolMode.AUTO) if use is None else use
-    if name == "gpt-oss" and vocabulary[0].special_id("<|channel|>") is None:
+    if name == "gpt-oss" and vocabulary[0].added_id("<|channel|>") is None:
         pytest.skip("its markup is special tokens in every vocabulary")
     tokenizer, library, _ = vocabulary
-    constraint = tool_constraint(use, OutputFormat(TOOL_FORMATS[name]), tokenizer.special_id)
+    constraint = tool_constraint(use, OutputFormat(TOOL_FORMATS[name]), tokenizer.added_id)
     matcher = LLMatcher(library, grammar_of(constraint_of(constraint)), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
