@@ -362,6 +362,19 @@ async def test_a_model_may_reason_before_a_forced_call(tmp_path):
         assert not constraint_of(qwen3).reasoning_end_token_ids
 
 
+async def test_no_constraint_waits_for_a_reasoning_that_only_prompts_open(tmp_path):
+    template = PLAIN + "{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
+    forms = {"structured_outputs": {"regex": "<a>"}}
+    on = {"chat_template_kwargs": {"enable_thinking": True}}
+    async with rig(model_folder(tmp_path / "asked", template, ("<think>", "</think>"))) as asked:
+        await asked.chat("<a>", extra_body=forms)
+        assert not constraint_of(asked).reasoning_end_token_ids
+        await asked.chat("Hm.</think><a>", extra_body={**forms, **on})
+        constraint = constraint_of(asked)
+        assert list(constraint.reasoning_end_token_ids) == [4097]
+        assert not constraint.HasField("reasoning_start_token_id")
+
+
 async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
     async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
         with pytest.raises(openai.BadRequestError, match="cannot be held") as refused:

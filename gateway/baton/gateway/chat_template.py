@@ -17,6 +17,8 @@ from baton.rpc.errors import InvalidRequest
 _MARK = "BATON_FINAL_MESSAGE_ENDS_HERE "
 _PART_FILTERS = frozenset(("selectattr", "rejectattr", "map"))
 _NONE_CHECK = re.compile(r"""\bcontent['"]?\]?\)?\s+is\s+(not\s+)?none\b""")
+_PROBE = ({"role": "user", "content": "a"},)
+_THINKING = {"enable_thinking": True, "thinking": True}
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -72,6 +74,14 @@ class ChatTemplate:
         }
         prompt = compiled.render(values, stand_ins)
         return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
+
+    def opens(self, tag: str, variables: Mapping[str, Any]) -> bool:
+        """Returns whether the prompt of a chat that asks for thinking ends with this tag."""
+        try:
+            prompt = self.render(_PROBE, variables={**variables, **_THINKING})
+        except InvalidRequest:
+            return False
+        return prompt.rstrip().endswith(tag)
 
     def _choose(self, tools: object) -> _Compiled:
         chosen = self._templates.get("tool_use") if tools is not None else None

@@ -221,12 +221,17 @@ def load_served_model(
     files = read_model_files(source)
     flags = templates or TemplateFlags()
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
+    template = ChatTemplate(chat_templates, files.special_tokens, flags.path or str(files.folder))
+    output_format = choose_format(formats or FormatFlags(), chat_templates.values())
+    reasoning = output_format.reasoning
+    if reasoning is not None and reasoning.open_tag and template.opens(reasoning.open_tag, flags.variables):
+        output_format = replace(output_format, reasoning=replace(reasoning, prompted=True))
     return ServedModel(
         name=names[0] if names else files.default_name,
         aliases=names[1:],
         tokenizer=Tokenizer(files.tokenizer_path),
-        template=ChatTemplate(chat_templates, files.special_tokens, flags.path or str(files.folder)),
-        output_format=choose_format(formats or FormatFlags(), chat_templates.values()),
+        template=template,
+        output_format=output_format,
         defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
         template_variables=flags.variables,
         trust_control_tokens=flags.trust_control_tokens,

@@ -73,7 +73,9 @@ def with_reasoning(
     if constraint.reasoning_end_token_ids:
         return constraint
     start, end = reasoning_tokens(formats, tokenizer, prompt_token_ids)
-    if not end:
+    # Beside a constraint that the model finds unlikely, even a reasoning that was not asked for would be likely.
+    unasked = start is not None and formats.reasoning is not None and formats.reasoning.prompted
+    if not end or unasked:
         return constraint
     delayed = types_pb2.Constraint(reasoning_end_token_ids=end, reasoning_start_token_id=start)
     delayed.MergeFrom(constraint)

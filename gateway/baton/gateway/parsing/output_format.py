@@ -47,6 +47,7 @@ class ReasoningFormat:
     open_tag: str = ""  # empty: prompts do not say
     close_tag: str = ""  # empty: nothing constrained can follow the reasoning
     opened: bool = False  # where the prompt says nothing
+    prompted: bool = False  # the prompt opens the reasoning of each chat that asks for it
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the output begins in the reasoning."""
