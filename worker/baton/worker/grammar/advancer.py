@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from baton.rpc.errors import InternalError, ServiceError
 from baton.worker.grammar.compile import refusal
@@ -83,15 +83,21 @@ def as_internal(error: BaseException) -> InternalError:
 
 def _advance(pool: LLExecutor, batch: Batch) -> None:
     """Tokens in, masks out."""
-    reasoning = [(match, token_id) for match, token_id in batch if match.matcher is None]
-    inside = [(match, token_id, match.matcher) for match, token_id in batch if match.matcher is not None]
+    alone: Batch = []  # that reason, or whose token stands for others
+    inside: list[tuple[GrammarMatch, int, LLMatcher]] = []
+    for match, token_id in batch:
+        matcher = match.matcher
+        if matcher is None or match.is_spelled(token_id):
+            alone.append((match, token_id))
+        else:
+            inside.append((match, token_id, matcher))
     # The pool refuses an empty list, as where all matches of a step reason.
     taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
     for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
         match.count()
         if not was_taken:
             match.error = _not_taken(match, token_id)
-    for match, token_id in reasoning:
+    for match, token_id in alone:
         if match.consume([token_id]):
             match.fill()
         else:

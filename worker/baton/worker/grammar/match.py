@@ -48,6 +48,7 @@ class GrammarMatch:
         self._reasoning_end = list(request.constraint.reasoning_end_token_ids)
         self._reasoning_start = request.constraint.reasoning_start_token_id if self._reasoning_end else None
         self._tail: list[int] = []  # of the reasoning, as long as its end
+        self._spelled: tuple[int, ...] = ()  # all of the next tokens, where they spell an added token
         self._matcher: LLMatcher | None = None
 
     @property
@@ -75,10 +76,18 @@ class GrammarMatch:
         """Advances by tokens of the output. False: the grammar does not allow them."""
         self._num_outputs += len(token_ids)
         rest = self._behind_reasoning(token_ids)
-        assert self._matcher is not None, "consume before open"
-        if not rest:
-            return True
-        return not self._matcher.is_stopped() and bool(self._matcher.consume_tokens(rest))
+        matcher = self._matcher
+        assert matcher is not None, "consume before open"
+        if self._added.in_texts.isdisjoint(rest):
+            return not rest or (not matcher.is_stopped() and bool(matcher.consume_tokens(rest)))
+        return all(
+            not matcher.is_stopped() and bool(matcher.consume_tokens([*self._added.as_taken(matcher, token_id)]))
+            for token_id in rest
+        )
+
+    def is_spelled(self, token_id: int) -> bool:
+        """Returns whether the matcher takes the token's text in its place."""
+        return token_id in self._spelled and token_id in self._added.in_texts
 
     def count(self) -> None:
         """One more output token, which `matcher` has taken already."""
@@ -94,17 +103,22 @@ class GrammarMatch:
         if words is None and not matcher.is_stopped():
             words = np.empty(self._num_words, np.int32)
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._spelled = ()
         # Some ends are found by the mask only.
         if matcher.is_error():
             self.error = refusal(self.constraint, matcher.get_error())
         elif matcher.is_stopped() or words is None:
             self.ended = True
         else:
+            self._spelled = self._added.spelled(matcher, words)
+            if self._spelled:
+                words = mask_of(self._spelled, 32 * len(words))
             self._narrow((words[: len(self._permitted)] | self._start_mask) & self._permitted)
 
     def _prepare(self, vocabulary: Vocabulary) -> None:
         sampling, vocab_size = self._sampling, len(vocabulary.every_token) * 32
         self._num_words = vocabulary.num_words
+        self._added = vocabulary.added
         self._permitted = vocabulary.every_token
         if sampling.allowed_token_ids:
             self._permitted = self._permitted & mask_of(sampling.allowed_token_ids, vocab_size)

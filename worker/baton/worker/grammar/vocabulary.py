@@ -11,6 +11,7 @@ from llguidance import LLTokenizer
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import Int32
 from baton.worker.executor.base import ModelSpec
+from baton.worker.grammar.added_tokens import AddedTokens, read_added_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Vocabulary:
     """A tokenizer, and what of its ids the model can draw."""
 
     tokenizer: LLTokenizer
+    added: AddedTokens
     eos_token_ids: tuple[int, ...]
     num_words: int  # of a mask as the library writes it
     every_token: Int32  # [ceil(vocab_size / 32)]: the mask of all that the model has
@@ -37,11 +39,12 @@ def load_vocabulary(folder: Path, model: ModelSpec) -> Vocabulary:
     eos = [token_id for token_id in model.eos_token_ids if token_id < model.vocab_size] or None
     try:
         tokenizer = _make(text, model.vocab_size, eos)
+        added = read_added_tokens(text, tokenizer)
     except ValueError as error:
         raise InvalidRequest(f"{path} does not work with constraints: {error}", field="constraint") from error
     ends = tuple(token_id for token_id in tokenizer.eos_tokens if token_id < model.vocab_size)
     every_token = mask_of(range(model.vocab_size), model.vocab_size)
-    return Vocabulary(tokenizer, ends, -(-tokenizer.vocab_size // 32), every_token)
+    return Vocabulary(tokenizer, added, ends, -(-tokenizer.vocab_size // 32), every_token)
 
 
 def mask_of(token_ids: tuple[int, ...] | range, vocab_size: int) -> Int32:
