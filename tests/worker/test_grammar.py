@@ -17,6 +17,7 @@ from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2
 from baton.worker.core import Constraint, ConstraintForm, SamplingParams
 from baton.worker.executor.base import ModelSpec
+from baton.worker.grammar.allowance import CpuAllowance
 from baton.worker.grammar.compiler import Compiler
 from baton.worker.grammar.grammars import Grammars
 from baton.worker.grammar.limits import GrammarLimits
@@ -47,7 +48,8 @@ def compiler(folder: Path) -> Compiler:
 
 
 def opened(compiler: Compiler, constraint: Constraint, **request: object) -> GrammarMatch:
-    match = GrammarMatch(make_request(constraint=constraint, **request), None)  # type: ignore[arg-type]
+    made = make_request(constraint=constraint, **request)  # type: ignore[arg-type]
+    match = GrammarMatch(made, None, CpuAllowance(1.0))
     match.open(compiler.vocabulary, compiler.matcher(match.constraint, match.namespace))
     match.fill()
     return match

@@ -7,30 +7,35 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from baton.rpc.errors import InternalError, ServiceError
-from baton.worker.grammar.compile import refusal
 from baton.worker.grammar.match import GrammarMatch
 
 SLOW_SECONDS = 0.01  # of a batch
 _log = logging.getLogger(__name__)
 
-# The library's prefix for limits that are met while a token is taken.
-_LIMITS = ("lexer error", "parser error")
-
 Batch = list[tuple[GrammarMatch, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """What one batch took, from its tokens to its masks."""
+
+    seconds: float
+    cpu_seconds: float | None  # None: it had several matches
 
 
 class Advancer:
     """One lane of masks. After a slow batch each match is advanced alone once, which shows the slow ones.
 
-    `report` is called from the thread with a batch's matches, and the seconds that it took.
+    `report` is called from the thread with a batch's matches, and what they cost.
     """
 
-    def __init__(self, name: str, num_threads: int, report: Callable[[list[GrammarMatch], float], None]) -> None:
+    def __init__(self, name: str, num_threads: int, report: Callable[[list[GrammarMatch], BatchCost], None]) -> None:
         self._name = name
         self._num_threads = num_threads
         self._report = report
@@ -64,14 +69,16 @@ class Advancer:
         while (batch := self._batches.get()) is not None:
             batches = [[one] for one in batch] if seconds > SLOW_SECONDS else [batch]
             for part in batches:
-                began = time.monotonic()
+                began, cpu_began = time.monotonic(), time.thread_time()
                 try:
                     _advance(pool, part)
                 except Exception as error:
                     for match, _ in part:
                         match.error = match.error or as_internal(error)
                 seconds = time.monotonic() - began
-                self._report([match for match, _ in part], seconds)
+                # One match is advanced in this thread, several are advanced in the pool's.
+                cpu_seconds = time.thread_time() - cpu_began if len(part) == 1 else None
+                self._report([match for match, _ in part], BatchCost(seconds, cpu_seconds))
             seconds = 0.0 if len(batches) > 1 else seconds
 
 
@@ -117,7 +124,4 @@ def _advance(pool: LLExecutor, batch: Batch) -> None:
 
 def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
     """Why a token of the mask was not taken: the grammar has grown too large on the way, or there is a defect."""
-    problem = match.matcher.get_error() if match.matcher is not None and match.matcher.is_error() else ""
-    if problem.startswith(_LIMITS):
-        return refusal(match.constraint, problem)
-    return InternalError(f"token {token_id} was drawn against its constraint")
+    return match.limit_error() or InternalError(f"token {token_id} was drawn against its constraint")

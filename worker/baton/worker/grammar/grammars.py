@@ -22,7 +22,8 @@ from pathlib import Path
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Request
 from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.advancer import SLOW_SECONDS, Advancer, as_internal
+from baton.worker.grammar.advancer import SLOW_SECONDS, Advancer, BatchCost, as_internal
+from baton.worker.grammar.allowance import CpuAllowance
 from baton.worker.grammar.compiler import Compiler
 from baton.worker.grammar.cost import MAX_KNOWN_COST, estimated_bytes, is_plain, known_cost
 from baton.worker.grammar.fair_queue import FairQueue
@@ -75,7 +76,7 @@ class Grammars:
 
     def open(self, request: Request, owner: object) -> GrammarMatch:
         """Compiles the request's constraint in the background."""
-        match = GrammarMatch(request, owner)
+        match = GrammarMatch(request, owner, CpuAllowance(self._limits.max_mask_cpu_seconds))
         self.num_compiling += 1
         self._compilations.submit(self._open, match)
         return match
@@ -207,9 +208,11 @@ class Grammars:
                 self._compiler = Compiler(load_vocabulary(self._find_folder(), self._model), self._limits)
             return self._compiler
 
-    def _advanced(self, matches: list[GrammarMatch], seconds: float) -> None:
-        compiler = self._compiler
+    def _advanced(self, matches: list[GrammarMatch], cost: BatchCost) -> None:
+        compiler, seconds = self._compiler, cost.seconds
         assert compiler is not None, "a match was opened"
+        if cost.cpu_seconds is not None:
+            matches[0].spend(cost.cpu_seconds)
         grown = int(1000 * seconds * _GROWN_BYTES_PER_MS)
         for match in matches:
             if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):

@@ -20,11 +20,12 @@ class GrammarLimits:
     max_compile_peak_bytes: int = 64 << 20  # of address space that a trial adds
     max_lexer_fuel: int = 1_000_000  # of a compilation; about 50 k a millisecond
     max_grammar_size: int = 200_000  # symbols
-    max_step_fuel: int = 200_000  # of one token's mask; about 14 k a millisecond
+    max_mask_cpu_seconds: float = 0.02  # of one token; see CpuAllowance
+    max_step_fuel: int = 100_000  # of one token's mask; about 14 k a millisecond
     max_row_items: int = 20_000  # ways to read one token
     max_step_items: int = 50_000  # of one token's mask; about 20 k a millisecond
-    # Of a grammar that a client wrote: in long rows each item costs more, up to 10 us.
-    max_written_row_items: int = 2000
-    max_written_step_items: int = 10_000
+    # Of a grammar that a client wrote: an item may cost 30 ns for each other item of its row.
+    max_written_row_items: int = 1000
+    max_written_step_items: int = 5000
     max_lexer_states: int = 20_000  # 1 to 5 kB each
     max_plain_lexer_states: int = 100_000  # never met: a plain constraint's own text bounds them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +11,16 @@ from llguidance import LLMatcher
 
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Constraint, Int32, Request
+from baton.worker.grammar.allowance import CpuAllowance
 from baton.worker.grammar.compile import refusal
+from baton.worker.grammar.source import field_of
 from baton.worker.grammar.vocabulary import Vocabulary, mask_of
+from baton.worker.grammar.wording import SIMPLER
+
+# The library's words for limits that are met while a token is taken, and for a token that the grammar does not have.
+_LIMITS = ("lexer error", "parser error")
+_NOT_IN_GRAMMAR = "satisfy the grammar"
+_TAKEN_AT_ONCE = 32  # output tokens between two looks at their cost
 
 
 class Lane(enum.Enum):
@@ -29,7 +38,7 @@ class GrammarMatch:
     is complete; `error` that the request cannot go on.
     """
 
-    def __init__(self, request: Request, owner: object) -> None:
+    def __init__(self, request: Request, owner: object, allowance: CpuAllowance) -> None:
         assert request.constraint is not None, f"request {request.request_id} has no constraint"
         self.owner = owner
         self.ready = False
@@ -49,6 +58,7 @@ class GrammarMatch:
         self._reasoning_start = request.constraint.reasoning_start_token_id if self._reasoning_end else None
         self._tail: list[int] = []  # of the reasoning, as long as its end
         self._spelled: tuple[int, ...] = ()  # all of the next tokens, where they spell an added token
+        self._allowance = allowance
         self._matcher: LLMatcher | None = None
 
     @property
@@ -66,11 +76,27 @@ class GrammarMatch:
         self._matcher = matcher
         self._prepare(vocabulary)
         output = self._token_ids[self._num_prompt_tokens :]
-        if not self.consume(output):
-            raise InvalidRequest(
-                f"the {len(output)} output tokens that the request came with are not what its constraint allows",
-                field="resume.output_token_ids",
-            )
+        for first in range(0, len(output), _TAKEN_AT_ONCE):
+            taken, began = output[first : first + _TAKEN_AT_ONCE], time.thread_time()
+            if not self.consume(taken):
+                raise self.limit_error() or InvalidRequest(
+                    f"the {len(output)} output tokens that the request came with are not what its constraint allows",
+                    field="resume.output_token_ids",
+                )
+            self.spend(time.thread_time() - began, len(taken))
+            if self.error is not None:
+                raise self.error
+
+    def spend(self, cpu_seconds: float, num_tokens: int = 1) -> None:
+        """Counts what some tokens took. Sets `error` where that is more than the request may take."""
+        if self._allowance.spend(cpu_seconds, num_tokens) or self.error is not None:
+            return
+        field, most = field_of(self.constraint), 1000 * self._allowance.seconds
+        self.error = InvalidRequest(
+            f"{field}: finding the tokens that it allows next takes more than {most:g} ms of CPU time: it is too"
+            f" ambiguous or too large; {SIMPLER}",
+            field=field,
+        )
 
     def consume(self, token_ids: Sequence[int]) -> bool:
         """Advances by tokens of the output. False: the grammar does not allow them."""
@@ -84,6 +110,12 @@ class GrammarMatch:
             not matcher.is_stopped() and bool(matcher.consume_tokens([*self._added.as_taken(matcher, token_id)]))
             for token_id in rest
         )
+
+    def limit_error(self) -> InvalidRequest | None:
+        """Returns the error where the matcher met one of its limits while it took a token."""
+        problem = self._matcher.get_error() if self._matcher is not None and self._matcher.is_error() else ""
+        met = problem.lower().startswith(_LIMITS) and _NOT_IN_GRAMMAR not in problem
+        return refusal(self.constraint, problem) if met else None
 
     def is_spelled(self, token_id: int) -> bool:
         """Returns whether the matcher takes the token's text in its place."""

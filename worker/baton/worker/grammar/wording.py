@@ -13,7 +13,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"NoExtension", "no text can match it: a rule or $ref leads back to itself without an end, or it excludes itself"),
     (r"too many states", f"its automaton has grown too large; {SIMPLER}"),
     (r"too many expressions|[Ll]exer precomputation failed|fuel|relevance check", f"it is too complex; {SIMPLER}"),
-    (r"[Tt]oo many items|row item|current row has", "it is too ambiguous: one text can be read in too many ways"),
+    (r"[Tt]oo many items|row item|[Cc]urrent row has", "it is too ambiguous: one text can be read in too many ways"),
     (r"[Gg]rammar (is )?too (large|big)|schema too large", f"it is too large; {SIMPLER}"),
     (
         r"oneOf constraints are not supported",
