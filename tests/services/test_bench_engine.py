@@ -69,6 +69,18 @@ def test_a_small_workload_runs_and_is_written_down(executor, tmp_path, capsys):
     assert [run["num_cached_tokens"] for run in shared["runs"]] == [3 * 32, 3 * 32]
 
 
+def test_samplings_are_compared_with_the_first(tmp_path, capsys):
+    path = tmp_path / "engine.json"
+    flags = ["--executor", "cpu", "--model", MODEL, "--repeat", "1", "--json", str(path), "--workload", "2x20/4"]
+    settings = ["--set", "threads=1", "--set", "kv_cache_memory=16777216"]
+    assert bench_engine.main([*flags, *settings, "--sampling", "greedy", "--sampling", "qwen_rep"]) == 0
+    shown = capsys.readouterr().out
+    assert "x greedy" in shown
+    assert "2 x 20/4, qwen_rep" in shown
+    rows = json.loads(path.read_text())["engines"][0]["rows"]
+    assert [row["sampling"] for row in rows] == ["greedy", "qwen_rep"]
+
+
 def test_a_warm_prefix_is_cached_before_the_clock_starts(tmp_path):
     path = tmp_path / "engine.json"
     flags = ["--executor", "sim", "--set", "sim_slowness=0", "--warm-prefix", "--json", str(path)]
