@@ -91,7 +91,7 @@ def test_what_the_prefill_worker_has_is_sent_in_the_receivers_blocks(network, pr
 @pytest.mark.parametrize(("prefill_size", "decode_size"), [(4, 16), (16, 4)])
 def test_blocks_go_while_the_prompt_is_computed(network, prefill_size, decode_size):
     pair = _, decode = (
-        make_node(network, "prefill", make_executor(block_size=prefill_size, speed=SimSpeed())),
+        make_node(network, "prefill", make_executor(block_size=prefill_size, speed=SimSpeed(factor=5))),
         make_node(network, "decode", make_executor(block_size=decode_size)),
     )
     request = make_request(prompt_of(400), 4)

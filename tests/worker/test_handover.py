@@ -70,7 +70,7 @@ def test_what_the_prefill_worker_has_cached_is_sent_and_reported(network, pair):
 
 def test_a_prompt_of_many_chunks_is_pushed_while_it_is_computed(network):
     pair = prefill, decode = (
-        make_node(network, "prefill", make_executor(speed=SimSpeed())),
+        make_node(network, "prefill", make_executor(speed=SimSpeed(factor=5))),
         make_node(network, "decode"),
     )
     request = make_request(prompt_of(400), 4)
