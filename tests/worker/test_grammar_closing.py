@@ -107,6 +107,48 @@ def test_a_schema_without_an_end_is_refused_in_plain_words(compiler: Compiler) -
         assert "leads back to itself" in caught.value.message, caught.value.message
 
 
+LOOPS = {
+    "a part": {
+        "$ref": "#/$defs/node",
+        "$defs": {
+            "node": {
+                "allOf": [
+                    {"type": "object", "properties": {"a": {"type": "integer"}}},
+                    {"properties": {"next": {"allOf": [{"$ref": "#/$defs/node"}, {"required": ["a"]}]}}},
+                ],
+            }
+        },
+    },
+    "a part of a part": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "allOf": [{"properties": {"next": {"$ref": "#/$defs/again", "required": ["a"]}}}],
+        "$defs": {"again": {"allOf": [{"$ref": "#/$defs/node"}, {"type": "object"}]}, "node": {
+            "properties": {"a": {"type": "integer"}},
+            "allOf": [{"properties": {"next": {"$ref": "#/$defs/again"}}}],
+        }},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", LOOPS.values(), ids=LOOPS)
+def test_a_composition_that_contains_itself_is_closed_at_every_depth(compiler: Compiler, schema: Any) -> None:
+    text = json.dumps(close_objects(schema))
+    assert len(text) < 5000
+    constraint = json_schema(schema, no_whitespace=True)
+    assert accepts(compiler, constraint, '{"a":1,"next":{"a":2,"next":{"a":3}}}')
+    assert not accepts(compiler, constraint, '{"a":1,"next":{"a":2,"next":{"a":3,"b":4}}}')
+
+
+def test_a_long_chain_of_compositions_is_refused_in_plain_words(compiler: Compiler) -> None:
+    link = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    defs = {
+        f"d{i}": {**link, "allOf": [{"properties": {"b": {"$ref": f"#/$defs/d{i + 1}", **link}}}]} for i in range(900)
+    }
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        compiler.matcher(json_schema({"$ref": "#/$defs/d0", **link, "$defs": {**defs, "d900": link}}))
+
+
 def test_what_references_expand_to_is_bounded(compiler: Compiler) -> None:
     definitions: dict[str, Any] = {"d0": A}
     for level in range(1, 40):

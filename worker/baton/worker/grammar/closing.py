@@ -26,18 +26,40 @@ def close_objects(schema: Schema) -> Schema:
     (`allOf`, `anyOf` beside `properties`, a `$ref` with siblings), the composition is closed as one: it takes the
     properties of all its parts. `unevaluatedProperties: false` closes in the same way.
     """
-    closed: Schema = _Closer(schema).close(schema)
-    return closed
+    closer = _Closer(schema)
+    closed: Schema = closer.close(schema)
+    return {**closed, "$defs": {**closed.get("$defs", {}), **closer.named}} if closer.named else closed
 
 
 class _Closer:
     def __init__(self, root: Schema) -> None:
+        self.named: dict[str, Schema] = {}  # those that contain themselves, closed, by names in $defs
         self._root = root
         self._num_visits = 0
+        self._names: dict[int, str] = {}  # of the nodes that are being closed; empty: none is needed yet
 
     def close(self, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
+        if id(node) in self._names:
+            name = self._names[id(node)] = self._names[id(node)] or self._new_name()
+            return {"$ref": f"#/$defs/{name}"}
+        self._names[id(node)] = ""
+        closed = self._closed(node)
+        name = self._names.pop(id(node))
+        if not name:
+            return closed
+        self.named[name] = closed
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _new_name(self) -> str:
+        taken = self._root.get("$defs")
+        number = len(self._names) + len(self.named)
+        while isinstance(taken, dict) and f"closed-{number}" in taken:
+            number += 1
+        return f"closed-{number}"
+
+    def _closed(self, node: Schema) -> Any:
         if not self._is_composed(node):
             closed = self._inside(node)
             for key in (*_IN_PLACE_LISTS, *_IN_PLACE):

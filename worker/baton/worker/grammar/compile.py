@@ -34,6 +34,8 @@ def grammar_of_checked(constraint: Constraint) -> str:
         return grammar_of(constraint)
     except ValueError as error:
         raise refusal(constraint, str(error)) from error
+    except RecursionError as error:
+        raise refusal(constraint, "its parts and $refs are nested too deeply") from error
 
 
 def refusal(constraint: Constraint, problem: str) -> InvalidRequest:

@@ -35,6 +35,8 @@ def attempt(sock: socket.socket, vocabulary: Vocabulary, limits: GrammarLimits) 
         verdict = Verdict(problem=error.message, cpu_seconds=time.process_time())
     except MemoryError:
         verdict = Verdict(signal=signal.SIGABRT)
+    except Exception as error:
+        verdict = Verdict(failure=f"{type(error).__name__}: {error}")
     signal.setitimer(signal.ITIMER_PROF, 0)
     sock.sendall(verdict.encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import select
 import signal
 import socket
@@ -24,6 +25,8 @@ from baton.worker.grammar.trial.verdict import Verdict
 from baton.worker.grammar.trial.wire import send_sized
 from baton.worker.grammar.wording import SIMPLER
 
+_log = logging.getLogger(__name__)
+
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02  # between two looks at whether the request has ended
 _MODULE = "baton.worker.grammar.trial.process"
@@ -37,6 +40,8 @@ class Trials:
     """Tries constraints in a process that can be killed. Used by several threads; the process starts on first use."""
 
     def __init__(self, find_folder: Callable[[], Path], model: ModelSpec, limits: GrammarLimits) -> None:
+        self.num_run = 0
+        self.num_killed = 0  # of these, by a limit
         self._find_folder = find_folder
         self._model = model
         self._limits = limits
@@ -51,6 +56,8 @@ class Trials:
         Raises TrialAbandoned soon after `abandoned` says so, InternalError where there is no process to try it in,
         NoCapacity where the machine is too busy to find out.
         """
+        with self._lock:
+            self.num_run += 1
         message = constraint_message(constraint).SerializeToString()
         data = b""
         for _ in range(2):  # the process may have been killed, and is started again
@@ -155,6 +162,12 @@ class Trials:
     def _judged(self, constraint: Constraint, verdict: Verdict) -> Verdict:
         """The verdict, with what its limits mean in words."""
         limits, problem = self._limits, ""
+        if verdict.failure:
+            _log.error("a grammar failed in its trial: %s", verdict.failure)
+            raise InternalError(f"the grammar failed ({verdict.failure.partition(':')[0]})")
+        if verdict.signal:
+            with self._lock:
+                self.num_killed += 1
         if verdict.signal == signal.SIGALRM:
             raise NoCapacity(
                 f"the constraint was not compiled within {limits.max_compile_seconds:g} s; try again later"

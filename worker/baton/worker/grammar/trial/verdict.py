@@ -15,6 +15,7 @@ class Verdict:
     num_bytes: int = 0  # that the compilation keeps
     cpu_seconds: float = 0.0
     signal: int = 0  # that ended the trial; 0: none
+    failure: str = ""  # a defect's exception
 
     def encode(self) -> bytes:
         """Returns the verdict as bytes."""
