@@ -68,6 +68,7 @@ def test_any_constraint_is_compiled_or_refused_within_its_bounds(grammars: Gramm
         shown = f"seed {seed}: {constraint.form.value} {constraint.text[:300]!r}: {spent:.3f} s, {match.error}"
         assert match.error is None or isinstance(match.error, InvalidRequest | NoCapacity), shown
         refused = match.error is not None
+        grammars.end(match)
         assert spent <= (MAX_REFUSED_SECONDS if refused else MAX_ACCEPTED_SECONDS), shown
         del match
         gc.collect()
@@ -146,6 +147,7 @@ def test_what_grew_while_stepping_is_not_kept(grammars: Grammars) -> None:
         grammars.advance(match, rng.choice(allowed))
         settle(grammars, match)
     assert match.error is None or isinstance(match.error, InvalidRequest)
+    grammars.end(match)
     del match
     gc.collect()
     assert allocated_bytes() - before < MAX_KEPT_BYTES

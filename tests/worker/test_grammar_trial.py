@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ from baton.worker.grammar.fair_queue import FairQueue
 from baton.worker.grammar.grammars import Grammars
 from baton.worker.grammar.limits import GrammarLimits
 from baton.worker.grammar.match import GrammarMatch, Lane
+from baton.worker.grammar.messages import constraint_message
+from baton.worker.grammar.trial import attempt as trial
 from baton.worker.grammar.trial.client import TrialAbandoned, Trials
+from baton.worker.grammar.trial.verdict import Verdict
+from baton.worker.grammar.trial.wire import send_sized
+from baton.worker.grammar.vocabulary import load_vocabulary
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 LIMITS = GrammarLimits()
@@ -132,6 +138,29 @@ def test_a_killed_process_is_started_again() -> None:
         made.run(regex("c"))
 
 
+def test_a_defect_is_reported_from_the_trial_at_once(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(constraint: Constraint) -> str:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(trial, "grammar_of_checked", fail)
+    vocabulary = load_vocabulary(SAMPLE_MODEL, MODEL)
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trial.attempt(theirs, vocabulary, LIMITS)
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        send_sized(ours, constraint_message(SMALL).SerializeToString())
+        verdict = Verdict.decode(ours.recv(1 << 16))
+    os.waitpid(pid, 0)
+    assert verdict.failure == "RecursionError: too deep"
+    with pytest.raises(InternalError, match="RecursionError"):
+        trials._judged(SMALL, verdict)
+
+
 def test_the_process_has_one_thread_and_loads_no_torch(trials: Trials) -> None:
     trials.run(regex("a"))
     assert trials._process is not None
@@ -150,7 +179,7 @@ def test_a_tenants_costly_constraints_delay_no_other_tenant(grammars: Grammars) 
     still = [match for match in hostile if not match.ready]
     assert len(still) >= 2, (plain, tried)
     for match in hostile:
-        grammars.abandon(match)
+        grammars.end(match)
     for match in hostile:
         wait_for(grammars, match, 10)
     assert not grammars.pending
@@ -161,7 +190,7 @@ def test_an_abandoned_compilation_becomes_ready_at_once(grammars: Grammars) -> N
     matches = [open_for(grammars, constraint, "me") for constraint in ENDLESS[:4]]
     time.sleep(0.1)
     for match in reversed(matches):
-        grammars.abandon(match)
+        grammars.end(match)
     for match in matches:
         assert wait_for(grammars, match, 5) < 1
     assert not grammars.pending

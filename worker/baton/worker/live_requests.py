@@ -107,8 +107,8 @@ class LiveRequests:
 
     def retire(self, state: RequestState) -> None:
         """Takes a request out of the engine, but for an open lease."""
-        if state.phase is Phase.COMPILING and state.grammar is not None and self._grammars is not None:
-            self._grammars.abandon(state.grammar)
+        if state.grammar is not None and self._grammars is not None:
+            self._grammars.end(state.grammar)
         self._scheduler.retire(state)
         self.forget_if_done(state)
 

@@ -26,7 +26,8 @@ class BatchCost:
     """What one batch took, from its tokens to its masks."""
 
     seconds: float
-    cpu_seconds: float | None  # None: it had several matches
+    cpu_seconds: float  # of each match, as if all took the same
+    alone: bool  # it had one match
 
 
 class Advancer:
@@ -65,21 +66,27 @@ class Advancer:
 
     def _run(self) -> None:
         pool = LLExecutor(self._num_threads)
-        seconds = 0.0
+        apart = False
         while (batch := self._batches.get()) is not None:
-            batches = [[one] for one in batch] if seconds > SLOW_SECONDS else [batch]
-            for part in batches:
-                began, cpu_began = time.monotonic(), time.thread_time()
-                try:
-                    _advance(pool, part)
-                except Exception as error:
-                    for match, _ in part:
-                        match.error = match.error or as_internal(error)
-                seconds = time.monotonic() - began
-                # One match is advanced in this thread, several are advanced in the pool's.
-                cpu_seconds = time.thread_time() - cpu_began if len(part) == 1 else None
-                self._report([match for match, _ in part], BatchCost(seconds, cpu_seconds))
-            seconds = 0.0 if len(batches) > 1 else seconds
+            parts = [[one] for one in batch] if apart else [batch]
+            slowest = max(self._take(pool, part) for part in parts)
+            apart = not apart and slowest > SLOW_SECONDS
+            del batch, parts  # a matcher of a request that has ended is large
+
+    def _take(self, pool: LLExecutor, batch: Batch) -> float:
+        """Returns the seconds that the batch took."""
+        began, cpu_began = time.monotonic(), time.thread_time()
+        try:
+            _advance(pool, batch)
+        except Exception as error:
+            for match, _ in batch:
+                match.error = match.error or as_internal(error)
+        seconds = time.monotonic() - began
+        # One match is advanced in this thread, several are advanced in the pool's.
+        alone = len(batch) == 1
+        all_seconds = time.thread_time() - cpu_began if alone else seconds * min(self._num_threads, len(batch))
+        self._report([match for match, _ in batch], BatchCost(seconds, all_seconds / len(batch), alone))
+        return seconds
 
 
 def as_internal(error: BaseException) -> InternalError:
@@ -94,7 +101,9 @@ def _advance(pool: LLExecutor, batch: Batch) -> None:
     inside: list[tuple[GrammarMatch, int, LLMatcher]] = []
     for match, token_id in batch:
         matcher = match.matcher
-        if matcher is None or match.is_spelled(token_id):
+        if match.ending is not None:
+            match.error = match.ending
+        elif matcher is None or match.is_spelled(token_id):
             alone.append((match, token_id))
         else:
             inside.append((match, token_id, matcher))

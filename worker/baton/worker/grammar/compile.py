@@ -24,8 +24,14 @@ def compile_grammar(
         scratch = np.empty(vocabulary.num_words, np.int32)
         matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
     if matcher.is_error():
-        raise refusal(constraint, matcher.get_error())
+        raise refusal(constraint, problem_of(matcher))
     return matcher
+
+
+def problem_of(matcher: LLMatcher) -> str:
+    """Returns the error that the matcher is in, without its state and its grammar; empty where it is in none."""
+    problem, _, _ = matcher.get_error().partition("\n<state>")
+    return problem
 
 
 def grammar_of_checked(constraint: Constraint) -> str:
@@ -53,5 +59,5 @@ def _parser_limits(form: ConstraintForm, limits: GrammarLimits, plain: bool) -> 
         step_lexer_fuel=limits.max_step_fuel,
         step_max_items=limits.max_written_step_items if written else limits.max_step_items,
         max_lexer_states=limits.max_plain_lexer_states if plain else limits.max_lexer_states,
-        verbose_errors=False,
+        verbose_errors=True,  # they are how the library reports a matcher's work
     )

@@ -40,6 +40,7 @@ class Compiler:
         self.vocabulary = vocabulary
         self.limits = limits or GrammarLimits()
         self.num_compiled = 0
+        self.num_hits = 0
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[bytes, Constraint], _Entry] = OrderedDict()  # least recently used first
@@ -60,6 +61,7 @@ class Compiler:
             entry = self._entries.get((owner, constraint))
             if entry is None:
                 return None
+            self.num_hits += 1
             entry.used = self._clock()
             self._entries.move_to_end((owner, constraint))
             return entry.matcher.deep_copy()
@@ -84,13 +86,19 @@ class Compiler:
             self._keep((owner, constraint), _Entry(matcher, size, self._clock()))
         return copy
 
+    def held_bytes(self, constraint: Constraint, owner: bytes) -> int:
+        """Returns what a compilation holds that was kept, at most."""
+        with self._lock:
+            entry = self._entries.get((owner, constraint))
+        return estimated_bytes(constraint) if entry is None else entry.num_bytes + entry.num_grown
+
     def grow(self, constraint: Constraint, owner: bytes, num_bytes: int) -> None:
         """Counts what a matcher may have added to its compilation, which all its copies share.
 
         Drops the compilation where that is too much: running matchers keep it alive, new ones get a new one.
         """
         with self._lock:
-            entry = self._entries.get((owner, constraint))
+            entry = self._entries.get((owner, constraint)) if num_bytes else None
             if entry is None:
                 return
             entry.num_grown += num_bytes

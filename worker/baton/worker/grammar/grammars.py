@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from llguidance import LLMatcher
+
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Request
 from baton.worker.executor.base import ModelSpec
@@ -28,6 +30,7 @@ from baton.worker.grammar.compiler import Compiler
 from baton.worker.grammar.cost import MAX_KNOWN_COST, estimated_bytes, is_plain, known_cost
 from baton.worker.grammar.fair_queue import FairQueue
 from baton.worker.grammar.limits import GrammarLimits
+from baton.worker.grammar.live.matchers import LiveMatchers
 from baton.worker.grammar.match import GrammarMatch, Lane
 from baton.worker.grammar.refusals import obvious_problem
 from baton.worker.grammar.source import field_of
@@ -37,8 +40,6 @@ from baton.worker.grammar.vocabulary import load_vocabulary
 
 _NUM_PLAIN_THREADS = 2
 _NUM_TRIAL_PLACES = 3
-# What making masks adds to a compilation's automaton at most: 230 were measured.
-_GROWN_BYTES_PER_MS = 256 * 1024
 
 
 class Grammars:
@@ -62,6 +63,7 @@ class Grammars:
         self._trials = Trials(find_folder, model, self._limits)
         self._tried: FairQueue[GrammarMatch] = FairQueue(_NUM_TRIAL_PLACES)
         self._trial_threads: list[threading.Thread] = []
+        self._live = LiveMatchers(self._limits.max_live_bytes)
         self._verdicts = _Verdicts(self._limits.max_remembered)
         self._results: queue.SimpleQueue[tuple[bool, list[GrammarMatch]]] = queue.SimpleQueue()
         self._lanes = {
@@ -81,9 +83,10 @@ class Grammars:
         self._compilations.submit(self._open, match)
         return match
 
-    def abandon(self, match: GrammarMatch) -> None:
-        """Ends the compilation of a request that has ended. The match becomes ready, and is of no use."""
+    def end(self, match: GrammarMatch) -> None:
+        """Forgets the match of a request that has ended. One that compiles becomes ready, and is of no use."""
         match.abandoned = True
+        self._live.remove(match)
         if self._tried.remove(match.payer, match):
             self._opened(match)
 
@@ -139,8 +142,8 @@ class Grammars:
                     self._start_trials()
                     self._tried.put(match.payer, match)
                     return
-                match.open(compiler.vocabulary, cached or compiler.matcher(match.constraint, match.namespace))
-                match.fill()
+                matcher = cached or compiler.matcher(match.constraint, match.namespace)
+                self._begin(match, compiler, matcher)
         except ServiceError as error:
             match.error = error
         except BaseException as error:  # the library's panics are no Exception; none may end the thread
@@ -162,19 +165,22 @@ class Grammars:
 
     def _run_trials(self) -> None:
         while (taken := self._tried.take()) is not None:
-            payer, match = taken
-            try:
-                if not match.abandoned:
-                    self._open_tried(match)
-            except TrialAbandoned:
-                pass
-            except ServiceError as error:
-                match.error = error
-            except BaseException as error:
-                match.error = as_internal(error)
-            finally:
-                self._tried.done(payer)
-            self._opened(match)
+            self._try(*taken)
+            del taken  # a matcher of a request that has ended is large
+
+    def _try(self, payer: bytes, match: GrammarMatch) -> None:
+        try:
+            if not match.abandoned:
+                self._open_tried(match)
+        except TrialAbandoned:
+            pass
+        except ServiceError as error:
+            match.error = error
+        except BaseException as error:
+            match.error = as_internal(error)
+        finally:
+            self._tried.done(payer)
+        self._opened(match)
 
     def _open_tried(self, match: GrammarMatch) -> None:
         compiler, constraint = self._make_compiler(), match.constraint
@@ -188,8 +194,19 @@ class Grammars:
                 self._verdicts.put(key, replace(verdict, grammar=""))
             raise_problem(constraint, verdict)
             matcher = compiler.matcher(constraint, match.namespace, verdict.grammar or None, verdict.num_bytes)
+        self._begin(match, compiler, matcher)
+
+    def _begin(self, match: GrammarMatch, compiler: Compiler, matcher: LLMatcher) -> None:
+        self._live.add(match, matcher, compiler.held_bytes(match.constraint, match.namespace))
+        began = time.thread_time()
         match.open(compiler.vocabulary, matcher)
         match.fill()
+        self._charge(match, compiler, time.thread_time() - began)
+        match.error = match.error or match.ending
+
+    def _charge(self, match: GrammarMatch, compiler: Compiler, cpu_seconds: float) -> None:
+        if match.lane is not Lane.PLAIN:  # what a plain one may grow to is counted from its start
+            compiler.grow(match.constraint, match.namespace, self._live.charge(match, cpu_seconds))
 
     def _judge(self, match: GrammarMatch) -> Verdict:
         constraint = match.constraint
@@ -209,18 +226,17 @@ class Grammars:
             return self._compiler
 
     def _advanced(self, matches: list[GrammarMatch], cost: BatchCost) -> None:
-        compiler, seconds = self._compiler, cost.seconds
+        compiler = self._compiler
         assert compiler is not None, "a match was opened"
-        if cost.cpu_seconds is not None:
+        if cost.alone:
             matches[0].spend(cost.cpu_seconds)
-        grown = int(1000 * seconds * _GROWN_BYTES_PER_MS)
         for match in matches:
             if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):
                 # Its matchers share one automaton: a new compilation starts anew.
                 compiler.drop(match.constraint, match.namespace)
-            elif match.lane is not Lane.PLAIN:
-                compiler.grow(match.constraint, match.namespace, grown)
-        if len(matches) == 1 and seconds > SLOW_SECONDS and matches[0].lane is Lane.OTHER:
+            elif match.error is None:
+                self._charge(match, compiler, cost.cpu_seconds)
+        if cost.alone and cost.seconds > SLOW_SECONDS and matches[0].lane is Lane.OTHER:
             matches[0].lane = Lane.SLOW
         self._results.put((False, matches))
 

@@ -12,6 +12,7 @@ class GrammarLimits:
     max_cached: int = 256  # compiled grammars
     max_cached_bytes: int = 128 << 20  # of compiled grammars, as measured or estimated upwards
     max_cached_seconds: float = 3600.0  # since the last use
+    max_live_bytes: int = 1 << 30  # of the matchers of all running requests
     max_grown_bytes: int = 16 << 20  # a cached grammar that may have grown more is dropped
     max_remembered: int = 4096  # verdicts of trials, kept without their grammars
     max_compile_cpu_seconds: float = 0.3  # of a trial; the compilation after it costs the same again

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import Constraint, Int32, Request
 from baton.worker.grammar.allowance import CpuAllowance
-from baton.worker.grammar.compile import refusal
+from baton.worker.grammar.compile import problem_of, refusal
 from baton.worker.grammar.source import field_of
 from baton.worker.grammar.vocabulary import Vocabulary, mask_of
 from baton.worker.grammar.wording import SIMPLER
@@ -50,6 +50,7 @@ class GrammarMatch:
         self.payer = request.tenant.encode() or request.cache_namespace  # whose turn its compilation takes
         self.lane = Lane.PLAIN
         self.abandoned = False  # the request has ended; written by the engine's thread while others read
+        self.ending: ServiceError | None = None  # what its next token fails with; written by any thread
         self._sampling = request.sampling
         self._num_prompt_tokens = request.num_prompt_tokens
         self._token_ids = request.token_ids  # only what was there at open is read
@@ -89,7 +90,7 @@ class GrammarMatch:
 
     def spend(self, cpu_seconds: float, num_tokens: int = 1) -> None:
         """Counts what some tokens took. Sets `error` where that is more than the request may take."""
-        if self._allowance.spend(cpu_seconds, num_tokens) or self.error is not None:
+        if self._allowance.spend(cpu_seconds, num_tokens) or self.error is not None or self.ended:
             return
         field, most = field_of(self.constraint), 1000 * self._allowance.seconds
         self.error = InvalidRequest(
@@ -113,7 +114,7 @@ class GrammarMatch:
 
     def limit_error(self) -> InvalidRequest | None:
         """Returns the error where the matcher met one of its limits while it took a token."""
-        problem = self._matcher.get_error() if self._matcher is not None and self._matcher.is_error() else ""
+        problem = problem_of(self._matcher) if self._matcher is not None else ""
         met = problem.lower().startswith(_LIMITS) and _NOT_IN_GRAMMAR not in problem
         return refusal(self.constraint, problem) if met else None
 
@@ -138,7 +139,7 @@ class GrammarMatch:
         self._spelled = ()
         # Some ends are found by the mask only.
         if matcher.is_error():
-            self.error = refusal(self.constraint, matcher.get_error())
+            self.error = refusal(self.constraint, problem_of(matcher))
         elif matcher.is_stopped() or words is None:
             self.ended = True
         else:
