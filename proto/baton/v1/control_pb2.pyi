@@ -369,6 +369,7 @@ class WorkerCounters(google.protobuf.message.Message):
     TRANSFERS_FIELD_NUMBER: builtins.int
     HOST_CACHE_FIELD_NUMBER: builtins.int
     STEP_TOKENS_FIELD_NUMBER: builtins.int
+    CONSTRAINTS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -397,6 +398,8 @@ class WorkerCounters(google.protobuf.message.Message):
     def step_tokens(self) -> global___Histogram:
         """By step: the tokens that it computed."""
 
+    @property
+    def constraints(self) -> global___ConstraintCounters: ...
     def __init__(
         self,
         *,
@@ -421,11 +424,62 @@ class WorkerCounters(google.protobuf.message.Message):
         transfers: global___TransferCounters | None = ...,
         host_cache: global___HostCacheCounters | None = ...,
         step_tokens: global___Histogram | None = ...,
+        constraints: global___ConstraintCounters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["host_cache", b"host_cache", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class ConstraintCounters(google.protobuf.message.Message):
+    """What a worker did for constraints: totals since its start, but where a field says that it is of now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_COMPILED_FIELD_NUMBER: builtins.int
+    NUM_CACHE_HITS_FIELD_NUMBER: builtins.int
+    NUM_TRIED_FIELD_NUMBER: builtins.int
+    NUM_KILLED_FIELD_NUMBER: builtins.int
+    NUM_REFUSED_FIELD_NUMBER: builtins.int
+    NUM_ENDED_FIELD_NUMBER: builtins.int
+    NUM_WAITING_FIELD_NUMBER: builtins.int
+    NUM_CACHE_BYTES_FIELD_NUMBER: builtins.int
+    NUM_LIVE_BYTES_FIELD_NUMBER: builtins.int
+    num_compiled: builtins.int
+    """Compiled in the engine."""
+    num_cache_hits: builtins.int
+    """Requests that found theirs compiled."""
+    num_tried: builtins.int
+    """Compiled first in a process of their own, with limits of CPU time and memory."""
+    num_killed: builtins.int
+    """Of num_tried, those that met a limit."""
+    num_refused: builtins.int
+    """Requests refused before their first token."""
+    num_ended: builtins.int
+    """Requests ended after it, since their masks took too much CPU time or memory."""
+    num_waiting: builtins.int
+    """Now: requests that wait for their tenant's turn to compile."""
+    num_cache_bytes: builtins.int
+    """Now: what compilations hold that are kept, at most."""
+    num_live_bytes: builtins.int
+    """Now: what the matchers of running requests hold, at most."""
+    def __init__(
+        self,
+        *,
+        num_compiled: builtins.int = ...,
+        num_cache_hits: builtins.int = ...,
+        num_tried: builtins.int = ...,
+        num_killed: builtins.int = ...,
+        num_refused: builtins.int = ...,
+        num_ended: builtins.int = ...,
+        num_waiting: builtins.int = ...,
+        num_cache_bytes: builtins.int = ...,
+        num_live_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_cache_bytes", b"num_cache_bytes", "num_cache_hits", b"num_cache_hits", "num_compiled", b"num_compiled", "num_ended", b"num_ended", "num_killed", b"num_killed", "num_live_bytes", b"num_live_bytes", "num_refused", b"num_refused", "num_tried", b"num_tried", "num_waiting", b"num_waiting"]) -> None: ...
+
+global___ConstraintCounters = ConstraintCounters
 
 @typing.final
 class HostCacheCounters(google.protobuf.message.Message):

@@ -18,6 +18,7 @@ from baton.worker.block_pool import PoolAudit
 from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprobs
 from baton.worker.executor.base import Executor
+from baton.worker.grammar.stats import GrammarStats
 from baton.worker.host_tier_copies import HostCopier
 from baton.worker.live_requests import LiveRequests
 from baton.worker.load import load_snapshot
@@ -212,6 +213,10 @@ class Engine:
         """How busy and how fast the engine is now."""
         left = self._in_flight.num_prefill_tokens_left
         return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
+
+    def grammar_stats(self) -> GrammarStats:
+        """What its constraints cost."""
+        return GrammarStats() if self._grammars is None else self._grammars.stats()
 
     def counters(self) -> EngineCounters:
         """A copy of the totals."""

@@ -132,6 +132,7 @@ class EngineLoop:
             transfers=self._handover.counters_message(),
             host_cache=host_cache_message(totals),
             step_tokens=totals.step_tokens.message(),
+            constraints=self._engine.grammar_stats().message(),
         )
 
     def audit(self) -> PoolAudit:

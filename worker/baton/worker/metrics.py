@@ -51,6 +51,20 @@ _HOST_CACHE = (
     ("restore_seconds", "baton_worker_host_cache_restore_seconds", "Time while KV was copied from host memory."),
     ("num_dropped_blocks", "baton_worker_host_cache_dropped_blocks", "Blocks evicted without a copy in host memory."),
 )
+# ConstraintCounters field, metric, help
+_CONSTRAINTS = (
+    ("num_compiled", "baton_worker_constraints_compiled", "Constraints compiled in the engine."),
+    ("num_cache_hits", "baton_worker_constraints_cached", "Requests that found their constraint compiled."),
+    ("num_tried", "baton_worker_constraints_tried", "Constraints compiled first in a process with limits."),
+    ("num_killed", "baton_worker_constraints_killed", "Constraints that met a limit in that process."),
+    ("num_refused", "baton_worker_constraints_refused", "Requests refused for their constraint before a token."),
+    ("num_ended", "baton_worker_constraints_ended", "Requests ended as their masks took too much CPU time or memory."),
+)
+_CONSTRAINT_GAUGES = (
+    ("num_waiting", "baton_worker_constraints_waiting", "Requests that wait for their tenant's turn to compile."),
+    ("num_cache_bytes", "baton_worker_constraint_cache_bytes", "Bytes of the compilations kept, at most."),
+    ("num_live_bytes", "baton_worker_constraint_live_bytes", "Bytes of running requests' matchers, at most."),
+)
 _ENDINGS = (("num_finished", "finished"), ("num_aborted", "aborted"), ("num_failed", "failed"))
 
 # WorkerLoad field, metric, help
@@ -166,6 +180,14 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
         yield counter
+    for field, name, text in _CONSTRAINTS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.constraints, field))
+        yield counter
+    for field, name, text in _CONSTRAINT_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((model_name,), getattr(stats.counters.constraints, field))
+        yield gauge
     endings = CounterMetricFamily("baton_worker_requests", "Requests that ended.", labels=("model_name", "ending"))
     for field, ending in _ENDINGS:
         endings.add_metric((model_name, ending), getattr(stats.counters, field))

@@ -19,6 +19,11 @@ class FairQueue(Generic[Item]):
         self._running: Counter[bytes] = Counter()
         self._closed = False
 
+    def __len__(self) -> int:
+        """What waits."""
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
+
     def put(self, owner: bytes, item: Item) -> None:
         """Adds work at the end of its owner's line."""
         with self._changed:

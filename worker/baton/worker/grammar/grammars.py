@@ -34,6 +34,7 @@ from baton.worker.grammar.live.matchers import LiveMatchers
 from baton.worker.grammar.match import GrammarMatch, Lane
 from baton.worker.grammar.refusals import obvious_problem
 from baton.worker.grammar.source import field_of
+from baton.worker.grammar.stats import GrammarStats
 from baton.worker.grammar.trial.client import TrialAbandoned, Trials, raise_problem
 from baton.worker.grammar.trial.verdict import Verdict
 from baton.worker.grammar.vocabulary import load_vocabulary
@@ -62,6 +63,8 @@ class Grammars:
         self._compilations = ThreadPoolExecutor(_NUM_PLAIN_THREADS, "grammar-compile")
         self._trials = Trials(find_folder, model, self._limits)
         self._tried: FairQueue[GrammarMatch] = FairQueue(_NUM_TRIAL_PLACES)
+        self._num_refused = 0
+        self._num_ended = 0
         self._trial_threads: list[threading.Thread] = []
         self._live = LiveMatchers(self._limits.max_live_bytes)
         self._verdicts = _Verdicts(self._limits.max_remembered)
@@ -75,6 +78,21 @@ class Grammars:
     def pending(self) -> bool:
         """Whether a match is on its way."""
         return self.num_compiling > 0 or self.num_advancing > 0
+
+    def stats(self) -> GrammarStats:
+        """Returns totals, and what is of now. Called from any thread."""
+        compiler = self._compiler
+        return GrammarStats(
+            num_compiled=0 if compiler is None else compiler.num_compiled,
+            num_cache_hits=0 if compiler is None else compiler.num_hits,
+            num_tried=self._trials.num_run,
+            num_killed=self._trials.num_killed,
+            num_refused=self._num_refused,
+            num_ended=self._num_ended,
+            num_waiting=len(self._tried),
+            num_cache_bytes=0 if compiler is None else compiler.num_bytes,
+            num_live_bytes=self._live.num_bytes,
+        )
 
     def open(self, request: Request, owner: object) -> GrammarMatch:
         """Compiles the request's constraint in the background."""
@@ -151,6 +169,9 @@ class Grammars:
         self._opened(match)
 
     def _opened(self, match: GrammarMatch) -> None:
+        if isinstance(match.error, InvalidRequest):
+            with self._lock:
+                self._num_refused += 1
         self._results.put((True, [match]))
         if self.wake is not None:
             self.wake()
@@ -232,6 +253,8 @@ class Grammars:
             matches[0].spend(cost.cpu_seconds)
         for match in matches:
             if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):
+                with self._lock:
+                    self._num_ended += 1
                 # Its matchers share one automaton: a new compilation starts anew.
                 compiler.drop(match.constraint, match.namespace)
             elif match.error is None:
