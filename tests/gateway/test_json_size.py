@@ -3,6 +3,7 @@
 import json
 import time
 
+import msgspec
 import pytest
 from rest_harness import rest_side
 
@@ -20,6 +21,9 @@ HOSTILE = {
     "objects after quotes": rb'"\\\"",[],',
     "escaped characters": rb'"\u0000",',
     "a string of escapes": rb"\ufeff",
+    "exponents": b"1e308,",
+    "small numbers": b"0." + b"0" * 320 + b"1,",
+    "long integers": b"9" * 4000 + b",",
 }
 
 
@@ -74,6 +78,69 @@ def test_the_limits_are_exact(value, fits):
         return
     with pytest.raises(InvalidRequest):
         check_json_size(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ("1e308", 2000),
+        ("-1.7976931348623157e308", 2000),
+        ("8.5e-320", 2000),
+        ("2.2250738585072011E-308", 2000),
+        ("0." + "0" * 310 + "1", 256 * 1024 // 313),
+        ("9" * 300, 256 * 1024 // 300),
+    ],
+)
+def test_numbers_that_are_parsed_slowly_are_few(value, most):
+    check_json_size(f"[{','.join([value] * most)}]".encode())
+    text = f"[{','.join([value] * (most + 1))}]".encode()
+    with pytest.raises(InvalidRequest, match=r"exponent|19 digits"):
+        check_json_size(text)
+
+
+@pytest.mark.parametrize("value", ["1.0986122886681098", "-100", "true", "false", "null", '"1e308"', "12345.25"])
+def test_other_values_are_not_taken_for_them(value):
+    check_json_size(f"[{','.join([value] * 100_000)}]".encode())
+
+
+def test_a_text_with_nearly_as_many_of_each_kind_as_are_allowed_is_refused():
+    text = json.dumps([[{}] * (MAX_CONTAINERS - 100), ["a"] * (MAX_STRINGS - 100), "\n" * 2_000_000]).encode()
+    with pytest.raises(InvalidRequest, match=r"The body has .* and .*together"):
+        check_json_size(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"{},",
+        b"1,",
+        b'"",',
+        b'{"type":"function","function":{"name":"a","parameters":{}}},',
+        b'"a":1,',
+        b"1e308,",
+        b"0." + b"0" * 310 + b"1,",
+        b"9" * 4000 + b",",
+        rb"\u4f60",
+        "a\U0001f600".encode(),
+    ],
+)
+def test_what_is_allowed_is_parsed_soon(piece):
+    """The parser holds the interpreter: 50 ms are those of a slow machine."""
+    head, tail = (b'["', b'"]') if piece[:1] in b"\\a" else (b'{"a":0,', b'"b":0}') if b":1" in piece else (b"[", b"0]")
+    count = (16 << 20) // len(piece)
+    while count:
+        text = head + piece * count + tail
+        try:
+            check_json_size(text)
+            break
+        except InvalidRequest:
+            count = count * 9 // 10
+    spent = []
+    for _ in range(3):
+        began = time.thread_time()
+        msgspec.json.decode(text)
+        spent.append(time.thread_time() - began)
+    assert min(spent) < 0.05
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages"])

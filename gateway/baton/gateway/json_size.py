@@ -2,51 +2,117 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
 from baton.rpc.errors import InvalidRequest
 
-# Outside of strings. Each takes some 30 ms.
+# Outside of strings. The parser takes up to 30 ms for as many of one kind, and holds the interpreter meanwhile.
 MAX_CONTAINERS = 64 << 10  # objects and arrays
 MAX_KEYS = 64 << 10
 MAX_COMMAS = 512 << 10
 MAX_STRINGS = 256 << 10
 MAX_BACKSLASHES = 2 << 20  # in strings
+# Numbers with an exponent or more than 19 digits, which may be parsed by slow arithmetic: 15 us each.
+MAX_LONG_NUMBERS = 2000
+MAX_LONG_NUMBER_BYTES = 256 << 10
+# What one of each kind takes to parse at most, in nanoseconds, and all of them together.
+_NANOSECONDS = (13, 35, 320, 140, 40, 15_000, 25)
+_BYTE_NANOSECONDS = 1.9
+_MAX_NANOSECONDS = 45_000_000
 
-_SMALL = 128 << 10
+_SMALL = 8 << 10
+_FEW = 256  # values: none is worth counting
+_PIECE = 1 << 20  # that is counted at once: other threads run between two
+_LONG_DIGITS = 20
 _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:,"\\'))
-_NO_SYNTAX_OR_QUOTE = bytes(set(range(256)) - set(b'{[:,"'))
+_NOT_SYNTAX = bytes(set(range(256)) - set(b'{[:,"0123456789.eEus'))  # u and s: the e of true and false is no exponent
+_DIGITS_ALIKE = bytes.maketrans(b"123456789.", b"0000000000")
+_LONG_NUMBER = re.compile(b"0{%d,}" % _LONG_DIGITS)
+_BACKSLASHES = re.compile(rb"\\*")
+
+_LIMITS: Mapping[str, int] = MappingProxyType(
+    {
+        "backslashes": MAX_BACKSLASHES,
+        "strings": MAX_STRINGS,
+        "objects and arrays": MAX_CONTAINERS,
+        "keys": MAX_KEYS,
+        "commas": MAX_COMMAS,
+        "numbers with an exponent or more than 19 digits": MAX_LONG_NUMBERS,
+        "bytes in numbers of more than 19 digits": MAX_LONG_NUMBER_BYTES,
+    }
+)
 
 
 def check_json_size(text: bytes, field: str = "") -> None:
     """Raises InvalidRequest for a JSON text of too many values."""
     if len(text) <= _SMALL:
         return
-    counted = text.translate(None, _NOT_COUNTED)
-    backslashes, quotes = counted.count(b"\\"), counted.count(b'"')
-    if backslashes > MAX_BACKSLASHES:
-        raise _too_many(backslashes, "backslashes", MAX_BACKSLASHES, field)
+    counts = dict.fromkeys(_LIMITS, 0)
+    num_syntax = 0
+    for begin in range(0, len(text), _PIECE):
+        counted = text[begin : begin + _PIECE].translate(None, _NOT_COUNTED)
+        backslashes, quotes = counted.count(b"\\"), counted.count(b'"')
+        counts["backslashes"] += backslashes
+        num_syntax += len(counted) - backslashes - quotes
+        # A backslash makes at most one quote part of its string.
+        counts["strings"] += (quotes - backslashes) // 2
+        _check(counts, field)
     # Every value but the first has one of the other characters before it.
-    if len(counted) - backslashes - quotes <= MAX_CONTAINERS:
+    if num_syntax <= _FEW:
         return
-    # A backslash makes at most one quote part of its string.
-    if (quotes - backslashes) // 2 > MAX_STRINGS:
-        raise _too_many((quotes - backslashes) // 2, "strings", MAX_STRINGS, field)
-    # What is counted may be in strings, which texts of code are full of.
-    if backslashes:
-        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    syntax = text.translate(None, _NO_SYNTAX_OR_QUOTE)
-    strings = syntax.count(b'"') // 2
-    if strings > MAX_STRINGS:
-        raise _too_many(strings, "strings", MAX_STRINGS, field)
-    syntax = b"".join(syntax.split(b'"')[::2])
-    counts = (
-        (syntax.count(b"{") + syntax.count(b"["), "objects and arrays", MAX_CONTAINERS),
-        (syntax.count(b":"), "keys", MAX_KEYS),
-        (syntax.count(b","), "commas", MAX_COMMAS),
+    counts["strings"] = 0
+    in_string = False
+    for piece in _without_escapes(text):
+        in_string = _count(piece, in_string, counts)
+        _check(counts, field)
+    _check_sum(counts, len(text), field)
+
+
+def _without_escapes(text: bytes) -> Iterator[bytes]:
+    """Yields the text in pieces, without the backslashes and quotes that are escaped."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _PIECE
+        if text[end - 1 : end] == b"\\":
+            found = _BACKSLASHES.match(text, end)
+            end = (found.end() if found is not None else end) + 1
+        yield text[begin:end].replace(rb"\\", b"").replace(rb"\"", b"")
+        begin = end
+
+
+def _count(piece: bytes, in_string: bool, counts: dict[str, int]) -> bool:
+    """Adds what a piece has outside of its strings. Returns whether it ends in a string."""
+    parts = piece.translate(None, _NOT_SYNTAX).split(b'"')
+    syntax = b"".join(parts[1::2] if in_string else parts[::2])
+    num_quotes = len(parts) - 1
+    counts["strings"] += (num_quotes + in_string) // 2
+    counts["objects and arrays"] += syntax.count(b"{") + syntax.count(b"[")
+    counts["keys"] += syntax.count(b":")
+    counts["commas"] += syntax.count(b",")
+    exponents = syntax.count(b"e") + syntax.count(b"E") - syntax.count(b"ue") - syntax.count(b"se")
+    alike = syntax.translate(_DIGITS_ALIKE)
+    long_numbers = _LONG_NUMBER.findall(alike) if b"0" * _LONG_DIGITS in alike else ()
+    counts["numbers with an exponent or more than 19 digits"] += exponents + len(long_numbers)
+    counts["bytes in numbers of more than 19 digits"] += sum(map(len, long_numbers))
+    return in_string != bool(num_quotes % 2)
+
+
+def _check(counts: Mapping[str, int], field: str) -> None:
+    for what, most in _LIMITS.items():
+        if counts[what] > most:
+            raise InvalidRequest(
+                f"{field or 'The body'} has {counts[what]} {what}; at most {most} are allowed.", field=field
+            )
+
+
+def _check_sum(counts: Mapping[str, int], num_bytes: int, field: str) -> None:
+    parts = {what: counts[what] * each for what, each in zip(_LIMITS, _NANOSECONDS, strict=True)}
+    if sum(parts.values()) + num_bytes * _BYTE_NANOSECONDS <= _MAX_NANOSECONDS:
+        return
+    first, second = sorted(parts, key=lambda what: -parts[what])[:2]
+    found = f"{counts[first]} {first} and {counts[second]} {second} in {num_bytes} bytes"
+    raise InvalidRequest(
+        f"{field or 'The body'} has {found}; each is allowed, but together they are too many.", field=field
     )
-    for count, what, most in counts:
-        if count > most:
-            raise _too_many(count, what, most, field)
-
-
-def _too_many(count: int, what: str, most: int, field: str) -> InvalidRequest:
-    return InvalidRequest(f"{field or 'The body'} has {count} {what}; at most {most} are allowed.", field=field)
