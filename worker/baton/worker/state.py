@@ -20,6 +20,7 @@ class StateReporter:
         self._send = send
         self._sent = b""
         self._sent_at = 0.0
+        self._looked_at = 0.0
 
     def current(self) -> bytes:
         """The state as of now, as a WatchStateResponse."""
@@ -27,17 +28,17 @@ class StateReporter:
 
     def report(self, now: float, at_once: bool = False) -> None:
         """Sends the state if that is due."""
-        age = now - self._sent_at
-        if age < _MIN_INTERVAL_SECONDS and not at_once:
+        if now < self._looked_at + _MIN_INTERVAL_SECONDS and not at_once:
             return
-        state = self.current()
-        if state != self._sent or age >= _MAX_INTERVAL_SECONDS or at_once:
+        state, self._looked_at = self.current(), now
+        if state != self._sent or now >= self._sent_at + _MAX_INTERVAL_SECONDS or at_once:
             self._send(state)
             self._sent, self._sent_at = state, now
 
     def deadline(self, changing: bool) -> float:
         """When `report` must be called next; sooner while the state may have changed."""
-        return self._sent_at + (_MIN_INTERVAL_SECONDS if changing else _MAX_INTERVAL_SECONDS)
+        # A state that was read and had not changed is not read again at once.
+        return self._looked_at + _MIN_INTERVAL_SECONDS if changing else self._sent_at + _MAX_INTERVAL_SECONDS
 
 
 def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
