@@ -23,11 +23,13 @@ from baton.gateway.http_server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.response_store import MemoryResponseStore
+from baton.gateway.responses.rpc_calls import ResponseCalls
+from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.served_model import ModelCatalog, load_served_model
-from baton.rpc.errors import InvalidRequest
-from baton.v1 import inference_pb2
+from baton.rpc.errors import InvalidRequest, NotFound
+from baton.v1 import inference_pb2, response_pb2
 
 
 class OneTenant(KeyGate):
@@ -161,3 +163,45 @@ async def test_a_gateway_without_limits_counts_nothing(catalog):
     refusals.ended(gate.identity, 400, 1 << 24, admitted=False)
     await asyncio.sleep(0.01)
     assert gate.requests == 0
+
+
+class ResponseContext(Context):
+    def peer(self):
+        return "ipv4:127.0.0.1:1"
+
+    async def send_initial_metadata(self, _):
+        """Goes nowhere."""
+
+
+async def test_a_refused_response_counts_once(catalog):
+    gate, generator = OneTenant(requests_per_minute=6), FakeGenerator(say("Hi"))
+    shelf = ResponseShelf(MemoryResponseStore(60, 1 << 20))
+    metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
+    desk = FrontDesk(GatewayConfig(model=str(SAMPLE)), catalog, generator, Admission(9), metrics, gate)
+    calls = ResponseCalls(ResponseService(desk, shelf))
+    servicer = InferenceServicer(generator, catalog, gate=gate, responses=calls)
+
+    async def ask(text, **fields):
+        said = response_pb2.ResponseItem(message=response_pb2.ItemMessage(role="user", text=text))
+        request = inference_pb2.CreateResponseRequest(input=[said], **fields)
+        events = [event async for event in servicer.CreateResponse(request, ResponseContext())]
+        await asyncio.sleep(0.02)
+        return events
+
+    assert await ask("Hi")
+    assert gate.requests == 1
+    for refused in (lambda: ask(LONG), lambda: ask("Hi", model="none"), lambda: ask("Hi", previous_response_id="x")):
+        with pytest.raises((InvalidRequest, NotFound)):
+            await refused()
+        await asyncio.sleep(0.02)
+    assert gate.requests == 4
+    generator.refusal = InvalidRequest("no")  # after it was admitted, and so counted
+    with pytest.raises(InvalidRequest):
+        await ask("Hi")
+    assert gate.requests == 5
+    with pytest.raises(InvalidRequest):
+        await ask(LONG)
+    await asyncio.sleep(0.02)
+    with pytest.raises(RateLimited):
+        await ask(LONG)
+    await shelf.close(0)

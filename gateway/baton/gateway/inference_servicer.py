@@ -174,8 +174,12 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
         try:
-            async for event in self._kept.create(call, request, context):
-                yield response_pb2.CreateResponseResponse(event=event)
+            async with self._refusals.reading(call.identity, request.ByteSize(), lambda: bool(call.standing)):
+                async for event in self._kept.create(call, request, context):
+                    yield response_pb2.CreateResponseResponse(event=event)
+        except ServiceError as error:
+            call.outcome = error.code.name
+            raise
         finally:
             line.write(call.request_id, call.outcome, call.identity)
 

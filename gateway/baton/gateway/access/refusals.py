@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from baton.gateway.access.ask import Ask, Used
@@ -39,14 +39,16 @@ class Refusals:
         await self._gate.admit(identity, Ask(only_look=True))
 
     @contextlib.asynccontextmanager
-    async def reading(self, identity: Identity, num_bytes: int) -> AsyncIterator[None]:
-        """Around the reading of a call's message. Raises RateLimited; counts what is refused inside."""
+    async def reading(
+        self, identity: Identity, num_bytes: int, admitted: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[None]:
+        """Around the reading of a call's message. Raises RateLimited; counts what is refused before it is admitted."""
         if self.must_look(identity, num_bytes):
             await self.look(identity)
         try:
             yield
         except (InvalidRequest, NotFound):
-            self.ended(identity, 400, num_bytes, admitted=False)
+            self.ended(identity, 400, num_bytes, admitted())
             raise
 
     def ended(self, identity: Identity, status: int, num_bytes: int, admitted: bool) -> None:
