@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
@@ -17,8 +19,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-# Loop rounds and calls of one rendering.
+# Loop rounds and calls of one rendering, and the CPU time of its thread, in seconds.
 MAX_STEPS = 300_000
+MAX_CPU_SECONDS = 0.3
+_STEPS_PER_LOOK = 64  # at the clock
 # Characters of any text, and items of any list, that an operation may make.
 MAX_SIZE = 16 << 20
 # Characters that all expressions of one rendering put out, into the prompt or into variables.
@@ -77,6 +81,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._steps.stand_ins = tuple(stand_ins)
         self._steps.left = MAX_STEPS
         self._steps.output = MAX_OUTPUT
+        self._steps.look = MAX_STEPS - _STEPS_PER_LOOK
+        self._steps.until = time.thread_time() + MAX_CPU_SECONDS
         pieces: list[str] = []
         size = 0
         for piece in template.generate(variables):
@@ -102,6 +108,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._steps.left = getattr(self._steps, "left", MAX_STEPS) - steps
         if self._steps.left < 0:
             raise TemplateLimit(f"the chat template needs more than {MAX_STEPS} loop rounds and calls")
+        if self._steps.left <= getattr(self._steps, "look", 0):
+            self._steps.look = self._steps.left - _STEPS_PER_LOOK
+            self._check_time()
+
+    def _check_time(self) -> None:
+        if time.thread_time() > getattr(self._steps, "until", math.inf):
+            raise TemplateLimit(f"the chat template takes more than {MAX_CPU_SECONDS:g} s of CPU time")
 
     def _put_out(self, value: Any) -> Any:
         """What an expression puts out; blocks that are kept in variables go this way too."""
