@@ -9,6 +9,10 @@ from tools_rig import QWEN, TOOLS, rig
 
 from baton.gateway.call_arguments import read_arguments
 from baton.gateway.chat_template import ChatTemplate
+from baton.gateway.openai_types import ChatMessage
+from baton.gateway.responses.items import chat_messages
+from baton.gateway.validation import template_messages
+from baton.rpc.errors import InvalidRequest
 
 LOOP = "{% for m in messages %}{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
 END = "{% endfor %}{% endfor %}"
@@ -126,3 +130,29 @@ async def test_an_older_function_call_too(qwen):
     messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": None, "function_call": call}]
     await qwen.chat("Sorry.", messages=messages)
     assert json.dumps(BROKEN) in qwen.prompt()
+
+
+MANY = json.dumps({"a": ["b"] * 200_000})
+
+
+def history(*texts):
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": text}} for text in texts]
+    return [ChatMessage(role="assistant", tool_calls=calls)]
+
+
+@pytest.mark.parametrize(
+    "texts", [[MANY], [json.dumps({"a": list(range(1000))})] * 140, ['{"a":[' + "1e308," * 3000 + "1]}"]]
+)
+def test_values_of_all_calls_together_are_bounded(texts):
+    with pytest.raises(InvalidRequest, match=r"values|exponent") as caught:
+        template_messages(history(*texts))
+    assert caught.value.field == "messages"
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": text} for text in texts]
+    with pytest.raises(InvalidRequest):
+        chat_messages(None, items)
+
+
+def test_code_in_arguments_is_not_counted():
+    code = json.dumps({"path": "a.py", "content": 'print([1, 2, {"a": 3}]), f(x, y), "\\n"\n' * 20_000})
+    (message,) = template_messages(history(code, code, *(['{"a": 1, "b": [2]}'] * 10_000)))
+    assert len(message["tool_calls"]) == 10_002

@@ -139,7 +139,8 @@ async def test_a_client_that_goes_while_its_second_request_is_prepared_is_found(
         generator.hold = asyncio.Event()
         first.emit("He", finish_reason="stop")
         first.done()
-        answer = await asyncio.get_running_loop().sock_recv(client, 65536)
+        async with asyncio.timeout(2):
+            answer = await asyncio.get_running_loop().sock_recv(client, 65536)
         assert b"200 OK" in answer
         client.close()
         await until(lambda: len(rest.server._connections) == 0, 2)

@@ -5,6 +5,7 @@ Knows when something is to be sent, not what it looks like; openai_chat.py and o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,8 @@ class Answer(ABC):
         self._num_running = len(requests)
         first_index = 0
         for request in requests:
+            if first_index:
+                await asyncio.sleep(0)  # a batch has a thousand
             try:
                 generation = await generator.start(request, _PromptSink(self, first_index))
             except Exception as error:

@@ -9,7 +9,7 @@ from baton.gateway.generation import GenerationRequest
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-# Stored answers are kept as objects, and are written at once.
+# Stored answers, and those of the Responses API, are kept as objects, and are written at once.
 MAX_STORED_LOGPROBS = 128 << 10
 # A streamed echo has all of its prompt's log-probabilities in one event.
 MAX_ECHOED_LOGPROBS = 64 << 10
@@ -47,13 +47,12 @@ def limit_logprobs(requests: Sequence[GenerationRequest], max_model_len: int) ->
         return list(requests)
     rooms = [max(1, max_model_len - len(request.prompt_token_ids)) for request in requests]
     num_asked = sum(_asked(request, room) for request, room in zip(requests, rooms, strict=True))
-    open_ended = [request for request in requests if not request.stop.HasField("max_tokens")]
-    per_token = sum(request.n * _of_token(request.sampling) for request in open_ended)
+    per_token = sum(request.n * _of_token(request.sampling) for request in requests if _is_open_ended(request))
     if num_asked + per_token > most:
         raise _too_many(num_asked + per_token, most, requests[0])
     max_tokens = (most - num_asked) // per_token if per_token else 0
     return [
-        _ending(request, max_tokens) if max_tokens and max_tokens < room and request in open_ended else request
+        _ending(request, max_tokens) if 0 < max_tokens < room and _is_open_ended(request) else request
         for request, room in zip(requests, rooms, strict=True)
     ]
 
@@ -67,6 +66,10 @@ def _asked(request: GenerationRequest, room: int) -> int:
     if stop.HasField("max_tokens"):
         count += min(stop.max_tokens, room) * _of_token(sampling)
     return request.n * count
+
+
+def _is_open_ended(request: GenerationRequest) -> bool:
+    return not request.stop.HasField("max_tokens")
 
 
 def _of_token(sampling: types_pb2.SamplingParams) -> int:

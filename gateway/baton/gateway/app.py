@@ -15,6 +15,7 @@ from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
 from baton.gateway.host_check import HostCheck
 from baton.gateway.http_exchange import Exchange
+from baton.gateway.memory import LARGE_BYTES, Trimmer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.routes import Route, RouteTable
@@ -47,6 +48,7 @@ class App:
         self._hosts = hosts or HostCheck()
         self._metrics = metrics
         self._tracing = tracing
+        self._trimmer = Trimmer()
 
     def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
         """Answers at once, or returns what has to be awaited."""
@@ -66,6 +68,8 @@ class App:
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
             exchange.ignore(check_query(route, exchange.query))
+            if len(exchange.body) > LARGE_BYTES:
+                exchange.on_end.append(lambda _: self._trimmer.trim_soon())
             if route.method == "POST" and route.scope is Scope.INFERENCE:
                 exchange.on_end.append(self._count_refusal)
                 if self._refusals.must_look(exchange.identity, len(exchange.body)):

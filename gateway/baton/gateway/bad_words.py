@@ -13,7 +13,7 @@ MAX_WORDS = 1024
 MAX_TOKENS = 64  # of one word
 
 _LIMIT = EncodingLimit(MAX_TOKENS)
-_INLINE_WORDS = 32  # more are encoded beside the event loop
+_INLINE_CHARS = 512  # of all words; more are encoded beside the event loop
 
 
 async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -27,7 +27,8 @@ async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer,
     def encoded() -> list[list[int]]:
         return sequences_of(words, tokenizer, vocab_size)
 
-    found = encoded() if len(words) <= _INLINE_WORDS else await tokenizer.beside(encoded)
+    num_chars = sum(map(len, words))
+    found = encoded() if num_chars <= _INLINE_CHARS else await tokenizer.beside(encoded, num_chars)
     del sampling.bad_words[:]
     sampling.forbidden_sequences.extend(types_pb2.TokenSequence(token_ids=each) for each in found)
 

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from baton.gateway.checked_json import MAX_VALUES
+from baton.gateway.json_size import check_json_size, num_values
+from baton.rpc.errors import InvalidRequest
+
 Arguments = dict[str, Any] | str
 
+_FEW_VALUES = 4
 _KEY, _VALUE = "probe_key", "probe_value"
+
+
+def check_arguments(texts: Iterable[str], field: str) -> None:
+    """Raises InvalidRequest for more values in the arguments of a chat's calls than templates are given."""
+    total = 0
+    for text in texts:
+        # Most of these characters are in strings, where they count for nothing.
+        most = text.count(",") + text.count("[") + text.count("{")
+        if most > _FEW_VALUES:
+            data = text.encode(errors="surrogatepass")
+            check_json_size(data, field)
+            most = num_values(data)
+        total += most
+        if total > MAX_VALUES:
+            raise InvalidRequest(f"{field}: the arguments of calls have more than {MAX_VALUES} values.", field=field)
 
 
 def read_arguments(text: str) -> Arguments:

@@ -16,6 +16,7 @@ from baton.gateway.admitted import AdmittedGenerator, allowed_model
 from baton.gateway.answer_size import limit_logprobs, most_logprobs
 from baton.gateway.anthropic_errors import speaks_anthropic
 from baton.gateway.beam_search import BeamSearchGenerator
+from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.error_body import http_error_of
 from baton.gateway.generation import GenerationRequest, Generator
@@ -72,6 +73,7 @@ class FrontDesk:
     metrics: GatewayMetrics
     gate: Gate = field(default_factory=OpenGate)
     streams: StreamStore | None = None  # None: no stream can be resumed
+    bodies: BodyThread = field(default_factory=BodyThread)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -130,15 +132,16 @@ class FrontDesk:
         reading: Reading | None = None,
         asked: Asked | None = None,
         use: ToolUse | None = None,
+        holds_logprobs: bool = False,
     ) -> GenerationRequest:
-        """One prompt's request to the generation side."""
+        """One prompt's request to the generation side. `holds_logprobs`: as objects, until the answer ends."""
         constraint = None if asked is None else asked.constraint
         if asked is not None and reading is not None:
             constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
             reading = replace(reading, constraint=None)  # that of calls is in it
         journal = self._journal_of(call, fields, sampling)
         whole = self.config.max_answer_logprobs
-        stores = bool(getattr(fields, "store", None))
+        stores = holds_logprobs or bool(getattr(fields, "store", None))
         request = GenerationRequest(
             request_id=request_id,
             model=model.name,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from baton.gateway.call_arguments import read_arguments
+from baton.gateway.call_arguments import check_arguments, read_arguments
 from baton.gateway.json_size import check_json_size
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.served_model import ServedModel
@@ -76,7 +76,8 @@ async def encode_chat(model: ServedModel, chat: Chat, whole: bool = False) -> li
     )
 
 
-def _messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[inference_pb2.ChatMessage]) -> list[dict[str, Any]]:
+    check_arguments((call.arguments for message in messages for call in message.tool_calls), "chat.messages")
     result: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         field = f"chat.messages.{index}"

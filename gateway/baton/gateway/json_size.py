@@ -70,6 +70,15 @@ def check_json_size(text: bytes, field: str = "") -> None:
     _check_sum(counts, len(text), field)
 
 
+def num_values(text: bytes) -> int:
+    """Returns about how many values a JSON text has."""
+    counts = dict.fromkeys(_LIMITS, 0)
+    in_string = False
+    for piece in _without_escapes(text):
+        in_string = _count(piece, in_string, counts)
+    return counts["objects and arrays"] + counts["commas"]
+
+
 def _without_escapes(text: bytes) -> Iterator[bytes]:
     """Yields the text in pieces, without the backslashes and quotes that are escaped."""
     begin = 0

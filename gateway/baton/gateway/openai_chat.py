@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from baton.gateway.answer_size import check_echo
 from baton.gateway.fields.adopted import adopt, asked_of
@@ -19,6 +22,7 @@ from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.served_model import ServedModel
 from baton.gateway.stored_chats.shelf import ChatShelf
+from baton.gateway.structured_output import Asked
 from baton.gateway.tool_request import fields_of, tool_use_of
 from baton.gateway.validation import (
     chat_num_logprobs,
@@ -39,6 +43,17 @@ from baton.rpc.errors import ServiceError
 _FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: ChatCompletionRequest
+    use: ToolUse
+    asked: Asked | None
+    model: ServedModel
+    messages: list[dict[str, Any]]  # as the template takes them
+
+
 class ChatCompletions:
     """The route's handler."""
 
@@ -50,31 +65,20 @@ class ChatCompletions:
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted():
-            request = self._decoder.read(exchange)
-            exchange.ignore([*adopt(request), *skip_tools(request)])
-            drop_neutral(request)
-            drop_neutral_choices(request)
-            check_chat(request, desk.config.max_choices, desk.config.max_logprobs)
-            check_template(request.chat_template, desk.config.trust_request_chat_template)
-            use = tool_use_of(request)
-            asked = asked_of(request, use)
-            model = desk.model(exchange, request.model)
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, use, model = checked.request, checked.use, checked.model
             info = model.require_info()
-            check_for_model(request, info)
-            check_chat_size(request.messages, info.max_model_len, len(use.tools))
-            with fields_of(request):
-                model.check_tools(use)
             n = request.n or 1
             request_id = desk.take_place(exchange, request, n)
             check_echo(n * len(_echoed(request)) if request.echo else 0)
-            token_ids = truncated(await _encode(model, request, use), request, info.max_model_len)
+            token_ids = truncated(await _encode(checked), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
             sampling = sampling_of(request, chat_num_logprobs(request))
             limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
         stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
         generation = desk.generation_request(
-            exchange, request_id, model, request, token_ids, sampling, stop, reading, asked, use
+            exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.asked, use
         )
         meter = desk.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -89,6 +93,25 @@ class ChatCompletions:
         if request.functions:
             answer.field_names = {"tools": "functions"}
         await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        config = self._desk.config
+        request = self._decoder.read(exchange)
+        exchange.ignore([*adopt(request), *skip_tools(request)])
+        drop_neutral(request)
+        drop_neutral_choices(request)
+        check_chat(request, config.max_choices, config.max_logprobs)
+        check_template(request.chat_template, config.trust_request_chat_template)
+        use = tool_use_of(request)
+        asked = asked_of(request, use)
+        model = self._desk.model(exchange, request.model)
+        info = model.require_info()
+        check_for_model(request, info)
+        check_chat_size(request.messages, info.max_model_len, len(use.tools))
+        with fields_of(request):
+            model.check_tools(use)
+        return _Checked(request, use, asked, model, template_messages(request.messages))
 
 
 # By whether reasoning or calls are told from its text; and by whether it is streamed before that.
@@ -121,12 +144,13 @@ def _echoed(request: ChatCompletionRequest) -> str:
     return "\n".join(str(part["text"]) for part in last.content or () if isinstance(part.get("text"), str))
 
 
-async def _encode(model: ServedModel, request: ChatCompletionRequest, use: ToolUse) -> list[int]:
+async def _encode(checked: _Checked) -> list[int]:
+    request, use = checked.request, checked.use
     going_on = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
     try:
-        return await model.encode_chat(
-            template_messages(request.messages),
+        return await checked.model.encode_chat(
+            checked.messages,
             add_generation_prompt=not going_on if add_prompt is None else add_prompt,
             continue_final_message=going_on,
             # A model that sees no tools calls none.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from baton.gateway.answer import usage_of
 from baton.gateway.answer_size import check_echo, limit_logprobs
@@ -18,6 +19,7 @@ from baton.gateway.openai_types import CompletionRequest
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.sampling_defaults import check_prompt_ids
 from baton.gateway.served_model import ServedModel
+from baton.gateway.structured_output import Asked
 from baton.gateway.validation import (
     DEFAULT_COMPLETION_TOKENS,
     Prompt,
@@ -36,6 +38,16 @@ _MAX_TOKENS = 512 << 10  # of all prompts together: half a second's work
 _ID_CHARS = 6  # of a token id in JSON
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: CompletionRequest
+    asked: Asked | None
+    model: ServedModel
+    sources: list[Prompt]
+
+
 class Completions:
     """The route's handler."""
 
@@ -44,17 +56,11 @@ class Completions:
         self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields)
 
     async def __call__(self, exchange: Exchange) -> None:
-        desk, config = self._desk, self._desk.config
+        desk = self._desk
         with desk.refusals_counted():
-            request = self._decoder.read(exchange)
-            exchange.ignore(adopt(request))
-            drop_neutral(request)
-            check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
-            asked = asked_of(request)
-            model = desk.model(exchange, request.model)
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, model, sources = checked.request, checked.model, checked.sources
             info = model.require_info()
-            check_for_model(request, info)
-            sources = prompts_of(request)
             n = request.best_of or request.n or 1
             request_id = desk.take_place(exchange, request, n * len(sources))
             prompts: list[EncodedPrompt] = []
@@ -80,16 +86,30 @@ class Completions:
         # Where only the prompt is scored, the one token that follows it is left out of the answer.
         stop = stop_of(request, max(1, max_tokens))
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-p{index}" for index in range(len(prompts))]
-        generations = [
-            desk.generation_request(exchange, name, model, request, prompt.token_ids, sampling, stop, asked=asked)
-            for name, prompt in zip(names, prompts, strict=True)
-        ]
-        generations = [replace(generation, n=n) for generation in generations]
+        generations = []
+        for name, prompt in zip(names, prompts, strict=True):
+            await asyncio.sleep(0)
+            generation = desk.generation_request(
+                exchange, name, model, request, prompt.token_ids, sampling, stop, asked=checked.asked
+            )
+            generations.append(replace(generation, n=n))
         if form.kept is not None and request.logprobs is None:
             sampling.logprobs = 0  # by which the best are found; none is kept
         if form.logprobs is not None or form.prompt_logprobs:
             generations = limit_logprobs(generations, info.max_model_len)
         await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        config = self._desk.config
+        request = self._decoder.read(exchange)
+        exchange.ignore(adopt(request))
+        drop_neutral(request)
+        check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
+        asked = asked_of(request)
+        model = self._desk.model(exchange, request.model)
+        check_for_model(request, model.require_info())
+        return _Checked(request, asked, model, prompts_of(request))
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm

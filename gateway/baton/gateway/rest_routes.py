@@ -45,10 +45,10 @@ def rest_routes(
     api = [
         *_api_routes(desk, chats),
         *model_routes(desk.catalog),
-        *stored_chat_routes(chats, desk.catalog.primary_name, desk.config.strict_fields),
+        *stored_chat_routes(chats, desk.catalog.primary_name, desk.bodies, desk.config.strict_fields),
         *token_routes(desk),
         *responses,
-        *conversation_routes(service.conversations, desk.config.strict_fields),
+        *conversation_routes(service.conversations, desk.bodies, desk.config.strict_fields),
         *anthropic_routes(desk),
     ]
     system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
@@ -89,7 +89,9 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
 
 def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
     config = desk.config
-    tokens = Tokens(desk.catalog, trust_templates=config.trust_request_chat_template, strict=config.strict_fields)
+    tokens = Tokens(
+        desk.catalog, desk.bodies, trust_templates=config.trust_request_chat_template, strict=config.strict_fields
+    )
     status = Status(desk.metrics, missing, lambda: desk.admission.taken)
     return [
         Route(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 
 from baton.gateway.admitted import allowed_model
+from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.docs_page import DOCS_PAGE
 from baton.gateway.fields.chat_tools import served_tools
 from baton.gateway.http_exchange import Exchange
@@ -38,20 +40,20 @@ from baton.rpc.errors import InvalidRequest, ServiceError
 class Tokens:
     """POST /tokenize and /detokenize."""
 
-    def __init__(self, catalog: ModelCatalog, *, trust_templates: bool = False, strict: bool = False) -> None:
+    def __init__(
+        self, catalog: ModelCatalog, bodies: BodyThread, *, trust_templates: bool = False, strict: bool = False
+    ) -> None:
         self._catalog = catalog
+        self._bodies = bodies
         self._trust_templates = trust_templates
         self._tokenize = BodyDecoder(TokenizeRequest, strict)
         self._detokenize = BodyDecoder(DetokenizeRequest, strict)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Text or chat to token ids."""
-        request = self._tokenize.read(exchange)
-        request.tools, skipped = served_tools(request.tools)
-        exchange.ignore(skipped)
-        check_template(request.chat_template, self._trust_templates)
+        request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body))
         model = allowed_model(self._catalog, exchange.identity, request.model)
-        token_ids = await _encode(model, request)
+        token_ids = await _encode(model, request, chat)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
         response = TokenizeResponse(
             count=len(token_ids),
@@ -63,15 +65,37 @@ class Tokens:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Token ids to text."""
-        request = self._detokenize.read(exchange)
-        model = allowed_model(self._catalog, exchange.identity, request.model)
-        model.check_token_ids(request.tokens, "tokens")
+        request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body))
         try:
             text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:
             error.field = "tokens"
             raise
         exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
+
+    def _read(self, exchange: Exchange) -> tuple[TokenizeRequest, list[dict[str, Any]]]:
+        """Returns the request, and its chat as the template takes it."""
+        request = self._tokenize.read(exchange)
+        request.tools, skipped = served_tools(request.tools)
+        exchange.ignore(skipped)
+        check_template(request.chat_template, self._trust_templates)
+        model = allowed_model(self._catalog, exchange.identity, request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("give either prompt or messages.", field="prompt")
+        if request.messages is None:
+            return request, []
+        check_messages(request.messages)
+        check_variables(request.chat_template_kwargs)
+        check_chat_size(request.messages, model.require_info().max_model_len, len(request.tools or ()))
+        if request.continue_final_message:
+            check_continued(request.messages[-1].role)
+        return request, template_messages(request.messages)
+
+    def _read_ids(self, exchange: Exchange) -> tuple[DetokenizeRequest, ServedModel]:
+        request = self._detokenize.read(exchange)
+        model = allowed_model(self._catalog, exchange.identity, request.model)
+        model.check_token_ids(request.tokens, "tokens")
+        return request, model
 
 
 class Status:
@@ -123,22 +147,14 @@ class Description:
         exchange.respond(200, DOCS_PAGE, "text/html; charset=utf-8", headers=headers)
 
 
-async def _encode(model: ServedModel, request: TokenizeRequest) -> list[int]:
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("give either prompt or messages.", field="prompt")
+async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[str, Any]]) -> list[int]:
     if request.prompt is not None:
         add_special_tokens = request.add_special_tokens is not False
         return await model.encode_text(request.prompt, add_special_tokens=add_special_tokens, whole=True)
-    messages = request.messages or []
-    check_messages(messages)
-    check_variables(request.chat_template_kwargs)
-    check_chat_size(messages, model.require_info().max_model_len)
     going_on = bool(request.continue_final_message)
-    if going_on:
-        check_continued(messages[-1].role)
     add_prompt = request.add_generation_prompt
     return await model.encode_chat(
-        template_messages(messages),
+        chat,
         add_generation_prompt=not going_on if add_prompt is None else add_prompt,
         continue_final_message=going_on,
         tools=[tool_of(definition).for_template() for definition in request.tools] if request.tools else None,

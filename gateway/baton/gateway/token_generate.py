@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -35,7 +36,9 @@ from baton.gateway.reasoning_limit import limit_reasoning
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Route
 from baton.gateway.sampling_defaults import check_prompt_ids
+from baton.gateway.served_model import ServedModel
 from baton.gateway.sse import DONE, Envelope
+from baton.gateway.structured_output import Asked
 from baton.gateway.turn import fields_named, rename_field
 from baton.gateway.validation import (
     check_context,
@@ -99,6 +102,16 @@ _FIELDS = {name: f"{_NESTED}.{name}" for name in TokenSampling.__struct_fields__
 _FIELDS["prompt"] = "token_ids"
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: TokenGenerateRequest
+    fields: TokenSampling
+    asked: Asked | None
+    model: ServedModel
+
+
 class TokenGenerate:
     """The route's handler."""
 
@@ -109,24 +122,14 @@ class TokenGenerate:
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted(), fields_named(_FIELDS):
-            request = self._decoder.read(exchange)
-            refuse_unserved(request, ("features", "kv_transfer_params"))
-            fields = _fields_of(request)
-            exchange.ignore([f"{_NESTED}.{name}" for name in adopt(fields)])
-            drop_neutral(fields)
-            model = desk.model(exchange, request.model)
-            info = model.require_info()
-            _check(fields, desk)
-            check_for_model(fields, info)
-            check_context(len(request.token_ids), info.max_model_len, "token_ids")
-            check_prompt_ids(request.token_ids, info.vocab_size)
-            asked = asked_of(fields)
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, fields, model = checked.request, checked.fields, checked.model
             n = fields.n or 1
             request_id = desk.take_place(exchange, fields, n)
             sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
             limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
         generation = desk.generation_request(
-            exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=asked
+            exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=checked.asked
         )
         meter = desk.meter(exchange, n)
         answer: Answer
@@ -136,6 +139,21 @@ class TokenGenerate:
             answer = TokenDocument(exchange, meter, fields)
         generations = [replace(generation, detokenize=False)]
         await answer.run(desk.admitted(exchange, desk.generator_for(fields), generations), generations)
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        desk, request = self._desk, self._decoder.read(exchange)
+        refuse_unserved(request, ("features", "kv_transfer_params"))
+        fields = _fields_of(request)
+        exchange.ignore([f"{_NESTED}.{name}" for name in adopt(fields)])
+        drop_neutral(fields)
+        model = desk.model(exchange, request.model)
+        info = model.require_info()
+        _check(fields, desk)
+        check_for_model(fields, info)
+        check_context(len(request.token_ids), info.max_model_len, "token_ids")
+        check_prompt_ids(request.token_ids, info.vocab_size)
+        return _Checked(request, fields, asked_of(fields), model)
 
 
 class TokenStream(StreamAnswer):

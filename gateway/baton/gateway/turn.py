@@ -71,14 +71,18 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
             return
 
 
-async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
-    """The chat's token ids, where its fields can be served. Raises InvalidRequest, ContextTooLong, Unavailable."""
+def check_turn(model: ServedModel, turn: Turn) -> None:
+    """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served; may run on any thread."""
     info = model.require_info()
-    max_model_len = info.max_model_len
     check_fields(turn.fields, 1)
     check_for_model(turn.fields, info)
-    check_item_count(len(turn.messages), max_model_len)
+    check_item_count(len(turn.messages) + len(turn.tools.tools), info.max_model_len)
     model.check_tools(turn.tools)
+
+
+async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
+    """Returns the token ids of a turn that was checked. Raises InvalidRequest, ContextTooLong, Unavailable."""
+    max_model_len = model.require_info().max_model_len
     token_ids = await model.encode_chat(
         turn.messages,
         add_generation_prompt=not turn.going_on,
@@ -100,6 +104,7 @@ def generation_of(
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
     asked = asked_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
+    form = (reading, asked, turn.tools)
     return desk.generation_request(
-        call, request_id, model, turn.fields, token_ids, sampling, stop, reading, asked, turn.tools
+        call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from baton.gateway.call_arguments import read_arguments
+from baton.gateway.call_arguments import check_arguments, read_arguments
 from baton.gateway.error_body import ContextTooLong
 from baton.gateway.openai_types import (
     ChatCompletionRequest,
@@ -23,6 +23,8 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
 DEFAULT_COMPLETION_TOKENS = 16
+
+MAX_ITEMS = 16 << 10  # messages, parts, tool calls and tools of one chat: a template takes 15 us for a message
 
 _UINT64 = 2**64 - 1
 _MAX_BIAS = 100.0
@@ -110,7 +112,7 @@ def check_continued(role: str) -> None:
 
 def check_for_model(request: GenerationFields, info: types_pb2.ModelInfo) -> None:
     """Raises InvalidRequest for lists that no request to this model can need, before anything is made of them."""
-    for name in ("allowed_token_ids", "stop_token_ids"):
+    for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
         check_count(name, len(getattr(request, name) or ()), info.vocab_size)
 
 
@@ -125,11 +127,21 @@ def check_chat_size(messages: Sequence[ChatMessage], max_model_len: int, num_too
 
 
 def check_item_count(num_items: int, max_model_len: int) -> None:
-    """Raises ContextTooLong for a chat with more items than the context has tokens."""
+    """Raises ContextTooLong for a chat with more items than the context has tokens, or than are rendered."""
+    check_max_items(num_items)
     if num_items > max_model_len:
         raise ContextTooLong(
             f"This model's maximum context length is {max_model_len} tokens. However, your messages have {num_items} "
             "messages, parts, tool calls and tools. Please reduce the length of the messages.",
+            field="messages",
+        )
+
+
+def check_max_items(num_items: int) -> None:
+    """Raises ContextTooLong for a chat with more items than are rendered, whatever the context."""
+    if num_items > MAX_ITEMS:
+        raise ContextTooLong(
+            f"The chat has {num_items} turns, parts, tool calls and tools; at most {MAX_ITEMS} are taken.",
             field="messages",
         )
 
@@ -282,6 +294,7 @@ def chat_num_logprobs(request: ChatCompletionRequest) -> int | None:
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them: the arguments of tool calls are read, functions are tools."""
+    check_arguments(_argument_texts(messages), "messages")
     fitted = [msgspec.structs.asdict(message) for message in messages]
     last_call = ""
     for index, message in enumerate(fitted):
@@ -297,6 +310,14 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
                 _with_parsed_arguments(call, f"{field}.{at}") for at, call in enumerate(message["tool_calls"])
             ]
     return fitted
+
+
+def _argument_texts(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    for message in messages:
+        for function in (message.function_call, *(call.get("function") for call in message.tool_calls or ())):
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:

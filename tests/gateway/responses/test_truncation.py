@@ -3,7 +3,7 @@
 import pytest
 from rest_harness import INFO, rest_side, say
 
-from baton.gateway.responses.truncation import longest_that_fits, units_of
+from baton.gateway.responses.truncation import longest_that_fits, parted, units_of
 
 CONTEXT = INFO.max_model_len
 
@@ -40,6 +40,10 @@ def test_calls_stay_with_their_results(items, sizes):
     assert [len(unit) for unit in units_of(items)] == sizes
 
 
+class Kept(list):
+    num_tokens = property(len)
+
+
 @pytest.mark.parametrize("room", range(40))
 async def test_the_fewest_of_the_oldest_go(room):
     items = [message("s", "system"), *(message(str(index)) for index in range(30)), call("1"), output("1")]
@@ -47,9 +51,9 @@ async def test_the_fewest_of_the_oldest_go(room):
 
     async def tried(kept):
         tries.append(kept)
-        return kept if len(kept) <= room else None
+        return Kept(kept) if len(kept) <= room else None
 
-    found = await longest_that_fits(items, tried)
+    found = await longest_that_fits(parted(items), room, tried)
     if room < 3:
         assert found is None  # the instructions and the last unit stay
     else:
@@ -58,6 +62,44 @@ async def test_the_fewest_of_the_oldest_go(room):
             expected = [items[0], *items[-2:]]
         assert found == expected or (room >= 33 and found == [items[0], *items[2:]])
     assert len(tries) <= 6
+
+
+class Fitting:
+    def __init__(self, kept, num_tokens):
+        self.kept, self.num_tokens = kept, num_tokens
+
+
+@pytest.mark.parametrize("texts", ["a", "the little dog ran home " * 40, "mixed"])
+@pytest.mark.parametrize("room", [300, 5000, 30_000])
+async def test_a_long_conversation_is_cut_in_few_tries(texts, room):
+    items = [message("word " * (index % 90) if texts == "mixed" else texts) for index in range(12_000)]
+    costs = [3 + len(item["content"]) // 4 for item in items]
+    fits = next(first for first in range(len(items)) if sum(costs[first:]) <= room)
+    tries = []
+
+    async def tried(kept):
+        tries.append(len(kept))
+        num_tokens = sum(costs[-len(kept) :])
+        return Fitting(kept, num_tokens) if num_tokens <= room else None
+
+    found = await longest_that_fits(parted(items), room, tried)
+    num_missing = len(items) - fits - len(found.kept)
+    assert num_missing == 0 or (sum(tries) > 10_000 and 0 < num_missing < len(items) // 50)
+    assert len(tries) <= 9  # halving took 14, from 6,000 items on
+    assert sum(tries) <= 9 * len(found.kept)
+
+
+async def test_of_very_many_items_more_than_the_fewest_may_go():
+    items = [message("a") for _ in range(60_000)]
+    tries = []
+
+    async def tried(kept):
+        tries.append(len(kept))
+        return Fitting(kept, 1 + len(kept) // 1000) if len(kept) < 25_000 else None
+
+    found = await longest_that_fits(parted(items), 40, tried)
+    assert 1000 < len(found.kept) < 25_000
+    assert sum(tries) < 60_000
 
 
 async def ask(rest, given, **fields):

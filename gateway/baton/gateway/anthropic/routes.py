@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from baton.gateway.anthropic.answers import MessageDocument, MessageStream
@@ -18,7 +20,8 @@ from baton.gateway.front_desk import FrontDesk
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
-from baton.gateway.turn import encode_turn, fields_named, generation_of
+from baton.gateway.served_model import ServedModel
+from baton.gateway.turn import Turn, check_turn, encode_turn, fields_named, generation_of
 
 VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
 # Anthropic's clients add it to the paths of beta features.
@@ -36,16 +39,21 @@ class Messages:
         desk = self._desk
         with desk.refusals_counted(), fields_named(FIELDS):
             check_version(exchange.headers)
-            request = self._decoder.read(exchange)
-            exchange.ignore(ignored_of(request))
-            turn = turn_of(request)
-            model = desk.model(exchange, request.model)
+            request, model, turn = await desk.bodies.run(partial(self._read, exchange), len(exchange.body))
             request_id = desk.take_place(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn)
             generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
         kind = MessageStream if request.stream else MessageDocument
         answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
         await answer.run(desk.admitted(exchange, desk.generator, [generation]), [generation])
+
+    def _read(self, exchange: Exchange) -> tuple[MessagesRequest, ServedModel, Turn]:
+        request = self._decoder.read(exchange)
+        exchange.ignore(ignored_of(request))
+        turn = turn_of(request)
+        model = self._desk.model(exchange, request.model)
+        check_turn(model, turn)
+        return request, model, turn
 
 
 class CountTokens:
@@ -58,13 +66,18 @@ class CountTokens:
     async def __call__(self, exchange: Exchange) -> None:
         with fields_named(FIELDS):
             check_version(exchange.headers)
-            request = self._decoder.read(exchange)
-            exchange.ignore(ignored_of(request))
-            turn = counted_turn(request)
-            model = self._desk.model(exchange, request.model)
+            model, turn = await self._desk.bodies.run(partial(self._read, exchange), len(exchange.body))
             token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))
+
+    def _read(self, exchange: Exchange) -> tuple[ServedModel, Turn]:
+        request = self._decoder.read(exchange)
+        exchange.ignore(ignored_of(request))
+        turn = counted_turn(request)
+        model = self._desk.model(exchange, request.model)
+        check_turn(model, turn)
+        return model, turn
 
 
 def anthropic_routes(desk: FrontDesk) -> list[Route]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.conversations.checks import checked_items
 from baton.gateway.conversations.shelf import ConversationShelf
 from baton.gateway.conversations.types import (
@@ -18,7 +20,7 @@ from baton.gateway.conversations.types import (
 )
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
-from baton.gateway.responses.items import ignored_items
+from baton.gateway.responses.items import Item, ignored_items
 from baton.gateway.responses.pages import listed
 from baton.gateway.responses.routes import PAGE, page_asked
 from baton.gateway.responses.types import ItemList
@@ -33,19 +35,24 @@ _IDS = "conv_[^/]+"
 class Conversations:
     """Handles the routes of conversations."""
 
-    def __init__(self, shelf: ConversationShelf, strict: bool) -> None:
+    def __init__(self, shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> None:
         self._shelf = shelf
+        self._bodies = bodies
         self._creations = BodyDecoder(CreateConversationRequest, strict)
         self._updates = BodyDecoder(UpdateConversationRequest, strict)
         self._additions = BodyDecoder(AddItemsRequest, strict)
 
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/conversations."""
-        request = self._creations.read(exchange)
-        check_metadata(request.metadata)
-        exchange.ignore(ignored_items(request.items or (), "items"))
-        items = checked_items(request.items) if request.items else []
-        _respond(exchange, await self._shelf.create(_tenant(exchange), request.metadata or {}, items))
+
+        def read() -> tuple[dict[str, str], list[Item]]:
+            request = self._creations.read(exchange)
+            check_metadata(request.metadata)
+            exchange.ignore(ignored_items(request.items or (), "items"))
+            return request.metadata or {}, checked_items(request.items) if request.items else []
+
+        metadata, items = await self._bodies.run(read, len(exchange.body))
+        _respond(exchange, await self._shelf.create(_tenant(exchange), metadata, items))
 
     async def get(self, exchange: Exchange) -> None:
         """GET /v1/conversations/{conversation_id}."""
@@ -53,7 +60,8 @@ class Conversations:
 
     async def update(self, exchange: Exchange) -> None:
         """POST /v1/conversations/{conversation_id}."""
-        metadata = self._updates.read(exchange).metadata or {}
+        request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body))
+        metadata = request.metadata or {}
         check_metadata(metadata)
         _respond(exchange, await self._shelf.update(_tenant(exchange), _ids(exchange)[0], metadata))
 
@@ -70,9 +78,13 @@ class Conversations:
 
     async def add_items(self, exchange: Exchange) -> None:
         """POST /v1/conversations/{conversation_id}/items."""
-        request = self._additions.read(exchange)
-        exchange.ignore(ignored_items(request.items, "items"))
-        items = checked_items(request.items)
+
+        def read() -> list[Item]:
+            request = self._additions.read(exchange)
+            exchange.ignore(ignored_items(request.items, "items"))
+            return checked_items(request.items)
+
+        items = await self._bodies.run(read, len(exchange.body))
         _respond(exchange, listed(await self._shelf.add(_tenant(exchange), _ids(exchange)[0], items)))
 
     async def get_item(self, exchange: Exchange) -> None:
@@ -84,9 +96,9 @@ class Conversations:
         _respond(exchange, await self._shelf.remove(_tenant(exchange), *_ids(exchange)))
 
 
-def conversation_routes(shelf: ConversationShelf, strict: bool) -> list[Route]:
+def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> list[Route]:
     """Their part of the route table."""
-    handlers = Conversations(shelf, strict)
+    handlers = Conversations(shelf, bodies, strict)
     one = f"{PATH}/{{conversation_id}}"
     item = f"{one}/items/{{item_id}}"
     errors, body = (400, 404, 503), (400, 404, 408, 413, 503)

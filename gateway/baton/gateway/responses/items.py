@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from baton.gateway.call_arguments import read_arguments
+from baton.gateway.call_arguments import check_arguments, read_arguments
 from baton.gateway.request_body import wrong_field
 from baton.gateway.responses.tools import INPUT, ToolName
 from baton.rpc.errors import InvalidRequest
@@ -112,8 +112,9 @@ def _is_skipped(item: Item) -> bool:
     return isinstance(kind, str) and kind in _SKIPPED
 
 
-def chat_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """The chat that these items are. What the assistant did in a row is one message."""
+    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
     chat: list[dict[str, Any]] = []
     if instructions:
         chat.append({"role": "system", "content": instructions})

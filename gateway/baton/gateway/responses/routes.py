@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
@@ -54,8 +55,7 @@ class Responses:
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/responses."""
         with self._service.refusals_counted():
-            request = self._decoder.read(exchange)
-            exchange.ignore(ignored_of(request))
+            request = await self._service.bodies.run(partial(self._read, exchange), len(exchange.body))
         begun = await self._service.begin(exchange, request)
         running = begun.running
         waits = not request.background or request.stream
@@ -68,6 +68,11 @@ class Responses:
             exchange.fail(running.error)
         else:
             exchange.respond(200, msgspec.json.encode(running.response))
+
+    def _read(self, exchange: Exchange) -> ResponsesRequest:
+        request = self._decoder.read(exchange)
+        exchange.ignore(ignored_of(request))
+        return request
 
     async def get(self, exchange: Exchange) -> None:
         """GET /v1/responses/{response_id}."""

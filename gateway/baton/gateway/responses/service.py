@@ -8,24 +8,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from baton.gateway.access.identity import Identity
+from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.conversations.shelf import ConversationShelf
 from baton.gateway.error_body import ContextTooLong
 from baton.gateway.front_desk import Call, FrontDesk
 from baton.gateway.generation import GenerationRequest
+from baton.gateway.prompts.rendering import size_of
 from baton.gateway.responses.items import Item, chat_messages, input_items, new_item_id
 from baton.gateway.responses.output import OutputItems
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.shelf import ResponseShelf
-from baton.gateway.responses.tools import ToolName, served_tools
-from baton.gateway.responses.truncation import longest_that_fits
+from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
+from baton.gateway.responses.truncation import longest_that_fits, parted
 from baton.gateway.responses.turns import FIELDS, check_request, conversation_of, new_response, turn_of
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
 from baton.gateway.served_model import ServedModel
 from baton.gateway.structured_output import Asked
-from baton.gateway.turn import Turn, encode_turn, fields_named, generation_of
+from baton.gateway.turn import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.validation import check_max_items
 from baton.rpc.errors import InvalidRequest, NotFound
+
+T = TypeVar("T")
 
 _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
@@ -45,6 +51,18 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A turn that fits into the context."""
+
+    turn: Turn
+    token_ids: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class BegunResponse:
     """A response that can be followed; `start` sets its generation going."""
 
@@ -60,6 +78,11 @@ class ResponseService:
         self._shelf = shelf
         self.conversations = ConversationShelf(shelf.store)
 
+    @property
+    def bodies(self) -> BodyThread:
+        """Where large requests are read."""
+        return self._desk.bodies
+
     def refusals_counted(self) -> AbstractContextManager[None]:
         """Counts errors of requests that cannot be read."""
         return self._desk.refusals_counted()
@@ -68,13 +91,15 @@ class ResponseService:
         """Checks a request and takes its place; `asked` is a form that its fields do not say. Raises ServiceError."""
         desk = self._desk
         with desk.refusals_counted():
-            check_request(request, desk.config.max_logprobs)
+            model, served, items = await self._beside(
+                partial(self._check, call, request), request.input, request.tools, request.instructions
+            )
             if request.request_id:
                 call.request_id = request.request_id
             ticket = desk.admission.admit(call.request_id, 1)
             try:
                 with fields_named(FIELDS):
-                    prepared = await self._prepare(call, request, asked)
+                    prepared = await self._prepare(call, request, model, served, items, asked)
                     running = self._running(call, prepared, ticket.end)
                     generation = generation_of(
                         desk, call, ticket.request_id, prepared.model, prepared.turn, prepared.token_ids
@@ -133,22 +158,40 @@ class ResponseService:
             raise InvalidRequest("Only responses that are made in the background can be cancelled.", field="background")
         return await self._shelf.cancel(response_id)
 
-    async def _prepare(self, call: Call, request: ResponsesRequest, asked: Asked | None) -> _Prepared:
-        model = self._desk.model(call, request.model)
-        served = served_tools(request.tools)
-        items: Sequence[Item] = input_items(request.input)
+    def _check(self, call: Call, request: ResponsesRequest) -> tuple[ServedModel, ServedTools, list[Item]]:
+        check_request(request, self._desk.config.max_logprobs)
+        with fields_named(FIELDS):
+            model = self._desk.model(call, request.model)
+            check_max_items(0 if isinstance(request.input, str) else len(request.input))
+            return model, served_tools(request.tools), input_items(request.input)
+
+    async def _beside(self, work: Callable[[], T], *values: object) -> T:
+        """Returns what `work` on these values does; where they are large, another thread does it."""
+        return await self._desk.bodies.run(work, size_of(values))
+
+    async def _prepare(
+        self,
+        call: Call,
+        request: ResponsesRequest,
+        model: ServedModel,
+        served: ServedTools,
+        items: Sequence[Item],
+        asked: Asked | None,
+    ) -> _Prepared:
         context, conversation_id = await self._context(call, request)
         prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
-        turn = replace(turn_of(request, [*context, *items], served), asked=asked)
+
+        made = partial(turn_of, request, [*context, *items], served)
+        turn = replace(await self._beside(made, context, items, request.tools, request.instructions), asked=asked)
         try:
-            return prepared(turn, await encode_turn(model, turn), names=served.names)
+            return prepared(turn, await self._encode(model, turn), names=served.names)
         except ContextTooLong:
             if request.truncation != "auto":
                 raise
             found = await self._truncated(model, request, turn, [*context, *items])
             if found is None:
                 raise
-            return prepared(*found, names=served.names)
+            return prepared(found.turn, found.token_ids, names=served.names)
 
     async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
         """Returns the items that come before the request's, and the conversation that they are of, if any."""
@@ -161,23 +204,29 @@ class ResponseService:
         tenant = call.identity.tenant.name
         return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
 
+    async def _encode(self, model: ServedModel, turn: Turn) -> list[int]:
+        await self._beside(partial(check_turn, model, turn), turn.messages, turn.tools.tools)
+        return await encode_turn(model, turn)
+
     async def _truncated(
         self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item]
-    ) -> tuple[Turn, list[int]] | None:
+    ) -> _Fitting | None:
         """Returns the turn over the latest items that leave room for an answer, or else for its first token."""
         context = model.require_info().max_model_len
+        conversation = await self._beside(partial(parted, items), items)
         wanted = min(request.max_output_tokens or context // 8, context // 2)
         for room in (wanted, 1):
 
-            async def tried(kept: list[Item], room: int = room) -> tuple[Turn, list[int]] | None:
-                shorter = replace(turn, messages=chat_messages(request.instructions, kept))
+            async def tried(kept: list[Item], room: int = room) -> _Fitting | None:
+                messages = await self._beside(partial(chat_messages, request.instructions, kept), kept)
+                shorter = replace(turn, messages=messages)
                 try:
-                    token_ids = await encode_turn(model, shorter)
+                    token_ids = await self._encode(model, shorter)
                 except ContextTooLong:
                     return None
-                return (shorter, token_ids) if len(token_ids) + room <= context else None
+                return _Fitting(shorter, token_ids) if len(token_ids) + room <= context else None
 
-            found = await longest_that_fits(items, tried)
+            found = await longest_that_fits(conversation, context - room, tried)
             if found is not None:
                 return found
         return None

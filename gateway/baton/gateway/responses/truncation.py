@@ -2,40 +2,125 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol, TypeVar
 
+from baton.gateway.prompts.rendering import size_of
 from baton.gateway.responses.items import OUTPUTS, Item
 
-T = TypeVar("T")
 Unit = list[Item]
 
-
-async def longest_that_fits(items: Sequence[Item], tried: Callable[[list[Item]], Awaitable[T | None]]) -> T | None:
-    """Drops the fewest of the oldest units for which `tried` returns a value, and returns that; None: none does.
-
-    What instructs the model stays, and the last unit does. Dropping more never makes a conversation longer, so the
-    number is searched by halves.
-    """
-    pinned, units = _split(items)
-    low, high, best = 1, len(units) - 1, None
-    while low <= high:
-        middle = (low + high) // 2
-        kept = [*pinned, *(item for unit in units[middle:] for item in unit)]
-        found = await tried(kept)
-        if found is None:
-            low = middle + 1
-        else:
-            best, high = found, middle - 1
-    return best
+_ITEM_CHARS = 32  # that an item counts beside its text: what the template writes around it
+_FIRST_CHARS = 2  # a token; a first try that fits teaches how many it really has
+_MAX_TRIES = 12
+_CAUTION = 0.99  # a guess that is a little too long teaches less than one that fits
+_HALVED_UNITS = 64  # among fewer no guess is made
+_MAX_TRIED_ITEMS = 10_000  # of all tries together: half a second's work
 
 
-def _split(items: Sequence[Item]) -> tuple[list[Item], list[Unit]]:
-    """Returns the messages of the system or developer that come first, and the units of the rest."""
+class Fit(Protocol):
+    """A try that fits."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its prompt."""
+
+
+F = TypeVar("F", bound=Fit)
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A conversation in units, of which the oldest may go."""
+
+    pinned: Sequence[Item]  # messages of the system or developer that come first
+    items: Sequence[Item]  # the others
+    starts: Sequence[int]  # of the units among them
+    sizes: Sequence[int]  # characters from a unit's start to the end
+
+    def kept(self, first: int) -> list[Item]:
+        """Returns what is left where units from `first` on are kept."""
+        return [*self.pinned, *self.items[self.starts[first] :]]
+
+    def first_of_size(self, num_chars: float) -> int:
+        """Returns the first unit from which on there are at most so many characters."""
+        return bisect_left(self.sizes, -num_chars, key=lambda size: -size)
+
+
+def parted(items: Sequence[Item]) -> Parted:
+    """Returns the items in units."""
     start = 0
     while start < len(items) and items[start].get("role") in ("system", "developer"):
         start += 1
-    return list(items[:start]), units_of(items[start:])
+    units = units_of(items[start:])
+    starts = list(accumulate((len(unit) for unit in units[:-1]), initial=0))
+    sizes = [size_of(unit) + _ITEM_CHARS * len(unit) for unit in units]
+    return Parted(items[:start], items[start:], starts, list(accumulate(reversed(sizes)))[::-1])
+
+
+async def longest_that_fits(
+    conversation: Parted, room: int, tried: Callable[[list[Item]], Awaitable[F | None]]
+) -> F | None:
+    """Drops the fewest of the oldest units for which `tried` returns a value, and returns that; None: none does.
+
+    What instructs the model stays, and the last unit does. `room` is how many tokens fit, by which the search guesses.
+    Of a conversation of very many items more than the fewest may go.
+    """
+    low, high = 1, len(conversation.starts) - 1
+    best: F | None = None
+    search = _Search(conversation, room)
+    num_tries = num_items = 0
+    while low <= high:
+        if best is not None and (num_tries >= _MAX_TRIES or num_items >= _MAX_TRIED_ITEMS):
+            break
+        first = min(max(search.guess(low, high), low), high)
+        kept = conversation.kept(first)
+        num_tries, num_items = num_tries + 1, num_items + len(kept)
+        found = await tried(kept)
+        if found is None:
+            low = first + 1
+            search.too_long(first)
+        else:
+            best, high = found, first - 1
+            search.fits(first, found.num_tokens)
+    return best
+
+
+class _Search:
+    """Guesses the first unit by how many tokens fitted so far, and steps from there, further with every step."""
+
+    def __init__(self, conversation: Parted, room: int) -> None:
+        self._conversation = conversation
+        self._room = room
+        self._first = conversation.first_of_size(_FIRST_CHARS * room)
+        self._step = 1
+        self._has_fitted = False
+
+    def guess(self, low: int, high: int) -> int:
+        """Returns the unit to try: the middle where there are few, or where steps would be longer."""
+        width = high - low
+        is_near = width <= _HALVED_UNITS or self._step > width
+        return (low + high) // 2 if is_near else self._first
+
+    def too_long(self, first: int) -> None:
+        """Notes what does not fit."""
+        if self._has_fitted:
+            self._first, self._step = first + self._step, 2 * self._step
+        else:
+            self._first = max(first + 1, self._conversation.first_of_size(self._conversation.sizes[first] / 4))
+
+    def fits(self, first: int, num_tokens: int) -> None:
+        """Notes what fits."""
+        self._has_fitted = True
+        size = _CAUTION * self._conversation.sizes[first] * self._room / max(1, num_tokens)
+        guessed = self._conversation.first_of_size(size)
+        if guessed < first - self._step:
+            self._first, self._step = guessed, max(1, (first - guessed) // 64)
+        else:
+            self._first, self._step = first - self._step, 2 * self._step
 
 
 def units_of(items: Sequence[Item]) -> list[Unit]:

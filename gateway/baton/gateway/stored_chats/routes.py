@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.http_exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
@@ -41,8 +43,9 @@ _IDS = "chatcmpl-.+"
 class StoredChats:
     """The handlers."""
 
-    def __init__(self, shelf: ChatShelf, primary_name: Callable[[str], str], strict: bool) -> None:
+    def __init__(self, shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool) -> None:
         self._shelf = shelf
+        self._bodies = bodies
         self._primary_name = primary_name
         self._decoder = BodyDecoder(UpdateChatCompletion, strict)
 
@@ -91,7 +94,8 @@ class StoredChats:
 
     async def update(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions/{completion_id}."""
-        metadata = self._decoder.read(exchange).metadata or {}
+        request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body))
+        metadata = request.metadata or {}
         check_metadata(metadata)
         chat = await self._shelf.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
         exchange.respond(200, msgspec.json.encode(chat.completion))
@@ -103,9 +107,11 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(DeletedChatCompletion(id=completion_id)))
 
 
-def stored_chat_routes(shelf: ChatShelf, primary_name: Callable[[str], str], strict: bool = False) -> list[Route]:
+def stored_chat_routes(
+    shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool = False
+) -> list[Route]:
     """Their part of the route table. `primary_name` is that of a model by any of its names."""
-    handlers = StoredChats(shelf, primary_name, strict)
+    handlers = StoredChats(shelf, primary_name, bodies, strict)
     one = f"{PATH}/{{completion_id}}"
     errors = (400, 404, 503)
     return [
