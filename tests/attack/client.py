@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from attack.case import Case, Delivery
 
 _TOKEN = re.compile(
-    rb'"(?:content|text|delta|arguments|partial_json)": ?"[^"]|"token_ids": ?\[\d|\[DONE\]|message_stop'
+    rb'"(?:content|reasoning_content|reasoning|thinking|text|delta|arguments|partial_json)": ?"[^"]'
+    rb'|"tool_calls": ?\[\{|"token_ids": ?\[\d|\[DONE\]|message_stop'
 )
 _SLOW_PIECES = 8
 _SLOW_SECONDS = 0.1
@@ -80,10 +81,10 @@ def _read(connection: socket.socket, case: Case, began: float, seconds: float, a
                 took = time.monotonic() - began
                 head, _, data = data.partition(b"\r\n\r\n")
                 status, headers = _parse(head)
-            if status and (_is_complete(headers, data, case) or status >= 400):
-                break
-            if status and case.streamed and _TOKEN.search(data):
+            if 0 < status < 400 and case.streamed and _TOKEN.search(data):
                 at_token()
+                break
+            if status and (status >= 400 or _is_complete(headers, data, case)):
                 break
     return Answer(status, headers, took, data[:300])
 

@@ -25,6 +25,8 @@ def _ask(port: int, key: str, prompt: str, found: list[float]) -> None:
     began = time.monotonic()
     tokens: list[float] = []
     answer = send(port, key, Case(0, "neighbour", CHATS, body.encode()), 60, lambda: tokens.append(time.monotonic()))
+    if not (answer.accepted and tokens):
+        print(f"no token after {time.monotonic() - began:.1f} s: {answer.status} {answer.text!r}", file=sys.stderr)
     found.append(tokens[0] - began if answer.accepted and tokens else 60.0)
 
 

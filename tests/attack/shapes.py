@@ -30,7 +30,7 @@ def raw_json(rng: random.Random) -> Draft:
     size = large(rng)
     piece = rng.choice((b"{},", b"[],", b'"",', b"1,", b"null,", b"[", b'{"a":', b'{"a":1},', b"1e9,", b'"\\u0000",'))
     filled = piece * (size // len(piece))
-    head = b'{"messages":[{"role":"user","content":"x"}],"prompt":"x","input":"x",'
+    head = b'{"messages":[{"role":"user","content":"x"}],"prompt":"x","input":"x","max_tokens":4,'
     form = rng.randrange(5)
     if form == 0:
         body = filled
@@ -43,14 +43,14 @@ def raw_json(rng: random.Random) -> Draft:
     else:
         depth = rng.choice((100, 1000, 100_000, size // 2))
         body = head + b'"metadata":' + b"[" * depth + b"]" * depth + b"}"
-    return Draft(rng.choice(_PATHS), body, note=f"{piece!r} form {form}")
+    return Draft(rng.choice(_PATHS), body, streamed=False, note=f"{piece!r} form {form}")
 
 
 def binary(rng: random.Random) -> Draft:
     """Draws bytes that are no JSON."""
     size = large(rng)
     body = rng.choice((b"\x00", b"\xff", b"\xf0\x9f\x98", b" ", b"\xef\xbb\xbf", b"--x\r\n", b'"')) * (size // 2)
-    return Draft(rng.choice(_PATHS), body)
+    return Draft(rng.choice(_PATHS), body, streamed=False)
 
 
 def tools(rng: random.Random) -> Draft:

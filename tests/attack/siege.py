@@ -26,6 +26,8 @@ def _first_tokens(fleet: Attacked, seconds: float, seed: int) -> list[float]:
     words = [sys.executable, str(program), str(fleet.port), str(seconds), str(_RATE), str(seed)]
     done = subprocess.run(words, input=fleet.keys["neighbour"] + "\n", capture_output=True, text=True, check=True)
     found: list[float] = json.loads(done.stdout)
+    shares = ", ".join(f"p{part * 100:g} {1000 * percentile(found, part):.0f}" for part in (0.5, 0.9, 0.99))
+    print(f"a neighbour's first tokens: {len(found)}, {shares} ms\n{done.stderr}", end="", flush=True)
     return found
 
 

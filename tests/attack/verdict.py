@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attack.fleet import Cost
+from attack.fleet import STAYS, Cost
 from bench.report import render_table
 
 REFUSED_CPU = 0.5  # seconds
 ACCEPTED_CPU = 1.0  # seconds
-STAYS = 20_000_000  # bytes
 STALL = 0.05  # seconds
 SLOWDOWN = 2.0
 

@@ -1,6 +1,7 @@
 """Hostile requests against a real fleet: what one costs, what stays, how long the gateway stands still.
 
-python tests/bench/bench_hostile.py [--cases N] [--case N] [--seed N] [--family NAME] [--siege S] [--json PATH]
+python tests/bench/bench_hostile.py [--cases N] [--case N [--repeat N]] [--seconds S] [--seed N] [--family NAME]
+    [--siege S] [--json PATH]
 
 A gateway, a router, a kvstore and a worker as processes, with API keys and limits. A seeded search over bodies,
 prompts, grammars, schemas and ways of sending, up to the gateway's body limit; `--case N` repeats one. Exits with 1
@@ -8,7 +9,9 @@ when a bound is missed.
 
 CPU      of all processes, helpers and reaped children included, less an idle fleet's: until the first token, and what
          goes on after the client left; an answer that is not streamed is judged by its stall and memory alone
-stays    growth of the resident memory of all processes, up to a second later
+stays    growth of the resident memory of all processes, up to a second later; where it is too much, the growth by the
+         same request sent again, up to three times: caches and heaps that have their size by then do not grow again,
+         while what is held for good does
 stall    the slowest answer to a probe of GET /health, or the CPU that the gateway used meanwhile where that is less
 neighbour  another tenant's first tokens while 16 clients attack within limits as README's, over without
 """
@@ -16,9 +19,11 @@ neighbour  another tenant's first tokens while 16 clients attack within limits a
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,15 +43,19 @@ _SIEGE_CASES = 64
 
 def _numbers(options: argparse.Namespace) -> list[int]:
     if options.case:
-        return list(options.case)
+        return [number for number in options.case for _ in range(options.repeat)]
     names = tuple(FAMILIES)
     return [n for n in range(options.start, options.cases) if options.family in ("", names[n % len(names)])]
 
 
 def search(fleet: Attacked, options: argparse.Namespace) -> list[Cost]:
     """Sends every case; prints those that miss a bound as they are found."""
-    costs = []
+    costs: list[Cost] = []
+    until = time.monotonic() + options.seconds
     for number in _numbers(options):
+        if time.monotonic() > until:
+            print(f"stopped before case {number}: time is up")
+            break
         cost = fleet.cost(make_case(options.seed, number))
         costs.append(cost)
         wrong = misses(cost)
@@ -54,7 +63,8 @@ def search(fleet: Attacked, options: argparse.Namespace) -> list[Cost]:
             figures = f"{cost.cpu:.2f} CPU-s, {cost.grown / 1e6:.1f} MB, {1000 * cost.stall:.0f} ms"
             print(f"{cost.case.name}: {cost.answer.status}, {figures}; {', '.join(wrong) or 'kept'}", flush=True)
             if options.case:
-                print(cost.answer.text)
+                parts = ", ".join(f"{name} {cpu:.2f}" for name, cpu in cost.parts.items())
+                print(f"    CPU-s: {parts}; {cost.answer.text!r}")
     return costs
 
 
@@ -64,6 +74,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--start", type=int, default=0, help="the first case")
     parser.add_argument("--case", type=int, action="append", help="only this one; may be repeated")
+    parser.add_argument("--repeat", type=int, default=1, help="send each --case so often")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="send no further case after so long")
     parser.add_argument("--family", default="", choices=("", *FAMILIES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executor", choices=("cpu", "sim"), default="sim")
