@@ -30,6 +30,7 @@ _MIN_BODY_RATE = 64 << 10  # bytes a second that extend the body's deadline
 _MAX_PIPELINED = 16
 _MAX_PIPELINED_BYTES = 1 << 20
 _MAX_HEADERS = 128
+_LARGE_PIECE = 4096  # bytes of a body that are not put together with others as they come
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 << 20
 # What a slow client may have unread in our memory before its deltas are merged instead.
@@ -114,7 +115,6 @@ class HttpConnection(asyncio.Protocol):
         self.unused = True  # no byte of a request has come
         self.writable = True
         self.client = ""
-        self._body: bytes | bytearray = b""
         self._chunks: ChunkBudget | None = None  # of the chunked body being read
         self._num_pieces = 0  # of bodies, in what was read last
         self._begin_message()
@@ -301,21 +301,21 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._body_bytes > self._limits.max_body_bytes:
             self._rejection = self._too_large()
-            self._body = b""
+            self._body.clear()
             return
         self._read_deadline += len(data) / _MIN_BODY_RATE
-        if not self._body:
-            self._body = data
-            return
-        if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += data  # one buffer: pieces of two bytes would each take twenty times their size
+        if len(data) >= _LARGE_PIECE or not self._body:
+            self._body.append(data)  # joined at the end: a buffer that grows is copied again and again
+        elif isinstance(last := self._body[-1], bytearray):
+            last += data  # pieces of two bytes would each take twenty times their size
+        else:
+            self._body.append(bytearray(data))
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
         if exchange is None or self._rejection is not None:
             return
-        exchange.body = bytes(self._body)
+        exchange.body = b"".join(self._body)
         self._state = _State.WAITING
         self._read_deadline = math.inf
         self._begin_message()
@@ -332,7 +332,7 @@ class HttpConnection(asyncio.Protocol):
         self._header_bytes = 0
         self._fed_header_bytes = 0
         self._num_headers = 0
-        self._body = b""
+        self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._chunks = None
         self._exchange = None
