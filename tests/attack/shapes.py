@@ -120,5 +120,5 @@ def transport(rng: random.Random) -> Draft:
         return Draft(CHATS, fields, headers=(("x-long", "v" * rng.choice((100, 30_000, 10**6))),), note="header")
     delivery = (Delivery.CHUNKED, Delivery.SLOW, Delivery.HALF_CLOSED)[kind - 2]
     if delivery is Delivery.CHUNKED:
-        fields = prompt_fields(CHATS, "a" * rng.choice((10, 10_000, 200_000)))
+        fields = prompt_fields(CHATS, "a" * rng.choice((10, 10_000, 200_000))) | {"max_tokens": 1}
     return Draft(CHATS, fields, delivery=delivery, note=delivery.value, streamed="stream" in fields)
