@@ -27,6 +27,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
+MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies selections hand_over autoscaling availability promises)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
@@ -64,7 +65,7 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, c
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/envoy proto/baton/envoy
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/otlp proto/baton/otlp
-	$(BIN)/python -m pytest -q tests/deploy/test_manifests.py tests/deploy/test_network_policies.py
+	$(BIN)/python -m pytest -q $(MANIFEST_TESTS)
 
 fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 	$(BIN)/ruff check --fix .

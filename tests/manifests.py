@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from deploy_tools import ROOT, kustomize
+from deploy_tools import kustomize
+from fleet_variants import folder_of
 
-KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "gpu", "production")
-# Components of objects that a cluster knows only with somebody's CRDs; no overlay has them on.
-CRD_COMPONENTS = ("keda", "pod-monitors", "pod-monitors-tls", "gateway-api")
+OVERLAYS = ("cpu-demo", "gpu", "aggregated", "production")
+# Components of objects that a cluster knows only with CRDs that are not its own; no overlay has them on.
+CRD_COMPONENTS = ("keda", "keda-aggregated", "pod-monitors", "pod-monitors-tls", "gateway-api", "gateway-api-tls")
 
 Manifest = Mapping[str, Any]
 
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
-    """Every object of an overlay."""
-    return tuple(yaml.safe_load_all(kustomize(KUBERNETES / "overlays" / overlay)))
+    """Every object of an overlay, or of a variant of one."""
+    return tuple(yaml.safe_load_all(kustomize(folder_of(overlay))))
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
@@ -56,7 +56,8 @@ def services(overlay: str) -> Iterator[Manifest]:
 def arguments(workload: Manifest) -> list[str]:
     """A container's arguments, its variables filled in as Kubernetes does."""
     container = container_of(workload)
-    values = {one["name"]: str(one.get("value", "10.0.0.1")) for one in container.get("env", ())}
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    values = {one["name"]: _value_of(one, labels) for one in container.get("env", ())}
     return [_filled(word, values) for word in container["args"]]
 
 
@@ -68,6 +69,14 @@ def environment(workload: Manifest) -> dict[str, str]:
         for one in variables
         if one["name"].startswith("BATON_")
     }
+
+
+def _value_of(variable: Manifest, labels: Mapping[str, str]) -> str:
+    """A variable's value; of the fields of a pod its labels are here, and an address stands for the others."""
+    if "value" in variable:
+        return str(variable["value"])
+    path = variable["valueFrom"].get("fieldRef", {}).get("fieldPath", "")
+    return labels[path.split("'")[1]] if path.startswith("metadata.labels[") else "10.0.0.1"
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

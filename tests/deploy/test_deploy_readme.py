@@ -9,6 +9,8 @@ import sys
 import pytest
 import yaml
 from deploy_tools import ROOT, prometheus_tool
+from fleet_variants import VARIANTS, folder_of
+from manifests import OVERLAYS
 
 _DEPLOY = ROOT / "deploy"
 _TEXT = (_DEPLOY / "README.md").read_text()
@@ -18,9 +20,8 @@ _COMMANDS = re.findall(r"^\s*`?(baton [a-z].*?)(?:`|\.?$|  +#)", _TEXT, re.MULTI
 def test_the_table_of_settings_is_the_fleets():
     table = _TEXT.partition("| setting | what |")[2].partition("\n\n")[0]
     told = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-zA-Z]+)`", row.split("|")[1])}
-    for overlay in ("gpu", "production"):
-        fleet = yaml.safe_load((_DEPLOY / "kubernetes" / "overlays" / overlay / "fleet.yaml").read_text())
-        assert set(fleet["data"]) == told
+    folders = [folder_of(name) for name in (*OVERLAYS, *VARIANTS)]
+    assert set().union(*(yaml.safe_load((one / "fleet.yaml").read_text())["data"] for one in folders)) == told
 
 
 def test_the_table_of_components_is_the_folder():

@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from deploy_tools import kustomize
+from fleet_variants import KUBERNETES, VARIANTS, folder_of, wrapped
 from manifests import (
     CRD_COMPONENTS,
-    KUBERNETES,
     OVERLAYS,
     arguments,
     container_of,
@@ -29,13 +29,14 @@ from manifests import (
 
 from baton.services import settings
 from baton.services.cli import SERVICES
-from baton.services.metrics_table import all_metrics
 from baton.services.probe import ProbeConfig
 from baton.services.run import ProcessConfig
 
-_CRD_KINDS = {"HTTPRoute", "GRPCRoute", "PodMonitor", "ScaledObject"}
+_ALL = (*OVERLAYS, *VARIANTS)
+_CRD_KINDS = {"HTTPRoute", "GRPCRoute", "BackendTLSPolicy", "PodMonitor", "ScaledObject"}
+_OLDEST = "1.30"  # as deploy/README.md has it
 _VERSIONS = tuple(sorted({kubernetes_validate.utils.major_minor(v) for v in kubernetes_validate.utils.all_versions()},
-                         key=lambda v: tuple(map(int, v.split("."))))[-3:])  # fmt: skip
+                         key=lambda v: tuple(map(int, v.split(".")))))  # fmt: skip
 _PATH = re.compile(r"/etc/baton/\S+")
 
 
@@ -47,11 +48,20 @@ def schemas_read_once(monkeypatch):
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", _read_schema)
 
 
-@pytest.mark.parametrize("version", _VERSIONS)
+@pytest.mark.parametrize("version", [_OLDEST, *_VERSIONS[-3:]])
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_object_is_valid_in_the_three_newest_kubernetes(overlay, version):
+def test_every_object_is_valid_in_the_oldest_and_the_three_newest_kubernetes(overlay, version):
     for manifest in rendered(overlay):
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_an_older_kubernetes_does_not_have_all_fields():
+    """`preStop.sleep` sets the oldest version."""
+    before = _VERSIONS[_VERSIONS.index(_OLDEST) - 2]  # 1.29 has the field behind a feature gate
+    with pytest.raises(kubernetes_validate.ValidationError, match="sleep"):
+        kubernetes_validate.validate(named("gpu", "Deployment", "baton-gateway"), before, strict=True)
+    text = (KUBERNETES.parent / "README.md").read_text()
+    assert re.findall(r"Kubernetes (1\.\d+) or newer", text) == [_OLDEST]
 
 
 def test_a_field_that_does_not_exist_is_found():
@@ -61,20 +71,19 @@ def test_a_field_that_does_not_exist_is_found():
         kubernetes_validate.validate(manifest, _VERSIONS[-1], strict=True)
 
 
-@pytest.mark.parametrize("component", sorted(path.name for path in (KUBERNETES / "components").iterdir()))
-def test_every_component_renders_and_only_the_listed_ones_need_crds(component, tmp_path):
-    manifests = list(yaml.safe_load_all(kustomize(_with_component(component))))
-    unknown = {one["kind"] for one in manifests if not _is_known(one)}
+def test_every_component_is_in_an_overlay_or_a_variant():
+    assert set().union(*map(_components, _ALL)) == {path.name for path in (KUBERNETES / "components").iterdir()}
+
+
+@pytest.mark.parametrize("overlay", _ALL)
+def test_only_the_listed_components_need_crds(overlay):
+    unknown = {one["kind"] for one in rendered(overlay) if not _is_known(one)}
     assert unknown <= _CRD_KINDS
-    assert bool(unknown) == (component in CRD_COMPONENTS)
+    assert bool(unknown) == bool(_components(overlay) & set(CRD_COMPONENTS))
+    assert not (unknown and overlay in OVERLAYS)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_overlay_needs_a_crd(overlay):
-    assert all(_is_known(one) for one in rendered(overlay))
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", _ALL)
 def test_flags_are_the_services_own(overlay):
     for workload in services(overlay):
         config = _config_of(workload)
@@ -87,26 +96,17 @@ def test_a_flag_that_does_not_exist_is_found():
         _parse("gateway", ["--rest-listne=0.0.0.0:8000", *arguments(workload)[1:]], {})
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", _ALL)
 def test_settings_of_the_fleet_arrive(overlay):
+    """Counts are in test_autoscaling.py."""
     fleet = named(overlay, "ConfigMap", "baton-fleet")["data"]
-    assert len(fleet) <= 12
+    assert len(fleet) <= 15
     assert all(isinstance(value, str) for value in fleet.values())
-    gateway = named(overlay, "Deployment", "baton-gateway")
-    prefill, decode = (named(overlay, "Deployment", f"baton-worker-{role}") for role in ("prefill", "decode"))
-    if overlay == "production":
-        least = {
-            one["metadata"]["name"]: one["spec"]["minReplicas"] for one in of_kind(overlay, "HorizontalPodAutoscaler")
-        }
-        assert not any("replicas" in one["spec"] for one in (gateway, prefill, decode))
-    else:
-        least = {one["metadata"]["name"]: one["spec"]["replicas"] for one in (gateway, prefill, decode)}
-    assert least == {
-        "baton-gateway": int(fleet["gateways"]),
-        "baton-worker-prefill": int(fleet["prefillWorkers"]),
-        "baton-worker-decode": int(fleet["decodeWorkers"]),
-    }
-    for worker in (prefill, decode):
+    workers = [one for one in of_kind(overlay, "Deployment") if arguments(one)[0] == "worker"]
+    assert workers
+    for worker in workers:
+        role = worker["metadata"]["name"].removeprefix("baton-worker-")
+        assert f"--role={role}" in arguments(worker)
         assert f"--model={fleet['model']}" in arguments(worker)
         assert f"--transports={fleet['transports']}" in arguments(worker)
         assert container_of(worker)["image"] == fleet["workerImage"]
@@ -116,6 +116,7 @@ def test_settings_of_the_fleet_arrive(overlay):
             assert f"--tensor-parallel-size={fleet['tensorParallelSize']}" in arguments(worker)
             assert container_of(worker)["resources"]["limits"]["memory"] == fleet["workerMemory"]
             assert f"--host-cache-gb={fleet['hostCacheGb']}" in arguments(worker)
+    gateway = named(overlay, "Deployment", "baton-gateway")
     assert f"--model={fleet['model']}" in arguments(gateway)
     assert environment(gateway)["BATON_GATEWAY_LIMIT_REPLICAS"] == fleet["gateways"]
     control = [named(overlay, "StatefulSet", f"baton-{name}") for name in ("router", "kvstore")]
@@ -137,9 +138,7 @@ def test_pods_have_no_rights_that_they_do_not_need(overlay):
         assert {"cpu", "memory"} <= set(container["resources"]["requests"])
         assert "memory" in container["resources"]["limits"]
         assert pod["enableServiceLinks"] is False
-        assert pod["serviceAccountName"] == workload["metadata"]["name"].removesuffix("-prefill").removesuffix(
-            "-decode"
-        )
+        assert pod["serviceAccountName"] == re.sub("-(prefill|decode|both)$", "", workload["metadata"]["name"])
     accounts = {one["metadata"]["name"]: one for one in of_kind(overlay, "ServiceAccount")}
     assert {name for name, one in accounts.items() if one["automountServiceAccountToken"]} == {"baton-router"}
     (role,) = of_kind(overlay, "Role")
@@ -171,19 +170,6 @@ def test_the_grace_period_holds_the_drain(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_replicas_are_spread_and_disrupted_one_by_one(overlay):
-    budgets = {str(one["spec"]["selector"]["matchLabels"]) for one in of_kind(overlay, "PodDisruptionBudget")}
-    for workload in services(overlay):
-        pod = pod_of(workload)
-        labels = workload["spec"]["selector"]["matchLabels"]
-        assert str(labels) in budgets
-        (spread,) = pod["topologySpreadConstraints"]
-        assert spread["labelSelector"]["matchLabels"] == labels
-        (anti,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-        assert anti["podAffinityTerm"]["labelSelector"]["matchLabels"] == labels
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_names_that_flags_mention_exist(overlay):
     hosts = {one["metadata"]["name"] for one in of_kind(overlay, "Service")}
     for workload in services(overlay):
@@ -206,38 +192,15 @@ def test_files_that_flags_mention_are_mounted(overlay):
             assert all(str(Path(path).parent) in mounts for path in _PATH.findall(word)), word
 
 
-def test_autoscaling_has_room_and_asks_for_metrics_that_exist():
-    known = {row.name for row in all_metrics()}
-    autoscalers = of_kind("production", "HorizontalPodAutoscaler")
-    assert len(autoscalers) == 3
-    for one in autoscalers:
-        assert one["spec"]["minReplicas"] <= one["spec"]["maxReplicas"]
-        assert {metric["pods"]["metric"]["name"] for metric in one["spec"]["metrics"] if "pods" in metric} <= known
-        assert named("production", "Deployment", one["spec"]["scaleTargetRef"]["name"])
-
-
-def test_keda_asks_for_metrics_that_exist():
-    known = {row.name for row in all_metrics()}
-    manifests = yaml.safe_load_all(kustomize(_with_component("keda")))
-    queries = [
-        trigger["metadata"]["query"]
-        for one in manifests
-        if one["kind"] == "ScaledObject"
-        for trigger in one["spec"]["triggers"]
-    ]
-    assert queries
-    assert all(set(re.findall(r"\bbaton_\w+", query)) <= known for query in queries)
-
-
-def test_a_fleet_moves_to_another_namespace_whole():
-    folder = KUBERNETES.parents[1] / "build" / "deploy" / "elsewhere"
-    folder.mkdir(parents=True, exist_ok=True)
-    text = {"namespace": "elsewhere", "resources": ["../../../deploy/kubernetes/overlays/production"]}
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
-    for one in yaml.safe_load_all(kustomize(folder)):
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_fleet_moves_to_another_namespace_whole(overlay):
+    moved = list(yaml.safe_load_all(kustomize(wrapped(overlay, "elsewhere"))))
+    for one in moved:
         place = one["metadata"]["name"] if one["kind"] == "Namespace" else one["metadata"]["namespace"]
         assert place == "elsewhere"
         assert all(subject["namespace"] == "elsewhere" for subject in one.get("subjects", ()))
+    # No argument or address contains a fixed namespace.
+    assert not re.search(r"[.=/]baton(?![\w-])(?!/)", yaml.safe_dump([one.get("spec") for one in moved]))
 
 
 def test_production_speaks_tls_only_and_knows_its_clients():
@@ -258,17 +221,9 @@ def test_production_speaks_tls_only_and_knows_its_clients():
         assert probe.address.endswith(config.listen.rpartition(":")[2])
 
 
-def _with_component(component: str) -> Path:
-    """A kustomization of the gpu overlay and one component more. It lies in build: paths in it must be relative."""
-    folder = KUBERNETES.parents[1] / "build" / "deploy" / component
-    folder.mkdir(parents=True, exist_ok=True)
-    up = "../../../deploy/kubernetes"
-    text = {"resources": [f"{up}/overlays/cpu-demo"], "components": [f"{up}/components/{component}"]}
-    if component == "gpu":
-        text = {"resources": [f"{up}/base", "fleet.yaml"], "components": [f"{up}/components/gpu"]}
-        (folder / "fleet.yaml").write_text((KUBERNETES / "overlays" / "gpu" / "fleet.yaml").read_text())
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
-    return folder
+def _components(overlay: str) -> set[str]:
+    text = yaml.safe_load((folder_of(overlay) / "kustomization.yaml").read_text())
+    return {Path(one).name for one in text["components"]}
 
 
 def _is_known(manifest) -> bool:

@@ -1,0 +1,242 @@
+"""Compares deploy/README.md with the rendered objects: the table of promises, flags of overlays, Secrets, routes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from deploy_tools import ROOT
+from fleet_variants import KUBERNETES, VARIANTS, folder_of
+from manifests import OVERLAYS, arguments, of_kind, pod_of, rendered, workloads
+
+_TEXT = (ROOT / "deploy" / "README.md").read_text()
+_ALL = (*OVERLAYS, *VARIANTS)
+_COMPONENTS = tuple(sorted(path.name for path in (KUBERNETES / "components").iterdir()))
+_SHORT = {"hpa": "horizontalpodautoscaler", "pdb": "poddisruptionbudget"}
+_AGGREGATED = {"gpu": "aggregated", "production": "production-aggregated"}
+_ROWS = [
+    [cell.strip() for cell in row.strip("|").split(" | ")]
+    for row in _TEXT.partition("| promise | in | object | field | shows |\n")[2].partition("\n\n")[0].splitlines()[1:]
+]
+
+
+def _components(overlay) -> set[str]:
+    return {
+        Path(one).name for one in yaml.safe_load((folder_of(overlay) / "kustomization.yaml").read_text())["components"]
+    }
+
+
+def _places(cell):
+    """Yields the overlays and variants of a promise: an overlay by name, or all that have a component."""
+    for name in re.findall(r"[a-z-]+", cell):
+        if name == "all":
+            yield from _ALL
+        elif name in OVERLAYS:
+            yield name
+        elif name in _COMPONENTS:
+            yield from (overlay for overlay in _ALL if name in _components(overlay))
+
+
+_PROMISES = [
+    (row, place)
+    for row in _ROWS
+    for place in dict.fromkeys(_places(row[1]))
+    # README's commands name this namespace.
+    if place in OVERLAYS or VARIANTS[place].namespace == "baton"
+]
+
+
+@pytest.mark.parametrize(("row", "place"), _PROMISES, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_a_promise_is_kept(row, place):
+    what, _, target, path, shown = row
+    kind, _, name = target.partition("/")
+    printed = _jsonpath(_object(place, kind, name), path)
+    if shown == "a number":
+        assert printed.isdecimal(), what
+    else:
+        assert shown.strip("`") in printed, f"{what}: {target} has {printed!r}"
+
+
+def test_every_overlay_and_component_has_a_promise():
+    named = {name for row in _ROWS for name in re.findall(r"`([a-z-]+)`", row[1])}
+    # The rows of overlays cover these two.
+    assert {*OVERLAYS, *_COMPONENTS} - named <= {"tls", "api-keys"}
+
+
+def test_flags_that_the_page_ascribes_to_overlays_are_rendered():
+    said = re.findall(r"`(--[a-z-]+)`[^.|]{0,60}?`(cpu-demo|gpu|aggregated|production)` (?:sets|gives)", _TEXT)
+    assert {flag for flag, _ in said} >= {"--shed", "--kv-plain"}
+    for flag, overlay in said:
+        words = [word for one in workloads(overlay) for word in arguments(one)]
+        assert any(word.partition("=")[0] == flag for word in words), f"{overlay} does not give {flag}"
+
+
+@pytest.mark.parametrize("overlay", _ALL)
+def test_the_page_creates_every_secret_that_is_read(overlay):
+    made = _made("secret generic") | {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}
+    assert _secrets(rendered(overlay)) <= made
+    assert _config_maps(rendered(overlay)) <= _made("configmap")
+
+
+def test_every_secret_that_the_page_creates_is_read():
+    read = set().union(*(_secrets(rendered(overlay)) | _config_maps(rendered(overlay)) for overlay in _ALL))
+    assert _made("secret generic") | _made("configmap") <= read
+
+
+@pytest.mark.parametrize("overlay", _ALL)
+def test_secrets_have_the_entries_that_are_read(overlay):
+    made = dict(re.findall(r"create secret generic (baton-[a-z-]+)((?:\\\n|[^\n])*)", _TEXT))
+    for name, entry in _entries(rendered(overlay)):
+        if name in made and name not in {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}:
+            entries = {
+                value.rpartition("/")[2] if "=" not in value else value.partition("=")[0]
+                for value in re.findall(r"--from-(?:literal|file)=\"?(\S+)", made[name])
+            }
+            assert entry in entries, f"{name} has {entries}, and {entry} is read"
+
+
+def test_an_external_redis_replaces_the_built_in_one():
+    for overlay in ("production-external-redis", "gpu-external-redis"):
+        assert not [one for one in rendered(overlay) if one["metadata"]["name"].startswith("baton-redis")]
+
+
+def test_no_two_routes_claim_one_host():
+    """A listener accepts only one of an HTTPRoute and a GRPCRoute whose host names intersect."""
+    for overlay in _ALL:
+        for first, other in itertools.product(of_kind(overlay, "HTTPRoute"), of_kind(overlay, "GRPCRoute")):
+            hosts = [set(one["spec"].get("hostnames", ["*"])) for one in (first, other)]
+            parents = [{str(ref) for ref in one["spec"]["parentRefs"]} for one in (first, other)]
+            assert not (parents[0] & parents[1] and any(_intersect(a, b) for a in hosts[0] for b in hosts[1])), overlay
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "intersect"),
+    [
+        ("*", "a.example.com", True),
+        ("a.example.com", "a.example.com", True),
+        ("*.example.com", "a.example.com", True),
+        ("*.example.com", "example.com", False),
+        ("chat.example.com", "grpc.chat.example.com", False),
+    ],
+)
+def test_host_names_intersect_as_in_the_gateway_api(host, other, intersect):
+    assert _intersect(host, other) == _intersect(other, host) == intersect
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "production"])
+def test_the_page_deletes_what_the_new_overlay_lacks(overlay):
+    fleets = {"disaggregated": overlay, "aggregated": _AGGREGATED[overlay]}
+    rows = re.findall(r"\| `(\w+)` \| `(\w+)` \| `kubectl -n baton delete (\S+) -l '?(.*?)'?` \|", _TEXT)
+    assert [row[:2] for row in rows] == [("disaggregated", "aggregated"), ("aggregated", "disaggregated")]
+    for before, after, kinds, selector in rows:
+        full = {_SHORT.get(kind, kind) for kind in kinds.split(",")}
+        deleted = [
+            one
+            for one in rendered(fleets[before])
+            if one["kind"].lower() in full and _selected(selector, one["metadata"]["labels"])
+        ]
+        assert _ids(deleted) == _ids(rendered(fleets[before])) - _ids(rendered(fleets[after]))
+
+
+def test_the_page_deletes_what_an_external_redis_replaces():
+    kinds = re.findall(r"`external-redis` \| `kubectl -n baton delete (\S+) baton-redis`", _TEXT)[0].split(",")
+    before, after = rendered("production"), rendered("production-external-redis")
+    assert {(kind, "baton-redis") for kind in kinds} == {
+        (kind.lower(), name) for kind, name in _ids(before) - _ids(after)
+    }
+
+
+def _ids(manifests) -> set[tuple[str, str]]:
+    return {(one["kind"], one["metadata"]["name"]) for one in manifests}
+
+
+def _selected(selector, labels) -> bool:
+    """`key=value` or `key in (value, value)`."""
+    key, values = re.fullmatch(r"([\w/]+)(?:=| in \()([\w, ]+)\)?", selector).groups()
+    return labels.get(key) in values.split(", ")
+
+
+def _object(overlay, kind, name):
+    full = _SHORT.get(kind, kind)
+    found = [one for one in rendered(overlay) if one["kind"].lower() == full and one["metadata"]["name"] == name]
+    assert found, f"{overlay} has no {kind}/{name}"
+    return found[0]
+
+
+def _jsonpath(document, path) -> str:
+    """Returns what `kubectl get -o jsonpath` prints: strings as they are, other values as JSON."""
+    values = [document]
+    for name, index in re.findall(r"\.(\w+)|\[([^\]]+)\]", path):
+        if name:
+            values = [one[name] for one in values if name in one]
+        elif index == "*":
+            values = [item for one in values for item in one]
+        elif index.startswith("?"):
+            key, wanted = re.fullmatch(r'\?\(@\.(\w+)=="(.*)"\)', index).groups()
+            values = [item for one in values for item in one if item.get(key) == wanted]
+        else:
+            values = [one[int(index)] for one in values]
+    return " ".join(one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for one in values)
+
+
+def _made(kind) -> set[str]:
+    """Returns the names that the page's commands create, loops included."""
+    names = set(re.findall(rf"create {kind} (baton-[a-z$-]+)", _TEXT))
+    loops = re.findall(r"for one in ([a-z ]+); do\n(.*?)\ndone", _TEXT, re.DOTALL)
+    for words, body in loops:
+        for name in re.findall(rf"create {kind} (baton-[a-z-]*)\$one", body):
+            names |= {name + word for word in words.split()}
+    return {name for name in names if "$" not in name}
+
+
+def _entries(manifests):
+    """Yields each Secret and entry that pods and Prometheus read by name."""
+    for one in manifests:
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            for variable in (v for c in pod_of(one)["containers"] for v in c.get("env", ())):
+                if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
+                    yield reference["name"], reference["key"]
+            for secret in (volume["secret"] for volume in pod_of(one)["volumes"] if "secret" in volume):
+                for item in secret.get("items", ()):
+                    yield secret["secretName"], item["key"]
+        if one["kind"] == "PodMonitor":
+            for endpoint in one["spec"]["podMetricsEndpoints"]:
+                if "authorization" in endpoint:
+                    yield (
+                        endpoint["authorization"]["credentials"]["name"],
+                        endpoint["authorization"]["credentials"]["key"],
+                    )
+
+
+def _secrets(manifests) -> set[str]:
+    text = [one for one in manifests if one["kind"] in ("Deployment", "StatefulSet", "PodMonitor")]
+    volumes = {
+        volume["secret"]["secretName"]
+        for one in text
+        if one["kind"] != "PodMonitor"
+        for volume in pod_of(one)["volumes"]
+        if "secret" in volume
+    }
+    monitors = json.dumps([one for one in text if one["kind"] == "PodMonitor"])
+    tls = set(re.findall(r'"(?:secret|keySecret)": \{"(?:key": "[^"]*", ")?name": "([^"]+)"', monitors))
+    return volumes | tls | {name for name, _ in _entries(manifests)}
+
+
+def _config_maps(manifests) -> set[str]:
+    return {
+        one["name"]
+        for policy in manifests
+        if policy["kind"] == "BackendTLSPolicy"
+        for one in policy["spec"]["validation"]["caCertificateRefs"]
+        if one["kind"] == "ConfigMap"
+    }
+
+
+def _intersect(host, other) -> bool:
+    if host == other or "*" in (host, other):
+        return True
+    return any(a.startswith("*.") and b.endswith(a[1:]) for a, b in ((host, other), (other, host)))
