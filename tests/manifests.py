@@ -72,11 +72,13 @@ def environment(workload: Manifest) -> dict[str, str]:
 
 
 def _value_of(variable: Manifest, labels: Mapping[str, str]) -> str:
-    """A variable's value; of the fields of a pod its labels are here, and an address stands for the others."""
+    """Returns a variable's value. Of a pod's fields, only the address is made up."""
     if "value" in variable:
         return str(variable["value"])
     path = variable["valueFrom"].get("fieldRef", {}).get("fieldPath", "")
-    return labels[path.split("'")[1]] if path.startswith("metadata.labels[") else "10.0.0.1"
+    if path.startswith("metadata.labels["):
+        return labels[path.split("'")[1]]
+    return "baton" if path == "metadata.namespace" else "10.0.0.1"
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
