@@ -31,7 +31,7 @@ MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
+.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -88,6 +88,9 @@ lock: $(VENV)/.installed-dev ## Pin every dependency of the product anew, with h
 audit: $(VENV)/.installed-dev ## Look the pinned dependencies up among the known vulnerabilities; needs the network
 	$(PIP) pip-audit==2.10.1
 	$(BIN)/python requirements/audit.py $(AUDIT_FLAGS)
+
+pin-images: | $(VENV)/bin/python ## Write the digests of the base images into deploy/; needs their registry
+	$(BIN)/python requirements/images.py $(IMAGES_FLAGS)
 
 metrics: $(VENV)/.installed-dev ## Write deploy/metrics.md, the table of every metric
 	@mkdir -p build
