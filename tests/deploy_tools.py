@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -25,10 +26,16 @@ _FIRST_KUSTOMIZE = 5  # before, replacements and components did less
 
 def kustomize(folder: Path) -> str:
     """What `kubectl kustomize` prints of a folder. AssertionError with its words where it fails."""
-    command = _kustomize_command()
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([_kubectl(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
     return done.stdout
+
+
+def kubectl(server: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs kubectl against a server of this machine, with no configuration of the user's."""
+    command = [_kubectl(), "--server", server, "--namespace", "baton", *words]
+    environ = {**os.environ, "KUBECONFIG": os.devnull, "HOME": str(ROOT / "build")}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, env=environ)
 
 
 def prometheus_tool(name: str) -> str:
@@ -39,17 +46,18 @@ def prometheus_tool(name: str) -> str:
     return found
 
 
-def _kustomize_command() -> list[str]:
-    kubectl = shutil.which("kubectl")
-    if kubectl and _kustomize_version(kubectl) >= _FIRST_KUSTOMIZE:
-        return [kubectl, "kustomize"]
+@functools.cache
+def _kubectl() -> str:
+    found = shutil.which("kubectl")
+    if found and _kustomize_version(found) >= _FIRST_KUSTOMIZE:
+        return found
     if not _FETCHED.exists():
         _fetch()
-    return [str(_FETCHED), "kustomize"]
+    return str(_FETCHED)
 
 
-def _kustomize_version(kubectl: str) -> int:
-    done = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, timeout=60)
+def _kustomize_version(program: str) -> int:
+    done = subprocess.run([program, "version", "--client"], capture_output=True, text=True, timeout=60)
     match = re.search(r"Kustomize Version: v(\d+)", done.stdout)
     return int(match[1]) if match else 0
 

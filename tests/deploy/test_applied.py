@@ -1,0 +1,142 @@
+"""Applies overlays over each other with kubectl: the stored objects are those of the new overlay, and no count dips."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+
+import pytest
+import yaml
+from deploy_tools import ROOT, kubectl
+from kubernetes_apply_server import apply_server
+from manifests import OVERLAYS, rendered
+
+_README = (ROOT / "deploy" / "README.md").read_text()
+_KEDA = {"keda.sh/v1alpha1": ("ScaledObject",)}
+
+
+def _every_pair_once(overlays) -> list[str]:
+    """Returns a round trip that goes from each overlay to each other one exactly once."""
+    trip, open_ends = [], [overlays[0]]
+    left = {one: [other for other in overlays if other != one] for one in overlays}
+    while open_ends:
+        if left[open_ends[-1]]:
+            open_ends.append(left[open_ends[-1]].pop())
+        else:
+            trip.append(open_ends.pop())
+    return trip[::-1]
+
+
+_TRIP = _every_pair_once(OVERLAYS)
+
+
+def test_the_trip_has_every_pair():
+    assert sorted(itertools.pairwise(_TRIP)) == sorted(itertools.permutations(OVERLAYS, 2))
+
+
+class Fleet:
+    """One namespace, and the overlay that was applied last."""
+
+    def __init__(self, url, objects) -> None:
+        self.url = url
+        self.objects = objects
+        self.overlay = None
+
+    def apply(self, overlay) -> None:
+        done = _apply(self.url, rendered(overlay))
+        assert done.returncode == 0, done.stderr
+        self.overlay = overlay
+
+    def grow(self) -> None:
+        """Adds pods where the autoscaler may."""
+        for one in rendered(self.overlay):
+            if one["kind"] == "HorizontalPodAutoscaler" and one["spec"]["minReplicas"] < one["spec"]["maxReplicas"]:
+                self.objects.scale(one["spec"]["scaleTargetRef"]["name"], one["spec"]["minReplicas"] + 3)
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with apply_server() as (url, objects):
+        yield Fleet(url, objects)
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(_TRIP)))
+def test_an_overlay_over_another(fleet, before, after):
+    if fleet.overlay != before:
+        fleet.apply(before)
+    fleet.grow()
+    counts = fleet.objects.counts()
+    fleet.objects.watch()
+    fleet.apply(after)
+    now = fleet.objects.counts()
+    dips = {key: (count, fleet.objects.lowest[key], now[key]) for key, count in counts.items()}
+    assert not {key: dip for key, dip in dips.items() if dip[1] < min(dip[0], dip[2])}
+    for manifest in rendered(after):
+        namespace = "" if manifest["kind"] == "Namespace" else "baton"
+        stored = fleet.objects.get((manifest["kind"], namespace, manifest["metadata"]["name"]))
+        assert _as_applied(stored, manifest) == manifest
+
+
+def test_applying_again_changes_nothing(fleet):
+    if fleet.overlay != "production":
+        fleet.apply("production")
+    fleet.grow()
+    counts = fleet.objects.counts()
+    done = _apply(fleet.url, rendered("production"))
+    changed = [line for line in done.stdout.splitlines() if not line.endswith(" unchanged")]
+    # kubectl always replaces their selectors.
+    assert all(line.startswith("poddisruptionbudget.policy/") for line in changed)
+    assert fleet.objects.counts() == counts
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_manifests_with_replicas_hand_over_or_dip(handed_over):
+    """Without the page's command kubectl removes `replicas`, and the count falls to 1."""
+    (command,) = re.findall(r"kubectl -n baton (annotate \$one \S+)\n", _README)
+    with apply_server() as (url, objects):
+        old = [one for one in copy.deepcopy(rendered("gpu")) if one["kind"] != "HorizontalPodAutoscaler"]
+        deployments = [one for one in old if one["kind"] == "Deployment"]
+        for one in deployments:
+            one["spec"]["replicas"] = 4
+        assert _apply(url, old).returncode == 0
+        for one in deployments if handed_over else ():
+            done = kubectl(url, *command.replace("$one", f"deployment/{one['metadata']['name']}").split())
+            assert done.returncode == 0, done.stderr
+        objects.watch()
+        assert _apply(url, rendered("production")).returncode == 0
+        lowest = {name: count for (kind, _, name), count in objects.lowest.items() if kind == "Deployment"}
+        assert set(lowest.values()) == ({4} if handed_over else {1})
+
+
+def test_a_missing_crd_is_named():
+    (message,) = re.findall(r"a CRD: `(no matches for kind \"ScaledObject\")`", _README)
+    with apply_server() as (url, _):
+        done = _apply(url, rendered("production-keda"))
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_keda_objects_apply_where_its_crd_is():
+    with apply_server(_KEDA) as (url, objects):
+        done = _apply(url, rendered("production-keda"))
+        assert done.returncode == 0, done.stderr
+        assert len([one for one in objects.all() if one["kind"] == "ScaledObject"]) == 3
+
+
+def _apply(url, manifests):
+    return kubectl(url, "apply", "--validate=false", "--filename=-", stdin=yaml.safe_dump_all(manifests))
+
+
+def _as_applied(stored, manifest):
+    """Returns a stored object without what the server and kubectl add."""
+    document = copy.deepcopy(stored)
+    for name in ("uid", "resourceVersion", "creationTimestamp"):
+        document["metadata"].pop(name, None)
+    annotations = document["metadata"].get("annotations", {})
+    annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    if not annotations:
+        document["metadata"].pop("annotations", None)
+    if "replicas" not in manifest.get("spec", {}):
+        document.get("spec", {}).pop("replicas", None)
+    return document
