@@ -94,6 +94,24 @@ def test_keda_takes_over_the_autoscaler_that_is_there(overlay):
     assert not [one for one in rendered(overlay) if one["kind"] == "HorizontalPodAutoscaler"]
 
 
+def test_the_adapters_rule_on_the_page_offers_each_metric_by_namespace():
+    """For prometheus-adapter: without the label matchers a query counts every fleet."""
+    block = (KUBERNETES.parent / "README.md").read_text().partition("```yaml\nrules:")[2].partition("```")[0]
+    (rule,) = yaml.safe_load("rules:" + block)["rules"]
+    assert rule["resources"]["overrides"].keys() == {"namespace", "pod"}
+    assert "<<.LabelMatchers>>" in rule["metricsQuery"]
+    assert "<<.GroupBy>>" in rule["metricsQuery"]
+    (series,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    asked = {
+        name
+        for overlay in ("production", "production-aggregated")
+        for one in of_kind(overlay, "HorizontalPodAutoscaler")
+        for name in _metrics(one)
+    }
+    assert len(asked) == 4
+    assert all(re.fullmatch(series, name) for name in asked)
+
+
 def _bounds(one):
     spec = one["spec"]
     if one["kind"] == "ScaledObject":
