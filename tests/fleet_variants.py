@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,9 +59,10 @@ VARIANTS = {
 }
 
 
+@functools.cache
 def folder_of(name: str) -> Path:
     """Returns the folder of an overlay or variant. Writes a variant first."""
-    return _write(name, VARIANTS[name]) if name in VARIANTS else KUBERNETES / "overlays" / name
+    return write(name, VARIANTS[name]) if name in VARIANTS else KUBERNETES / "overlays" / name
 
 
 def wrapped(name: str, namespace: str, **more: object) -> Path:
@@ -76,7 +79,8 @@ def commented_replacements(overlay: Path) -> object:
     return yaml.safe_load("\n".join(lines))
 
 
-def _write(name: str, variant: Variant) -> Path:
+def write(name: str, variant: Variant) -> Path:
+    """Writes a variant. Returns its folder."""
     source = KUBERNETES / "overlays" / variant.overlay
     text = yaml.safe_load((source / "kustomization.yaml").read_text())
     missing = set(variant.swap) - {Path(one).name for one in text["components"]}
@@ -100,6 +104,14 @@ def _written(name: str, kustomization: Mapping[str, object], fleet: object = Non
     folder = _BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     if fleet is not None:
-        (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        _replace(folder / "fleet.yaml", yaml.safe_dump(fleet))
+    _replace(folder / "kustomization.yaml", yaml.safe_dump(kustomization))
     return folder
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file at once: other test processes may read it."""
+    if not path.exists() or path.read_text() != text:
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(path)

@@ -27,6 +27,7 @@ _BUILT_IN = {
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),
 }
+_SHORT_NAMES = {"HorizontalPodAutoscaler": "hpa", "PodDisruptionBudget": "pdb"}
 _WORKLOADS = ("Deployment", "StatefulSet")
 # Lists that merge, by field and then by the key that the items have.
 _MERGE_KEYS = {
@@ -285,4 +286,6 @@ def _group(version: str) -> Document:
 
 def _resource(kind: str) -> Document:
     verbs = ["get", "list", "create", "patch", "delete"]
-    return {"name": _plural(kind), "kind": kind, "namespaced": kind != "Namespace", "verbs": verbs}
+    names = {"name": _plural(kind), "singularName": kind.lower(), "kind": kind}
+    short = [_SHORT_NAMES[kind]] if kind in _SHORT_NAMES else []
+    return {**names, "shortNames": short, "namespaced": kind != "Namespace", "verbs": verbs}

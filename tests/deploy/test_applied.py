@@ -8,12 +8,16 @@ import re
 
 import pytest
 import yaml
-from deploy_tools import ROOT, kubectl
+from deploy_promises import PAGE, promises
+from deploy_tools import kubectl
 from kubernetes_apply_server import apply_server
 from manifests import OVERLAYS, rendered
 
-_README = (ROOT / "deploy" / "README.md").read_text()
-_KEDA = {"keda.sh/v1alpha1": ("ScaledObject",)}
+_CRDS = {
+    "keda.sh/v1alpha1": ("ScaledObject",),
+    "gateway.networking.k8s.io/v1": ("HTTPRoute", "GRPCRoute", "BackendTLSPolicy"),
+    "monitoring.coreos.com/v1": ("PodMonitor",),
+}
 
 
 def _every_pair_once(overlays) -> list[str]:
@@ -93,7 +97,7 @@ def test_applying_again_changes_nothing(fleet):
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_manifests_with_replicas_hand_over_or_dip(handed_over):
     """Without the page's command kubectl removes `replicas`, and the count falls to 1."""
-    (command,) = re.findall(r"kubectl -n baton (annotate \$one \S+)\n", _README)
+    (command,) = re.findall(r"kubectl -n baton (annotate \$one \S+)\n", PAGE)
     with apply_server() as (url, objects):
         old = [one for one in copy.deepcopy(rendered("gpu")) if one["kind"] != "HorizontalPodAutoscaler"]
         deployments = [one for one in old if one["kind"] == "Deployment"]
@@ -110,18 +114,30 @@ def test_manifests_with_replicas_hand_over_or_dip(handed_over):
 
 
 def test_a_missing_crd_is_named():
-    (message,) = re.findall(r"a CRD: `(no matches for kind \"ScaledObject\")`", _README)
+    (message,) = re.findall(r"a CRD: `(no matches for kind \"ScaledObject\")`", PAGE)
     with apply_server() as (url, _):
         done = _apply(url, rendered("production-keda"))
     assert done.returncode != 0
     assert message in done.stderr
 
 
-def test_keda_objects_apply_where_its_crd_is():
-    with apply_server(_KEDA) as (url, objects):
-        done = _apply(url, rendered("production-keda"))
-        assert done.returncode == 0, done.stderr
-        assert len([one for one in objects.all() if one["kind"] == "ScaledObject"]) == 3
+def _by_place():
+    """Returns the promises by the first overlay or variant that keeps them."""
+    found: dict[str, list] = {}
+    for one in promises():
+        found.setdefault(one.places()[0], []).append(one)
+    return found
+
+
+@pytest.mark.parametrize(("place", "kept"), _by_place().items(), ids=_by_place())
+def test_the_command_of_the_page_prints_the_promises(place, kept):
+    (command,) = re.findall(r"`kubectl -n baton (get OBJECT -o jsonpath='\{FIELD\}')`", PAGE)
+    with apply_server(_CRDS) as (url, _):
+        assert _apply(url, rendered(place)).returncode == 0
+        for one in kept:
+            words = command.replace("'", "").replace("OBJECT", one.object).replace("FIELD", one.field)
+            done = kubectl(url, *words.split(" ", 3))
+            assert one.is_in(done.stdout), f"{one.what}: {done.stdout} {done.stderr}"
 
 
 def _apply(url, manifests):

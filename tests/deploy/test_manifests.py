@@ -11,8 +11,9 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from deploy_promises import COMPONENTS, components_of
 from deploy_tools import kustomize
-from fleet_variants import KUBERNETES, VARIANTS, folder_of, wrapped
+from fleet_variants import KUBERNETES, VARIANTS, wrapped
 from manifests import (
     CRD_COMPONENTS,
     OVERLAYS,
@@ -72,14 +73,14 @@ def test_a_field_that_does_not_exist_is_found():
 
 
 def test_every_component_is_in_an_overlay_or_a_variant():
-    assert set().union(*map(_components, _ALL)) == {path.name for path in (KUBERNETES / "components").iterdir()}
+    assert set().union(*map(components_of, _ALL)) == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("overlay", _ALL)
 def test_only_the_listed_components_need_crds(overlay):
     unknown = {one["kind"] for one in rendered(overlay) if not _is_known(one)}
     assert unknown <= _CRD_KINDS
-    assert bool(unknown) == bool(_components(overlay) & set(CRD_COMPONENTS))
+    assert bool(unknown) == bool(components_of(overlay) & set(CRD_COMPONENTS))
     assert not (unknown and overlay in OVERLAYS)
 
 
@@ -219,11 +220,6 @@ def test_production_speaks_tls_only_and_knows_its_clients():
         assert probe.of == arguments(workload)[0]
         assert probe.timeout <= container_of(workload)["livenessProbe"]["timeoutSeconds"]
         assert probe.address.endswith(config.listen.rpartition(":")[2])
-
-
-def _components(overlay: str) -> set[str]:
-    text = yaml.safe_load((folder_of(overlay) / "kustomization.yaml").read_text())
-    return {Path(one).name for one in text["components"]}
 
 
 def _is_known(manifest) -> bool:

@@ -5,70 +5,33 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
-import yaml
-from deploy_tools import ROOT
-from fleet_variants import KUBERNETES, VARIANTS, folder_of
+from deploy_promises import COMPONENTS, PAGE, promises
+from deploy_tools import kustomize
+from fleet_variants import VARIANTS, Variant, write
 from manifests import OVERLAYS, arguments, of_kind, pod_of, rendered, workloads
 
-_TEXT = (ROOT / "deploy" / "README.md").read_text()
 _ALL = (*OVERLAYS, *VARIANTS)
-_COMPONENTS = tuple(sorted(path.name for path in (KUBERNETES / "components").iterdir()))
 _SHORT = {"hpa": "horizontalpodautoscaler", "pdb": "poddisruptionbudget"}
 _AGGREGATED = {"gpu": "aggregated", "production": "production-aggregated"}
-_ROWS = [
-    [cell.strip() for cell in row.strip("|").split(" | ")]
-    for row in _TEXT.partition("| promise | in | object | field | shows |\n")[2].partition("\n\n")[0].splitlines()[1:]
-]
+_PROMISES = [pytest.param(one, place, id=f"{one.what}, {place}") for one in promises() for place in one.places()]
 
 
-def _components(overlay) -> set[str]:
-    return {
-        Path(one).name for one in yaml.safe_load((folder_of(overlay) / "kustomization.yaml").read_text())["components"]
-    }
-
-
-def _places(cell):
-    """Yields the overlays and variants of a promise: an overlay by name, or all that have a component."""
-    for name in re.findall(r"[a-z-]+", cell):
-        if name == "all":
-            yield from _ALL
-        elif name in OVERLAYS:
-            yield name
-        elif name in _COMPONENTS:
-            yield from (overlay for overlay in _ALL if name in _components(overlay))
-
-
-_PROMISES = [
-    (row, place)
-    for row in _ROWS
-    for place in dict.fromkeys(_places(row[1]))
-    # README's commands name this namespace.
-    if place in OVERLAYS or VARIANTS[place].namespace == "baton"
-]
-
-
-@pytest.mark.parametrize(("row", "place"), _PROMISES, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_a_promise_is_kept(row, place):
-    what, _, target, path, shown = row
-    kind, _, name = target.partition("/")
-    printed = _jsonpath(_object(place, kind, name), path)
-    if shown == "a number":
-        assert printed.isdecimal(), what
-    else:
-        assert shown.strip("`") in printed, f"{what}: {target} has {printed!r}"
+@pytest.mark.parametrize(("promise", "place"), _PROMISES)
+def test_a_promise_is_kept(promise, place):
+    printed = _jsonpath(_object(place, promise.object), promise.field)
+    assert promise.is_in(printed), f"{promise.what}: {promise.object} has {printed!r}"
 
 
 def test_every_overlay_and_component_has_a_promise():
-    named = {name for row in _ROWS for name in re.findall(r"`([a-z-]+)`", row[1])}
+    named = {name for one in promises() for name in one.names}
     # The rows of overlays cover these two.
-    assert {*OVERLAYS, *_COMPONENTS} - named <= {"tls", "api-keys"}
+    assert {*OVERLAYS, *COMPONENTS} - named <= {"tls", "api-keys"}
 
 
 def test_flags_that_the_page_ascribes_to_overlays_are_rendered():
-    said = re.findall(r"`(--[a-z-]+)`[^.|]{0,60}?`(cpu-demo|gpu|aggregated|production)` (?:sets|gives)", _TEXT)
+    said = re.findall(r"`(--[a-z-]+)`[^.|]{0,60}?`(cpu-demo|gpu|aggregated|production)` (?:sets|gives)", PAGE)
     assert {flag for flag, _ in said} >= {"--shed", "--kv-plain"}
     for flag, overlay in said:
         words = [word for one in workloads(overlay) for word in arguments(one)]
@@ -89,7 +52,7 @@ def test_every_secret_that_the_page_creates_is_read():
 
 @pytest.mark.parametrize("overlay", _ALL)
 def test_secrets_have_the_entries_that_are_read(overlay):
-    made = dict(re.findall(r"create secret generic (baton-[a-z-]+)((?:\\\n|[^\n])*)", _TEXT))
+    made = dict(re.findall(r"create secret generic (baton-[a-z-]+)((?:\\\n|[^\n])*)", PAGE))
     for name, entry in _entries(rendered(overlay)):
         if name in made and name not in {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}:
             entries = {
@@ -97,6 +60,20 @@ def test_secrets_have_the_entries_that_are_read(overlay):
                 for value in re.findall(r"--from-(?:literal|file)=\"?(\S+)", made[name])
             }
             assert entry in entries, f"{name} has {entries}, and {entry} is read"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"maxGateways": None}, r"``[^`]*(`data\.)NAME(` is missing) ``"),
+        ({"gateways": "three"}, r"a count that is no number: `(cannot decode !!str)()`"),
+    ],
+)
+def test_a_wrong_setting_fails_with_the_message_of_the_page(settings, message):
+    ((before, after),) = re.findall(message, PAGE)
+    with pytest.raises(AssertionError) as error:
+        kustomize(write("production-wrong", Variant("production", settings=settings)))
+    assert re.search(re.escape(before) + ".*" + re.escape(after), str(error.value))
 
 
 def test_an_external_redis_replaces_the_built_in_one():
@@ -130,7 +107,7 @@ def test_host_names_intersect_as_in_the_gateway_api(host, other, intersect):
 @pytest.mark.parametrize("overlay", ["gpu", "production"])
 def test_the_page_deletes_what_the_new_overlay_lacks(overlay):
     fleets = {"disaggregated": overlay, "aggregated": _AGGREGATED[overlay]}
-    rows = re.findall(r"\| `(\w+)` \| `(\w+)` \| `kubectl -n baton delete (\S+) -l '?(.*?)'?` \|", _TEXT)
+    rows = re.findall(r"\| `(\w+)` \| `(\w+)` \| `kubectl -n baton delete (\S+) -l '?(.*?)'?` \|", PAGE)
     assert [row[:2] for row in rows] == [("disaggregated", "aggregated"), ("aggregated", "disaggregated")]
     for before, after, kinds, selector in rows:
         full = {_SHORT.get(kind, kind) for kind in kinds.split(",")}
@@ -143,7 +120,7 @@ def test_the_page_deletes_what_the_new_overlay_lacks(overlay):
 
 
 def test_the_page_deletes_what_an_external_redis_replaces():
-    kinds = re.findall(r"`external-redis` \| `kubectl -n baton delete (\S+) baton-redis`", _TEXT)[0].split(",")
+    kinds = re.findall(r"`external-redis` \| `kubectl -n baton delete (\S+) baton-redis`", PAGE)[0].split(",")
     before, after = rendered("production"), rendered("production-external-redis")
     assert {(kind, "baton-redis") for kind in kinds} == {
         (kind.lower(), name) for kind, name in _ids(before) - _ids(after)
@@ -160,10 +137,11 @@ def _selected(selector, labels) -> bool:
     return labels.get(key) in values.split(", ")
 
 
-def _object(overlay, kind, name):
+def _object(overlay, target):
+    kind, _, name = target.partition("/")
     full = _SHORT.get(kind, kind)
     found = [one for one in rendered(overlay) if one["kind"].lower() == full and one["metadata"]["name"] == name]
-    assert found, f"{overlay} has no {kind}/{name}"
+    assert found, f"{overlay} has no {target}"
     return found[0]
 
 
@@ -185,8 +163,8 @@ def _jsonpath(document, path) -> str:
 
 def _made(kind) -> set[str]:
     """Returns the names that the page's commands create, loops included."""
-    names = set(re.findall(rf"create {kind} (baton-[a-z$-]+)", _TEXT))
-    loops = re.findall(r"for one in ([a-z ]+); do\n(.*?)\ndone", _TEXT, re.DOTALL)
+    names = set(re.findall(rf"create {kind} (baton-[a-z$-]+)", PAGE))
+    loops = re.findall(r"for one in ([a-z ]+); do\n(.*?)\ndone", PAGE, re.DOTALL)
     for words, body in loops:
         for name in re.findall(rf"create {kind} (baton-[a-z-]*)\$one", body):
             names |= {name + word for word in words.split()}
