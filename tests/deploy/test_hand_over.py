@@ -7,7 +7,7 @@ import itertools
 import re
 
 import pytest
-from cluster_model import Cluster, Conflict, Rejected
+from cluster.model import Cluster, Conflict, Rejected
 from deploy_tools import ROOT
 from manifests import OVERLAYS, rendered
 

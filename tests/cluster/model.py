@@ -97,7 +97,7 @@ class Cluster:
             if live.last_applied is not None:
                 # kubectl finds the former manager by the annotation that it owns.
                 live.owners.setdefault(manager, set()).update(live.owners.pop(CLIENT_SIDE, set()))
-                live.last_applied = None
+                live.last_applied = copy.deepcopy(dict(manifest))
             self._merge(live, _leaves(manifest), manager, force)
             self._settle(_key(manifest))
 

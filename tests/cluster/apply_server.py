@@ -1,7 +1,6 @@
-"""A Kubernetes API server for `kubectl apply`: discovery, objects, both merge patches, immutable fields, autoscalers.
+"""A Kubernetes API server for `kubectl apply`: discovery, patches, field owners, immutable fields, autoscalers.
 
-It has no schema and no admission. Lists merge by key as in Kubernetes' strategic merge patch, for the fields of Baton's
-manifests.
+It has no schema and no admission.
 """
 
 from __future__ import annotations
@@ -14,7 +13,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+from cluster import field_owners
+from cluster.merge_patch import json_merge, strategic_merge
 
 Document = dict[str, Any]
 Key = tuple[str, str, str]  # kind, namespace, name
@@ -29,15 +32,6 @@ _BUILT_IN = {
 }
 _SHORT_NAMES = {"HorizontalPodAutoscaler": "hpa", "PodDisruptionBudget": "pdb"}
 _WORKLOADS = ("Deployment", "StatefulSet")
-# Lists that merge, by field and then by the key that the items have.
-_MERGE_KEYS = {
-    "containers": ("name",),
-    "env": ("name",),
-    "volumes": ("name",),
-    "volumeMounts": ("mountPath",),
-    "ports": ("containerPort", "port"),
-    "topologySpreadConstraints": ("topologyKey",),
-}
 _STATEFUL_SET_MUTABLE = {"replicas", "template", "updateStrategy", "minReadySeconds"}
 
 
@@ -63,25 +57,58 @@ class Objects:
     def get(self, key: Key) -> Document | None:
         return self._objects.get(key)
 
-    def all(self) -> list[Document]:
-        return list(self._objects.values())
+    def list(self, key: Key) -> Document:
+        """Returns all objects of the key's kind and namespace."""
+        items = [one for (*place, _), one in self._objects.items() if tuple(place) == key[:2]]
+        return {"kind": f"{key[0]}List", "apiVersion": items[0]["apiVersion"] if items else "v1", "items": items}
 
     def scale(self, name: str, count: int) -> None:
         """Sets a Deployment's count, as an autoscaler does under load."""
         for key, one in self._objects.items():
             if key[0] == "Deployment" and key[2] == name:
-                one["spec"]["replicas"] = count
+                self._scale(one, count)
 
-    def write(self, key: Key, document: Document) -> Document:
-        """Stores an object. Raises Invalid where an immutable field changes."""
+    def create(self, key: Key, document: Document, manager: str) -> Document:
+        """Stores a new object. Its creator owns defaulted fields too."""
+        _default(document)
+        field_owners.create(document, (manager, field_owners.UPDATE), set(field_owners.leaves(document)))
+        return self._store(key, document)
+
+    def update(self, key: Key, document: Document, manager: str) -> Document:
+        """Stores a changed object. Raises Invalid where an immutable field changes."""
+        _default(document)
+        field_owners.update(self._objects[key], document, (manager, field_owners.UPDATE))
+        return self._store(key, document)
+
+    def replace_owners(self, key: Key, patch: list[Document]) -> Document:
+        """Runs kubectl's JSON patch of `managedFields`."""
+        document = copy.deepcopy(self._objects[key])
+        for step in patch:
+            if step["path"] == "/metadata/managedFields":
+                document["metadata"]["managedFields"] = step["value"]
+            else:
+                assert step["path"] == "/metadata/resourceVersion", step
+        return self._store(key, document)
+
+    def apply(self, key: Key, manifest: Document, manager: str, *, force: bool) -> Document:
+        """Runs a server-side apply. Raises field_owners.Conflict and Invalid."""
+        live = self._objects.get(key)
+        if live is None:
+            document = copy.deepcopy(manifest)
+            field_owners.create(document, (manager, field_owners.APPLY), set(field_owners.leaves(document)))
+        else:
+            document = field_owners.apply(live, manifest, manager, force=force)
+        _default(document)
+        return self._store(key, document)
+
+    def _store(self, key: Key, document: Document) -> Document:
         with self._lock:
             before = self._objects.get(key)
-            if document["kind"] in _WORKLOADS:
-                document["spec"].setdefault("replicas", 1)
             if before is not None:
                 _check_immutable(before, document)
             document["metadata"].setdefault("uid", "-".join(key))
-            document["metadata"]["resourceVersion"] = str(int(document["metadata"].get("resourceVersion", 0)) + 1)
+            version = int(before["metadata"]["resourceVersion"]) if before else 0
+            document["metadata"]["resourceVersion"] = str(version + 1)
             self._objects[key] = document
             self._observe()
             self._run_autoscalers()
@@ -94,8 +121,13 @@ class Objects:
                 target = self._objects.get((spec["scaleTargetRef"]["kind"], namespace, spec["scaleTargetRef"]["name"]))
                 if target is not None:
                     count = max(target["spec"]["replicas"], spec["minReplicas"])
-                    target["spec"]["replicas"] = min(count, spec["maxReplicas"])
+                    self._scale(target, min(count, spec["maxReplicas"]))
         self._observe()
+
+    def _scale(self, target: Document, count: int) -> None:
+        before = copy.deepcopy(target)
+        target["spec"]["replicas"] = count
+        field_owners.update(before, target, ("kube-controller-manager", field_owners.UPDATE))
 
     def _observe(self) -> None:
         for key, count in self.counts().items():
@@ -141,25 +173,40 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, discovered)
             return
         key = self._key(path)
-        found = self.server.objects.get(key) if key else None
+        found = None
+        if key is not None:
+            found = self.server.objects.get(key) if key[2] else self.server.objects.list(key)
         self._answer(200, found) if found else self._status(404, "NotFound", f"{path} not found")
 
     def do_POST(self) -> None:
         document = json.loads(self._body())
         key = self._key(urlsplit(self.path).path, document["metadata"]["name"])
         assert key, self.path
-        self._answer(201, self.server.objects.write(key, document))
+        self._answer(201, self.server.objects.create(key, document, self._query("fieldManager")))
 
     def do_PATCH(self) -> None:
         key = self._key(urlsplit(self.path).path)
-        live = self.server.objects.get(key) if key else None
         assert key, self.path
-        assert live is not None, self.path
-        merge = strategic_merge if "strategic" in self.headers["Content-Type"] else json_merge
         try:
-            self._answer(200, self.server.objects.write(key, merge(copy.deepcopy(live), json.loads(self._body()))))
+            self._answer(200, self._patched(key, self.headers["Content-Type"], self._query("fieldManager")))
         except Invalid as error:
             self._status(422, "Invalid", str(error))
+        except field_owners.Conflict as error:
+            self._status(409, "Conflict", str(error))
+
+    def _patched(self, key: Key, kind: str, manager: str) -> Document:
+        objects, body = self.server.objects, self._body()
+        if kind.startswith("application/apply-patch"):
+            return objects.apply(key, yaml.safe_load(body), manager, force=self._query("force") == "true")
+        if kind.startswith("application/json-patch"):
+            return objects.replace_owners(key, json.loads(body))
+        live = objects.get(key)
+        assert live is not None, self.path
+        merge = strategic_merge if "strategic" in kind else json_merge
+        return objects.update(key, merge(copy.deepcopy(live), json.loads(body)), manager)
+
+    def _query(self, name: str) -> str:
+        return parse_qs(urlsplit(self.path).query).get(name, ["unknown"])[0]
 
     def _discovery(self, path: str) -> Document | None:
         groups = [version for version in self.server.kinds if "/" in version]
@@ -206,59 +253,9 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def strategic_merge(live: Document, patch: Document) -> Document:
-    """Returns an object after a strategic merge patch."""
-    if patch.get("$patch") == "replace":
-        return {name: value for name, value in patch.items() if name != "$patch"}
-    if "$retainKeys" in patch:
-        live = {name: value for name, value in live.items() if name in patch["$retainKeys"]}
-    for name, value in patch.items():
-        if name.startswith("$"):
-            continue
-        if value is None:
-            live.pop(name, None)
-        elif isinstance(value, dict):
-            live[name] = strategic_merge(live.get(name, {}), value)
-        elif isinstance(value, list) and name in _MERGE_KEYS:
-            live[name] = _merge_list(live.get(name, []), value, _key_of(name, [*live.get(name, []), *value]))
-        else:
-            live[name] = value
-    for name, order in patch.items():
-        if name.startswith("$setElementOrder/"):
-            _order(live[name.partition("/")[2]], order)
-    return live
-
-
-def json_merge(live: Document, patch: Document) -> Document:
-    """Returns an object after a JSON merge patch."""
-    for name, value in patch.items():
-        if value is None:
-            live.pop(name, None)
-        elif isinstance(value, dict):
-            live[name] = json_merge(live[name] if isinstance(live.get(name), dict) else {}, value)
-        else:
-            live[name] = value
-    return live
-
-
-def _merge_list(live: list[Document], patch: list[Document], key: str) -> list[Document]:
-    items = {item[key]: item for item in live}
-    for change in patch:
-        if change.get("$patch") == "delete":
-            items.pop(change[key], None)
-        else:
-            items[change[key]] = strategic_merge(items.get(change[key], {}), change)
-    return list(items.values())
-
-
-def _key_of(name: str, items: list[Document]) -> str:
-    return next(key for key in _MERGE_KEYS[name] if all(key in item for item in items))
-
-
-def _order(items: list[Any], order: list[Document]) -> None:
-    (key,) = {name for item in order for name in item}
-    wanted = [item[key] for item in order]
-    items.sort(key=lambda item: wanted.index(item[key]))
+def _default(document: Document) -> None:
+    if document["kind"] in _WORKLOADS:
+        document["spec"].setdefault("replicas", 1)
 
 
 def _check_immutable(before: Document, after: Document) -> None:
