@@ -27,7 +27,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
-MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies selections hand_over autoscaling availability promises)
+MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies selections hand_over autoscaling availability promises secrets)
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help

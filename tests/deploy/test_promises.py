@@ -1,4 +1,4 @@
-"""Compares deploy/README.md with the rendered objects: the table of promises, flags of overlays, Secrets, routes."""
+"""Compares deploy/README.md with the rendered objects: the table of promises, flags, settings, deletions, routes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from deploy_promises import COMPONENTS, PAGE, promises
 from deploy_tools import kustomize
 from fleet_variants import VARIANTS, Variant, write
-from manifests import OVERLAYS, arguments, of_kind, pod_of, rendered, workloads
+from manifests import OVERLAYS, arguments, of_kind, rendered, workloads
 
 _ALL = (*OVERLAYS, *VARIANTS)
 _SHORT = {"hpa": "horizontalpodautoscaler", "pdb": "poddisruptionbudget"}
@@ -36,30 +36,6 @@ def test_flags_that_the_page_ascribes_to_overlays_are_rendered():
     for flag, overlay in said:
         words = [word for one in workloads(overlay) for word in arguments(one)]
         assert any(word.partition("=")[0] == flag for word in words), f"{overlay} does not give {flag}"
-
-
-@pytest.mark.parametrize("overlay", _ALL)
-def test_the_page_creates_every_secret_that_is_read(overlay):
-    made = _made("secret generic") | {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}
-    assert _secrets(rendered(overlay)) <= made
-    assert _config_maps(rendered(overlay)) <= _made("configmap")
-
-
-def test_every_secret_that_the_page_creates_is_read():
-    read = set().union(*(_secrets(rendered(overlay)) | _config_maps(rendered(overlay)) for overlay in _ALL))
-    assert _made("secret generic") | _made("configmap") <= read
-
-
-@pytest.mark.parametrize("overlay", _ALL)
-def test_secrets_have_the_entries_that_are_read(overlay):
-    made = dict(re.findall(r"create secret generic (baton-[a-z-]+)((?:\\\n|[^\n])*)", PAGE))
-    for name, entry in _entries(rendered(overlay)):
-        if name in made and name not in {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}:
-            entries = {
-                value.rpartition("/")[2] if "=" not in value else value.partition("=")[0]
-                for value in re.findall(r"--from-(?:literal|file)=\"?(\S+)", made[name])
-            }
-            assert entry in entries, f"{name} has {entries}, and {entry} is read"
 
 
 @pytest.mark.parametrize(
@@ -159,59 +135,6 @@ def _jsonpath(document, path) -> str:
         else:
             values = [one[int(index)] for one in values]
     return " ".join(one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for one in values)
-
-
-def _made(kind) -> set[str]:
-    """Returns the names that the page's commands create, loops included."""
-    names = set(re.findall(rf"create {kind} (baton-[a-z$-]+)", PAGE))
-    loops = re.findall(r"for one in ([a-z ]+); do\n(.*?)\ndone", PAGE, re.DOTALL)
-    for words, body in loops:
-        for name in re.findall(rf"create {kind} (baton-[a-z-]*)\$one", body):
-            names |= {name + word for word in words.split()}
-    return {name for name in names if "$" not in name}
-
-
-def _entries(manifests):
-    """Yields each Secret and entry that pods and Prometheus read by name."""
-    for one in manifests:
-        if one["kind"] in ("Deployment", "StatefulSet"):
-            for variable in (v for c in pod_of(one)["containers"] for v in c.get("env", ())):
-                if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
-                    yield reference["name"], reference["key"]
-            for secret in (volume["secret"] for volume in pod_of(one)["volumes"] if "secret" in volume):
-                for item in secret.get("items", ()):
-                    yield secret["secretName"], item["key"]
-        if one["kind"] == "PodMonitor":
-            for endpoint in one["spec"]["podMetricsEndpoints"]:
-                if "authorization" in endpoint:
-                    yield (
-                        endpoint["authorization"]["credentials"]["name"],
-                        endpoint["authorization"]["credentials"]["key"],
-                    )
-
-
-def _secrets(manifests) -> set[str]:
-    text = [one for one in manifests if one["kind"] in ("Deployment", "StatefulSet", "PodMonitor")]
-    volumes = {
-        volume["secret"]["secretName"]
-        for one in text
-        if one["kind"] != "PodMonitor"
-        for volume in pod_of(one)["volumes"]
-        if "secret" in volume
-    }
-    monitors = json.dumps([one for one in text if one["kind"] == "PodMonitor"])
-    tls = set(re.findall(r'"(?:secret|keySecret)": \{"(?:key": "[^"]*", ")?name": "([^"]+)"', monitors))
-    return volumes | tls | {name for name, _ in _entries(manifests)}
-
-
-def _config_maps(manifests) -> set[str]:
-    return {
-        one["name"]
-        for policy in manifests
-        if policy["kind"] == "BackendTLSPolicy"
-        for one in policy["spec"]["validation"]["caCertificateRefs"]
-        if one["kind"] == "ConfigMap"
-    }
 
 
 def _intersect(host, other) -> bool:
