@@ -26,7 +26,7 @@ def create(document: Document, owner: Owner, paths: set[Path]) -> None:
 
 
 def update(before: Document, after: Document, owner: Owner) -> None:
-    """Gives the fields that an update changes to its manager, who becomes their only owner."""
+    """Gives the fields that an update changes to its manager, as their only owner."""
     old, new = leaves(before), leaves(after)
     changed = {path for path, value in new.items() if path not in old or old[path] != value}
     owners = {one: (paths - changed) & set(new) for one, paths in _read(after).items()}
