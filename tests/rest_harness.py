@@ -140,7 +140,9 @@ async def rest_side(
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
     catalog = ModelCatalog([load_served_model(str(SAMPLE), formats=NO_FORMATS)])
-    catalog.update([INFO])
+    info = types_pb2.ModelInfo()
+    info.CopyFrom(INFO)  # a test may change its own
+    catalog.update([info])
     config = GatewayConfig(model=str(SAMPLE), **settings)
     admission = Admission(config.max_streams)
     connections = Connections()
