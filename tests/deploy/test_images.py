@@ -99,8 +99,8 @@ async def test_control_s_router_follows_endpoint_slices(control):
     server.put(slice_of("s", endpoint("10.0.0.1")))
     code = f"""
 import asyncio
-from baton.router.kubernetes_api import KubernetesApi
-from baton.router.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
 
 async def follow():
     api = KubernetesApi("http://127.0.0.1:{server.port}")

@@ -6,10 +6,10 @@ import contextlib
 import pytest
 from kvstore_node import eventually
 
-from baton.router.discovery import DnsDiscovery, StaticDiscovery, UnionDiscovery
-from baton.router.kubernetes_api import KubernetesApi
-from baton.router.kubernetes_discovery import KubernetesDiscovery
-from baton.router.sources import check_sources, discovery_of
+from baton.router.discovery.addresses import DnsDiscovery, StaticDiscovery, UnionDiscovery
+from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery.sources import check_sources, discovery_of
 from baton.rpc.errors import InvalidRequest
 
 

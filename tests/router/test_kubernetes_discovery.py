@@ -7,9 +7,9 @@ import pytest
 from kubernetes_api_server import ApiServer, endpoint, slice_of
 from kvstore_node import eventually
 
-from baton.router import kubernetes_discovery
-from baton.router.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
-from baton.router.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery import kubernetes_discovery
+from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
+from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
 
 RECORDED = {
     "addressType": "IPv4",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.router.kubernetes_api import DEFAULT_URL, KubernetesApi
-from baton.router.sources import check_sources
+from baton.router.discovery.kubernetes_api import DEFAULT_URL, KubernetesApi
+from baton.router.discovery.sources import check_sources
 from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from baton.router.discovery import Discovery
+from baton.router.discovery.addresses import Discovery
 from baton.router.fleet import Cordon, Fleet
 from baton.router.in_flight import InFlight, Placed
 from baton.router.peer_news import placed_of

@@ -13,10 +13,11 @@ from typing import Any
 import prometheus_client
 
 from baton.router.config import RouterConfig
+from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.sources import discovery_of
 from baton.router.fleet import Fleet
 from baton.router.garbage import rare_collections
 from baton.router.index_client import IndexClient
-from baton.router.kubernetes_api import KubernetesApi
 from baton.router.metrics import RouterCollector, RouterMetrics
 from baton.router.peer_news import PeerNews
 from baton.router.peer_servicer import SERVICE_NAME as PEER_SERVICE_NAME
@@ -26,7 +27,6 @@ from baton.router.placement_spans import PlacementSpans
 from baton.router.placer import Placer
 from baton.router.prefix_index import PrefixIndex
 from baton.router.router_servicer import SERVICE_NAME, RouterServicer
-from baton.router.sources import discovery_of
 from baton.router.standing import Objectives
 from baton.router.worker_watch import WorkerWatch
 from baton.rpc.channel import Dial

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from baton.router.discovery import Discovery
+from baton.router.discovery.addresses import Discovery
 from baton.router.fleet import Fleet
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import problem_of

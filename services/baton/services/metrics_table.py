@@ -83,7 +83,7 @@ def _gateway() -> Iterator[MetricRow]:
 
 
 def _router() -> Iterator[MetricRow]:
-    from baton.router.discovery import StaticDiscovery
+    from baton.router.discovery.addresses import StaticDiscovery
     from baton.router.fleet import Fleet
     from baton.router.index_client import IndexClient
     from baton.router.metrics import RouterCollector, RouterMetrics

@@ -60,7 +60,7 @@ async def observe_watches(targets: Targets, seconds: float) -> tuple[WatchFacts,
     """Lists each Service's EndpointSlices once."""
     if not targets.watched:
         return ()
-    from baton.router.kubernetes_api import ApiError, KubernetesApi
+    from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi
 
     api, found = KubernetesApi(targets.kubernetes_url), []
     for source in targets.watched:

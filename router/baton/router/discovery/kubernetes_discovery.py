@@ -9,8 +9,8 @@ import random
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from baton.router.discovery import join_address
-from baton.router.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
+from baton.router.discovery.addresses import join_address
+from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import V1EndpointConditions, V1EndpointSlice

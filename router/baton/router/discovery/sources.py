@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.discovery import Discovery, DnsDiscovery, StaticDiscovery, UnionDiscovery
-from baton.router.kubernetes_api import KubernetesApi
-from baton.router.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery.addresses import Discovery, DnsDiscovery, StaticDiscovery, UnionDiscovery
+from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 
