@@ -1,9 +1,15 @@
-"""A small Kubernetes API server for EndpointSlices: pages, watches with bookmarks, a history that is compacted."""
+"""A small Kubernetes API server for EndpointSlices: pages, watches with bookmarks, and what goes wrong with them.
+
+A history that is compacted, connections that stay open and fall silent, a state restored to an older one, an outage.
+Other resources are documents by path, read only.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from urllib.parse import parse_qs, urlsplit
 
 _WATCH_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -25,9 +31,12 @@ def slice_of(name, *endpoints, port=8300, port_name="grpc", service="workers", a
 
 
 class ApiServer:
-    """Speaks HTTP/1.1 with chunked watches. Every change has a resourceVersion; old ones can be forgotten."""
+    """Speaks HTTP/1.1 with chunked watches. Every change has a resourceVersion; old ones can be forgotten.
 
-    def __init__(self, token="secret", ssl_context=None):
+    `bookmark_seconds`: how often a watch has a bookmark; 0: only by bookmark().
+    """
+
+    def __init__(self, token="secret", ssl_context=None, bookmark_seconds=0.0):
         self.token = token
         self.requests = []  # (path, query)
         self.version = 100
@@ -35,6 +44,9 @@ class ApiServer:
         self.fail_with = None  # a status for every request
         self.delay = 0.0  # seconds before every answer
         self.expire_pages = 0  # so many later pages are too old when they are asked for
+        self.bookmark_seconds = bookmark_seconds
+        self.documents = {}  # path -> (status, document) of other resources
+        self._silent = set()  # connections that send nothing any more
         self._ssl_context = ssl_context
         self._oldest = 100
         self._objects = {}
@@ -57,6 +69,32 @@ class ApiServer:
         for writer in self._connections:
             writer.transport.abort()
 
+    def fall_silent(self):
+        """Every connection stays open and sends nothing any more; new ones are answered."""
+        self._silent |= self._connections
+
+    def restore(self, version, *items):
+        """The state is an older one, of a backup: versions count from there. The server restarts with it."""
+        self._objects = {item["metadata"]["name"]: item for item in items}
+        self.version, self._history, self._oldest = version, [], version
+        self.cut()
+
+    def drain(self, name, serving=True):
+        """Kubernetes deletes the pods of a slice: their endpoints terminate, and serve until they fail their probes."""
+        item = self._objects[name]
+        conditions = {"ready": False, "serving": serving, "terminating": True}
+        self.put({**item, "endpoints": [{**one, "conditions": conditions} for one in item["endpoints"]]})
+
+    @property
+    def num_watches(self):
+        """Watches that were asked for."""
+        return sum("watch" in query for _, query in self.requests)
+
+    @property
+    def num_lists(self):
+        """Pages of lists that were asked for."""
+        return sum("watch" not in query for _, query in self.requests)
+
     def put(self, item):
         self._change("MODIFIED" if item["metadata"]["name"] in self._objects else "ADDED", item)
         self._objects[item["metadata"]["name"]] = item
@@ -69,13 +107,18 @@ class ApiServer:
         self._change("BOOKMARK", {"metadata": {}})
 
     def compact(self):
-        """Forgets all changes: watches from before are too old."""
+        """Forgets all changes: watches from before are too old, open ones among them."""
+        self.version += 10  # of other resources
         self._history, self._oldest = [], self.version
+        self._wake()
 
     def _change(self, kind, item):
         self.version += 1
         item = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self.version)}}
         self._history.append((self.version, kind, item))
+        self._wake()
+
+    def _wake(self):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -100,6 +143,10 @@ class ApiServer:
         elif self.fail_with:
             status = {"kind": "Status", "code": self.fail_with, "message": "as asked for"}
             await self._answer(writer, self.fail_with, status)
+        elif url.path in self.documents:
+            await self._answer(writer, *self.documents[url.path])
+        elif not url.path.endswith("/endpointslices"):
+            await self._answer(writer, 404, {"kind": "Status", "code": 404, "message": "not found"})
         elif query.get("watch", "").lower() in ("1", "true"):
             await self._watch(writer, int(query["resourceVersion"]), query)
         else:
@@ -130,20 +177,32 @@ class ApiServer:
         )
 
     async def _watch(self, writer, since, query):
-        if since < self._oldest:
-            error = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-            writer.write(_WATCH_HEAD)
-            await self._chunk(writer, {"type": "ERROR", "object": error})
-            writer.write(b"0\r\n\r\n")
-            return
         writer.write(_WATCH_HEAD)
-        while True:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + float(query.get("timeoutSeconds", 1e9))
+        while loop.time() < end:
             changed = self._changed
+            if writer in self._silent:
+                await asyncio.Event().wait()
+            if since < self._oldest:
+                error = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                await self._chunk(writer, {"type": "ERROR", "object": error})
+                break
             for version, kind, item in list(self._history):
                 if version > since and (kind == "BOOKMARK" or _matches(item, query)):
                     await self._chunk(writer, {"type": kind, "object": item})
                 since = max(since, version)
-            await changed.wait()
+            pause = min(end - loop.time(), self.bookmark_seconds or 1e9)
+            try:
+                async with asyncio.timeout(pause):
+                    await changed.wait()
+            except TimeoutError:
+                if self.bookmark_seconds and writer not in self._silent:
+                    await self._chunk(writer, {"type": "BOOKMARK", "object": self._marked(self.version)})
+        writer.write(b"0\r\n\r\n")
+
+    def _marked(self, version):
+        return {"kind": "EndpointSlice", "metadata": {"resourceVersion": str(version)}}
 
     async def _chunk(self, writer, document):
         line = json.dumps(document).encode() + b"\n"
@@ -157,3 +216,36 @@ class ApiServer:
 def _matches(item, query):
     name, _, value = query["labelSelector"].partition("=")
     return item["metadata"]["labels"][name] == value
+
+
+@contextlib.contextmanager
+def api_server_thread(**settings):
+    """Yields (server, call) of a server with a loop of its own; call(f, ...) runs f there and returns its result."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(function, *arguments):
+        async def run():
+            result = function(*arguments)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
+
+    server = call(ApiServer(**settings).start)
+    try:
+        yield server, call
+    finally:
+        call(server.stop)
+        call(_end_tasks)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _end_tasks():
+    """Ends the connections' tasks, some of which wait for ever."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

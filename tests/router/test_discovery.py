@@ -7,6 +7,7 @@ import pytest
 from kvstore_node import eventually
 
 from baton.router.discovery.addresses import DnsDiscovery, StaticDiscovery, UnionDiscovery
+from baton.router.discovery.endpoints import EndpointState, followed, merged
 from baton.router.discovery.kubernetes_api import KubernetesApi
 from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
 from baton.router.discovery.sources import check_sources, discovery_of
@@ -35,6 +36,7 @@ async def following(discovery):
     async def follow():
         async for found in discovery.watch():
             told.append(set(found))
+            assert set(found.values()) <= {EndpointState.SERVING}
 
     task = asyncio.create_task(follow())
     yield told
@@ -115,3 +117,25 @@ def test_a_wrong_source_is_named(value):
 def test_an_address_given_twice_is_an_error():
     with pytest.raises(InvalidRequest, match="twice"):
         check_sources(["a:1", "a:1"], "peers")
+
+
+def test_an_endpoint_that_is_not_ready_is_followed_only_where_it_was():
+    """A new one starts; a known one that drains, sleeps or restarts is not gone."""
+    found = {"a:1": EndpointState.NOT_READY, "b:1": EndpointState.TERMINATING, "c:1": EndpointState.SERVING}
+    assert followed((), found) == {"b:1", "c:1"}
+    assert followed({"a:1", "d:1"}, found) == {"a:1", "b:1", "c:1"}
+
+
+def test_of_two_states_the_one_that_takes_more_work_counts():
+    parts = [{"a:1": EndpointState.TERMINATING}, {"a:1": EndpointState.SERVING}, {"a:1": EndpointState.NOT_READY}]
+    assert merged(parts) == {"a:1": EndpointState.SERVING}
+
+
+async def test_the_age_of_a_union_is_that_of_its_oldest_source():
+    name = Name("10.0.0.1")
+    union = UnionDiscovery([StaticDiscovery(["a:1"]), DnsDiscovery("workers", 2, 0.01, name)])
+    async with following(union):
+        await eventually(lambda: name.count > 1, "an answer")
+        assert union.age_seconds < 0.5
+        name.error = OSError("no such name")
+        await eventually(lambda: union.age_seconds > 0.6, "it grows")

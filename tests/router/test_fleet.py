@@ -175,12 +175,41 @@ def test_cordoning_who_is_unknown_names_who_is_known(fleet):
         fleet.cordon("b", True)
 
 
-def test_what_discovery_drops_is_listed_for_a_minute(fleet):
+def test_what_discovery_drops_counts_no_more(fleet, caplog):
     fleet.hear("one:1", state("a"))
     fleet.remove("one:1")
     assert fleet.alive() == []
-    fleet.forget_removed()
-    assert entry(fleet, "one:1").problem
-    fleet._clock.now += 61
-    fleet.forget_removed()
     assert "one:1" not in [worker.address for worker in fleet]
+    assert fleet.models == {}
+    assert fleet.listener.heard[-1] == ("lost", "a")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_worker_that_terminates_drains_before_it_says_so(fleet):
+    fleet.hear("one:1", state("a"))
+    fleet.set_terminating("one:1", True)
+    assert fleet.alive()[0].draining
+    fleet.hear("one:1", state("a"))
+    assert fleet.alive()[0].draining, "its own state does not say so yet"
+    fleet.set_terminating("one:1", False)
+    assert not fleet.alive()[0].draining
+
+
+def test_the_end_of_a_worker_that_terminates_is_no_failure(fleet, caplog):
+    fleet.hear("one:1", state("a"))
+    fleet.hear("two:2", state("b"))
+    fleet.set_terminating("one:1", True)
+    fleet.lose("one:1", "it ended the stream")
+    assert [worker.address for worker in fleet] == ["two:2", "three:3"]
+    assert ("lost", "a") in fleet.listener.heard
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    fleet.lose("two:2", "it ended the stream")
+    assert [record.levelname for record in caplog.records if record.levelname == "WARNING"] == ["WARNING"]
+    assert [worker.address for worker in fleet] == ["two:2", "three:3"]
+
+
+def test_a_worker_that_terminates_and_is_reached_again_counts_again(fleet):
+    fleet.set_terminating("one:1", True)
+    assert "one:1" not in [worker.address for worker in fleet]
+    fleet.hear("one:1", state("a"))
+    assert entry(fleet, "one:1").view.draining

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kubernetes_api_server import ApiServer, endpoint, slice_of
 from kvstore_node import eventually
 
-from baton.router.discovery import kubernetes_discovery
+from baton.router.discovery.endpoints import EndpointState
 from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
 from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery.pace import Pace
 
 RECORDED = {
     "addressType": "IPv4",
@@ -55,26 +58,34 @@ RECORDED = {
 }  # fmt: skip
 
 
+SERVING, TERMINATING, NOT_READY = EndpointState.SERVING, EndpointState.TERMINATING, EndpointState.NOT_READY
+PACE = Pace(min_backoff=0.01)
+
+
 class Follower:
-    """Keeps what a discovery told last."""
+    """Keeps what a discovery reported last."""
 
     def __init__(self, discovery):
+        self.discovery = discovery
         self.found = None
         self.count = 0
         self.task = asyncio.create_task(self._follow(discovery))
 
     async def _follow(self, discovery):
         async for found in discovery.watch():
-            self.found = set(found)
+            self.found = dict(found)
             self.count += 1
 
     async def until(self, *addresses):
-        await eventually(lambda: self.found == set(addresses), f"{addresses}, not {self.found}")
+        """Waits for exactly these, in service."""
+        await self.until_states(dict.fromkeys(addresses, SERVING))
+
+    async def until_states(self, states, seconds=10.0):
+        await eventually(lambda: self.found == states, f"{states}, not {self.found}", seconds)
 
 
 @pytest.fixture
-async def api(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_discovery, "_MIN_BACKOFF_SECONDS", 0.01)
+async def api(tmp_path):
     server = await ApiServer().start()
     (tmp_path / "token").write_text("secret\n")
     server.client = KubernetesApi(f"http://127.0.0.1:{server.port}", str(tmp_path / "token"), "")
@@ -87,8 +98,9 @@ async def api(tmp_path, monkeypatch):
 async def follow(api):
     followers = []
 
-    def start(port="grpc"):
-        followers.append(Follower(KubernetesDiscovery(api.client, "ml", "workers", port)))
+    def start(port="grpc", **pace):
+        paced = replace(PACE, **pace)
+        followers.append(Follower(KubernetesDiscovery(api.client, "ml", "workers", port, paced)))
         return followers[-1]
 
     yield start
@@ -111,23 +123,34 @@ async def test_lists_in_pages_and_follows_every_change(api, follow):
     path, query = api.requests[0]
     assert path == "/apis/discovery.k8s.io/v1/namespaces/ml/endpointslices"
     assert query["labelSelector"] == "kubernetes.io/service-name=workers"
-    assert sum("watch" in query for _, query in api.requests) == 1
+    assert api.num_watches == 1
 
 
 @pytest.mark.parametrize(
-    ("conditions", "counts"),
+    ("conditions", "state"),
     [
-        ({}, True),
-        ({"ready": True, "serving": True}, True),
-        ({"ready": False, "serving": True, "terminating": True}, True),
-        ({"ready": False, "serving": False}, False),
-        ({"ready": False}, False),
-        ({"ready": None}, True),
+        ({}, SERVING),
+        ({"ready": True, "serving": True}, SERVING),
+        ({"ready": True, "serving": False}, SERVING),  # of a Service that publishes addresses before they are ready
+        ({"ready": False, "serving": True, "terminating": True}, TERMINATING),
+        ({"ready": False, "serving": False, "terminating": True}, TERMINATING),
+        ({"ready": True, "serving": True, "terminating": True}, TERMINATING),
+        ({"ready": False, "serving": False}, NOT_READY),
+        ({"ready": False}, NOT_READY),
+        ({"ready": None}, SERVING),
+        ({"serving": False}, NOT_READY),
     ],
 )
-async def test_who_serves_counts(api, follow, conditions, counts):
+async def test_conditions_say_whether_an_endpoint_serves(api, follow, conditions, state):
     api.put(slice_of("s", endpoint("10.0.0.1", **conditions), endpoint("10.0.0.2")))
-    await follow().until("10.0.0.2:8300", *(["10.0.0.1:8300"] if counts else []))
+    await follow().until_states({"10.0.0.1:8300": state, "10.0.0.2:8300": SERVING})
+
+
+async def test_an_endpoint_of_two_slices_serves_if_it_serves_in_one(api, follow):
+    """While slices are rebalanced an endpoint may be in two of them."""
+    api.put(slice_of("a", endpoint("10.0.0.1", terminating=True)))
+    api.put(slice_of("b", endpoint("10.0.0.1")))
+    await follow().until("10.0.0.1:8300")
 
 
 async def test_ports_by_name_and_number_and_ipv6(api, follow):
@@ -138,33 +161,119 @@ async def test_ports_by_name_and_number_and_ipv6(api, follow):
     await follow("nothing").until()
 
 
-async def test_a_broken_watch_is_resumed_where_it_was(api, follow):
+async def test_a_broken_watch_begins_with_a_list(api, follow):
     api.put(slice_of("a", endpoint("10.0.0.1")))
     follower = follow()
     await follower.until("10.0.0.1:8300")
-    await eventually(lambda: sum("watch" in query for _, query in api.requests) == 1, "a watch")
-    api.bookmark()
+    await eventually(lambda: api.num_watches == 1, "a watch")
+    api.cut()
+    await eventually(lambda: api.num_watches == 2, "another watch")
+    assert api.num_lists == 2
+    assert follower.count == 1, "nothing changed"
+
+
+async def test_a_watch_that_the_server_ends_begins_with_a_list(api, follow, caplog):
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow(watch=1)
+    await follower.until("10.0.0.1:8300")
+    await eventually(lambda: api.num_watches == 2, "another watch")
+    assert api.num_lists == 2
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_a_restored_older_state_is_followed(api, follow):
+    """Whatever the versions say: those of a restored cluster count from an older one."""
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow()
+    await follower.until("10.0.0.1:8300")
+    await eventually(lambda: api.num_watches == 1, "a watch")
+    api.restore(7, slice_of("b", endpoint("10.0.0.2")))
+    await follower.until("10.0.0.2:8300")
+    api.put(slice_of("c", endpoint("10.0.0.3")))
+    await follower.until("10.0.0.2:8300", "10.0.0.3:8300")
+
+
+async def test_a_version_that_goes_back_within_a_watch_begins_with_a_list(api, follow):
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow()
+    await follower.until("10.0.0.1:8300")
+    await eventually(lambda: api.num_watches == 1, "a watch")
+    api._objects = {"b": slice_of("b", endpoint("10.0.0.2"))}
+    api._marked = lambda _: {"metadata": {"resourceVersion": "7"}}
+    api.bookmark_seconds = 0.05
+    api.bookmark()  # wakes the watch, whose next bookmark is an older one
+    await follower.until("10.0.0.2:8300")
+
+
+async def test_a_silent_connection_is_given_up(api, follow, caplog):
+    """It stays open and sends nothing: a balancer lost the server behind it."""
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    follower = follow(silence=0.5)
+    await follower.until("10.0.0.1:8300")
+    await eventually(lambda: api.num_watches == 1, "a watch")
+    api.fall_silent()
     api.put(slice_of("b", endpoint("10.0.0.2")))
-    await follower.until("10.0.0.1:8300", "10.0.0.2:8300")
-    version = str(api.version)
-    api.cut()
-    await eventually(lambda: api.requests[-1][1].get("resourceVersion") == version, "resumed")
-    assert sum("watch" not in query for _, query in api.requests) == 1, "one list"
-    assert follower.count == 2, "nothing changed"
+    await follower.until_states({"10.0.0.1:8300": SERVING, "10.0.0.2:8300": SERVING}, 2.0)
+    assert "no event and no bookmark for 0.5 s" in caplog.text
 
 
-async def test_a_bookmark_moves_the_version_that_a_watch_is_resumed_from(api, follow):
-    api.put(slice_of("a", endpoint("10.0.0.1")))
+async def test_bookmarks_keep_an_idle_watch_open(api, follow):
+    api.bookmark_seconds = 0.1
+    follower = follow(silence=0.5)
+    await follower.until()
+    await asyncio.sleep(1.5)
+    assert api.num_watches == 1
+    assert follower.discovery.age_seconds < 0.5
+    _, query = api.requests[1]
+    assert query["allowWatchBookmarks"].lower() == "true"
+
+
+async def test_the_age_grows_while_nothing_proves_the_view(api, follow):
     follower = follow()
-    await follower.until("10.0.0.1:8300")
-    await eventually(lambda: sum("watch" in query for _, query in api.requests) == 1, "a watch")
-    api.bookmark()
-    version = str(api.version)
-    await asyncio.sleep(0.1)
-    api.compact()
+    await follower.until()
+    api.fail_with = 500
     api.cut()
-    await eventually(lambda: api.requests[-1][1].get("resourceVersion") == version, "resumed")
-    assert sum("watch" not in query for _, query in api.requests) == 1, "no second list"
+    await asyncio.sleep(0.5)
+    assert follower.discovery.age_seconds > 0.4
+    api.fail_with = None
+    await eventually(lambda: follower.discovery.age_seconds < 0.3, "a new proof")
+
+
+async def test_a_machine_that_vanished_is_noticed_by_tcp(api, follow):
+    """The kernel's table has the keepalive timer (02) of the watch's connection."""
+    follower = follow()
+    await follower.until()
+    remote = f"0100007F:{api.port:04X}"
+
+    def timers():
+        rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+        return {row[5].split(":")[0] for row in rows if row[2] == remote and row[3] == "01"}
+
+    await eventually(lambda: "02" in timers(), "a keepalive timer")
+
+
+def test_the_usual_pace_keeps_its_promises():
+    pace = Pace()
+    assert 75 <= pace.silence <= 90, "more than the 60 s between two bookmarks"
+    assert pace.blindness <= 90
+    assert pace.recovery <= 10
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_asked_less_and_less(api, follow):
+    api.fail_with = None
+    original = api._watch
+
+    async def end_at_once(writer, since, query):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 0\r\n\r\n")
+
+    api._watch = end_at_once
+    follower = follow(min_backoff=0.1, max_backoff=0.8)
+    await follower.until()
+    await asyncio.sleep(2.0)
+    assert 3 <= api.num_watches <= 9
+    api._watch = original
+    api.put(slice_of("a", endpoint("10.0.0.1")))
+    await follower.until("10.0.0.1:8300")
 
 
 async def test_a_version_that_is_too_old_means_a_new_list(api, follow):
@@ -187,7 +296,7 @@ async def test_while_the_server_is_gone_or_refuses_what_is_known_goes_on(api, fo
     api.fail_with = 500
     api.cut()
     await eventually(lambda: "500" in caplog.text, "the refusal is logged")
-    assert follower.found == {"10.0.0.1:8300"}
+    assert set(follower.found) == {"10.0.0.1:8300"}
     api.put(slice_of("a", endpoint("10.0.0.3")))
     api.fail_with = None
     await follower.until("10.0.0.3:8300")
@@ -226,7 +335,7 @@ async def test_an_answer_that_is_none_is_an_error_that_says_so(body):
         with pytest.raises(UnexpectedAnswer, match="not the answer of an API server"):
             await api.list_slices("ml", "workers", 5)
         with pytest.raises(ApiError):
-            async for _ in api.watch_slices("ml", "workers", "7", 5, 5):
+            async for _ in api.watch_slices("ml", "workers", "7", Pace()):
                 pass
     finally:
         server.close()
@@ -236,7 +345,9 @@ async def test_an_answer_that_is_none_is_an_error_that_says_so(body):
 async def test_a_slice_as_a_cluster_has_it(api, follow):
     """Every field that Kubernetes 1.37 fills in, and some that a later one may."""
     api.put(RECORDED)
-    await follow().until("10.244.1.7:8300", "10.244.2.9:8300")
+    await follow().until_states(
+        {"10.244.1.7:8300": SERVING, "10.244.2.9:8300": TERMINATING, "10.244.2.10:8300": TERMINATING}
+    )
 
 
 async def test_a_slice_of_a_thousand_endpoints_is_one_line(api, follow):
@@ -248,28 +359,31 @@ async def test_a_slice_of_a_thousand_endpoints_is_one_line(api, follow):
     await follower.until(*(f"{one}:8300" for one in many))
 
 
-async def test_a_slow_server_is_given_up_and_asked_again(api, follow, caplog, monkeypatch):
-    monkeypatch.setattr(kubernetes_discovery, "_LIST_SECONDS", 0.2)
+async def test_a_slow_server_is_given_up_and_asked_again(api, follow, caplog):
     api.delay = 60.0
     api.put(slice_of("a", endpoint("10.0.0.1")))
-    follower = follow()
-    await eventually(lambda: "no answer in time" in caplog.text, "it is said")
+    follower = follow(request=0.2)
+    await eventually(lambda: "no answer within 0.2 s" in caplog.text, "it is reported")
     api.delay = 0.0
     await follower.until("10.0.0.1:8300")
 
 
-async def test_a_watch_that_never_begins_is_given_up_and_tried_again(api, follow, caplog, monkeypatch):
-    monkeypatch.setattr(kubernetes_discovery, "_CONNECT_SECONDS", 0.2)
+async def test_a_watch_that_never_begins_is_given_up_and_tried_again(api, follow, caplog):
+    original = api._watch
+
+    async def hang(writer, since, query):
+        await asyncio.sleep(60.0)
+
+    api._watch = hang
     api.put(slice_of("a", endpoint("10.0.0.1")))
-    follower = follow()
+    follower = follow(request=0.2)
     await follower.until("10.0.0.1:8300")
-    api.delay = 60.0
-    api.cut()
-    await eventually(lambda: "no answer in time" in caplog.text, "it is said")
+    await eventually(lambda: "no answer within 0.2 s" in caplog.text, "it is reported")
     api.put(slice_of("b", endpoint("10.0.0.2")))
-    api.delay = 0.0
     await follower.until("10.0.0.1:8300", "10.0.0.2:8300")
-    assert sum("watch" not in query for _, query in api.requests) == 1, "one list"
+    api._watch = original
+    api.put(slice_of("c", endpoint("10.0.0.3")))
+    await follower.until("10.0.0.1:8300", "10.0.0.2:8300", "10.0.0.3:8300")
 
 
 async def test_a_page_that_is_too_old_means_a_new_list(api, follow):
@@ -278,7 +392,7 @@ async def test_a_page_that_is_too_old_means_a_new_list(api, follow):
     api.expire_pages = 1
     follower = follow()
     await follower.until(*(f"10.0.0.{number}:8300" for number in range(4)))
-    assert sum("watch" not in query for _, query in api.requests) == 4, "page, refused page, and two pages"
+    assert api.num_lists == 4, "page, refused page, and two pages"
 
 
 @pytest.mark.parametrize("event", [{"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}, []])

@@ -16,8 +16,6 @@ from baton.v1 import types_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
 
-_REMEMBER_SECONDS = 60.0  # a worker that discovery no longer names is listed so long
-
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -28,13 +26,18 @@ class Worker:
     view: WorkerView | None = None  # None: dead
     problem: str = "no state was received yet"
     alive_since: float = 0.0  # monotonic seconds
-    removed_at: float | None = None  # discovery no longer names it
+    terminating: bool = False  # discovery says that it ends: no new requests, and its end is no failure
     rates: RateModel = field(default_factory=RateModel)
 
     @property
     def alive(self) -> bool:
         """Whether it tells its state, and the state makes sense."""
         return self.view is not None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is one of the fleet's workers: one that terminates is until it has ended."""
+        return self.alive or not self.terminating
 
     @property
     def worker_id(self) -> str:
@@ -64,7 +67,7 @@ class FleetListener(Protocol):
 
 
 class Fleet:
-    """Every worker, by address."""
+    """Every worker, by address. Iterates over those that count."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
@@ -80,7 +83,7 @@ class Fleet:
         self._reported: set[str] = set()  # mismatches that the log has
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter(self._workers.values())
+        return iter([worker for worker in self._workers.values() if worker.counted])
 
     def listen(self, listener: FleetListener) -> None:
         """Everything from now on is told to `listener` too."""
@@ -98,21 +101,24 @@ class Fleet:
         return next((worker for worker in self._workers.values() if worker.worker_id == worker_id), None)
 
     def add(self, address: str) -> None:
-        """Discovery names an address."""
-        worker = self._workers.setdefault(address, Worker(address))
-        worker.removed_at = None
+        """Takes an address that discovery names."""
+        self._workers.setdefault(address, Worker(address))
 
     def remove(self, address: str) -> None:
-        """Discovery no longer names an address."""
-        self.lose(address, "it is no longer among the known addresses")
-        self._workers[address].removed_at = self._clock()
+        """Drops an address that discovery no longer names: it counts no more."""
+        self.lose(address, "no longer among the known addresses", logging.INFO)
+        del self._workers[address]
 
-    def forget_removed(self) -> None:
-        """Drops what is listed for long enough."""
-        limit = self._clock() - _REMEMBER_SECONDS
-        gone = [w.address for w in self._workers.values() if w.removed_at is not None and w.removed_at < limit]
-        for address in gone:
-            del self._workers[address]
+    def set_terminating(self, address: str, terminating: bool) -> None:
+        """Takes what discovery says of a worker's end: while it terminates it is placed upon no more, and not dead."""
+        worker = self._workers[address]
+        if worker.terminating == terminating:
+            return
+        worker.terminating = terminating
+        self.version += 1
+        if worker.view is not None and worker.state is not None:
+            _log.info("worker %s at %s %s", worker.worker_id, address, "terminates" if terminating else "serves again")
+            worker.view = replace(worker.view, draining=worker.state.draining or terminating)
 
     def hear(self, address: str, state: worker_pb2.WorkerState) -> None:
         """A worker told its state."""
@@ -132,7 +138,7 @@ class Fleet:
         worker.state = state
         worker.rates.observe(state.load)
         cordoned = self.is_cordoned(state.worker_id)
-        worker.view = view = view_of(state, address, cordoned, now, worker.rates.speeds())
+        worker.view = view = view_of(state, address, cordoned, now, worker.rates.speeds(), worker.terminating)
         if is_new:
             if before is not None:
                 self._alive.pop(before.worker_id, None)
@@ -150,7 +156,7 @@ class Fleet:
         was_alive = worker.alive
         worker_id = worker.view.worker_id if worker.view is not None else worker.worker_id
         if worker.problem != problem:
-            usual = logging.WARNING if was_alive else logging.INFO
+            usual = logging.WARNING if was_alive and not worker.terminating else logging.INFO
             _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
         self.version += 1
         if worker.view is not None:

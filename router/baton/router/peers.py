@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from baton.router.discovery.addresses import Discovery
+from baton.router.discovery.endpoints import followed
 from baton.router.fleet import Cordon, Fleet
 from baton.router.in_flight import InFlight, Placed
 from baton.router.peer_news import placed_of
@@ -65,7 +66,8 @@ class Peers:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forget_silent())
-                async for addresses in self._discovery.watch():
+                async for found in self._discovery.watch():
+                    addresses = followed(self._tasks.keys(), found)
                     for address in sorted(addresses - self._tasks.keys()):
                         self._tasks[address] = group.create_task(self._keep_following(address))
                     for address in self._tasks.keys() - addresses:

@@ -197,7 +197,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return map(self._entry, sorted(self._fleet, key=lambda worker: worker.address))
 
     def _entry(self, worker: Worker) -> router_pb2.WorkerEntry:
-        return router_pb2.WorkerEntry(
+        entry = router_pb2.WorkerEntry(
             address=worker.address,
             state=worker.state,
             alive=worker.alive,
@@ -206,3 +206,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             num_indexed_blocks=self._index.num_blocks(worker.worker_id),
             problem=worker.problem,
         )
+        if worker.view is not None and worker.view.draining:
+            entry.state.draining = True  # discovery may say so before the worker does
+        return entry

@@ -63,9 +63,14 @@ class WorkerView:
 
 
 def view_of(
-    state: worker_pb2.WorkerState, address: str, cordoned: bool, received: float, speeds: Speeds | None
+    state: worker_pb2.WorkerState,
+    address: str,
+    cordoned: bool,
+    received: float,
+    speeds: Speeds | None,
+    terminating: bool = False,
 ) -> WorkerView:
-    """The view that a state stands for. `speeds` None: as the state tells them."""
+    """Returns the view that a state stands for. `speeds` None: those of the state. `terminating`: it drains or will."""
     load = state.load
     if speeds is None:
         told = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
@@ -80,7 +85,7 @@ def view_of(
         layout=layout_key(state.layout),
         num_layers=state.layout.num_layers,
         block_size=state.model.block_size,
-        draining=state.draining,
+        draining=state.draining or terminating,
         cordoned=cordoned,
         received=received,
         num_running=load.num_running,

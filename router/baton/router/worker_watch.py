@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from baton.router.discovery.addresses import Discovery
+from baton.router.discovery.endpoints import Endpoints, EndpointState, followed
 from baton.router.fleet import Fleet
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import problem_of
@@ -43,19 +44,21 @@ class WorkerWatch:
         """Watches until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                async for addresses in self._discovery.watch():
-                    self._follow(addresses, group)
+                async for found in self._discovery.watch():
+                    self._follow(found, group)
         finally:
             self._tasks.clear()
 
-    def _follow(self, addresses: frozenset[str], group: asyncio.TaskGroup) -> None:
+    def _follow(self, found: Endpoints, group: asyncio.TaskGroup) -> None:
+        addresses = followed(self._tasks.keys(), found)
         for address in sorted(addresses - self._tasks.keys()):
             self._fleet.add(address)
             self._tasks[address] = group.create_task(self._keep_watching(address))
         for address in self._tasks.keys() - addresses:
             self._tasks.pop(address).cancel()
             self._fleet.remove(address)
-        self._fleet.forget_removed()
+        for address in addresses:
+            self._fleet.set_terminating(address, found[address] is EndpointState.TERMINATING)
 
     async def _keep_watching(self, address: str) -> None:
         backoff = _MIN_BACKOFF_SECONDS

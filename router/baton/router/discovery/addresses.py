@@ -1,4 +1,4 @@
-"""Which addresses there are: one interface, the list that an operator gives, and a name that is resolved again."""
+"""Where addresses come from: one interface, the list that an operator gives, and a name that is resolved again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+from baton.router.discovery.endpoints import Endpoints, merged, serving
+from baton.router.discovery.freshness import Freshness
+
 _log = logging.getLogger(__name__)
 
 _RESOLVE_SECONDS = 5.0  # between two resolutions of a name
@@ -20,29 +23,35 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Discovery(Protocol):
-    """Tells addresses, each host:port."""
+    """A source of endpoints."""
 
-    def watch(self) -> AsyncGenerator[frozenset[str], None]:
-        """All addresses, as soon as they are known and after every change; never ends.
+    def watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields all endpoints, as soon as they are known and after every change; never ends.
 
-        A source that cannot be asked changes nothing: what it said last goes on.
+        A source that cannot be reached changes nothing: its last answer stays.
         """
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the last proof that the endpoints are current."""
 
 
 class StaticDiscovery:
     """A list that does not change."""
 
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._addresses = frozenset(addresses)
+    age_seconds = 0.0
 
-    async def watch(self) -> AsyncGenerator[frozenset[str], None]:
-        """The list."""
-        yield self._addresses
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._endpoints = serving(addresses)
+
+    async def watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields the list."""
+        yield self._endpoints
         await asyncio.Event().wait()
 
 
 class DnsDiscovery:
-    """All addresses of a name, asked for again and again: a headless Service, a round-robin record."""
+    """All addresses of a name, resolved again and again: a headless Service, a round-robin record."""
 
     def __init__(
         self, host: str, port: int, interval_seconds: float = _RESOLVE_SECONDS, resolve: Resolve | None = None
@@ -51,16 +60,22 @@ class DnsDiscovery:
         self._port = port
         self._interval_seconds = interval_seconds
         self._resolve = resolve or _resolve
+        self._freshness = Freshness()
 
-    async def watch(self) -> AsyncGenerator[frozenset[str], None]:
-        """What the name stands for now. A name that no longer exists stands for what it last stood for."""
-        told: frozenset[str] | None = None
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the name was last resolved."""
+        return self._freshness.age_seconds
+
+    async def watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields the name's addresses. A name that cannot be resolved keeps its last ones."""
+        reported: Endpoints | None = None
         last_problem = ""
         while True:
             delay = self._interval_seconds
             try:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    found = frozenset(await self._resolve(self._host, self._port))
+                    found = serving(await self._resolve(self._host, self._port))
             except (OSError, TimeoutError, UnicodeError) as error:
                 problem = str(error) or f"no answer within {_TIMEOUT_SECONDS:.0f} s"
                 if problem != last_problem:
@@ -68,24 +83,30 @@ class DnsDiscovery:
                 last_problem, delay = problem, min(delay, _RETRY_SECONDS)
             else:
                 last_problem = ""
-                if found != told:
-                    told = found
+                self._freshness.prove()
+                if found != reported:
+                    reported = found
                     yield found
             await asyncio.sleep(delay * random.uniform(0.9, 1.1))
 
 
 class UnionDiscovery:
-    """All that several sources tell."""
+    """The endpoints of several sources."""
 
     def __init__(self, sources: Sequence[Discovery]) -> None:
         self._sources = sources
 
-    async def watch(self) -> AsyncGenerator[frozenset[str], None]:
-        """All of them, as soon as one has told something."""
-        told: list[frozenset[str]] = [frozenset()] * len(self._sources)
+    @property
+    def age_seconds(self) -> float:
+        """The age of the oldest source."""
+        return max(source.age_seconds for source in self._sources)
+
+    async def watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields the union, as soon as one source has answered."""
+        reported: list[Endpoints] = [{}] * len(self._sources)
         changed: asyncio.Queue[BaseException | None] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(self._follow(source, place, told, changed))
+            asyncio.create_task(self._follow(source, place, reported, changed))
             for place, source in enumerate(self._sources)
         ]
         try:
@@ -94,7 +115,7 @@ class UnionDiscovery:
                 if problem is not None:
                     raise problem
                 if changed.empty():
-                    yield frozenset().union(*told)
+                    yield merged(reported)
         finally:
             for task in tasks:
                 task.cancel()
@@ -104,13 +125,13 @@ class UnionDiscovery:
         self,
         source: Discovery,
         place: int,
-        told: list[frozenset[str]],
+        reported: list[Endpoints],
         changed: asyncio.Queue[BaseException | None],
     ) -> None:
         try:
-            async with contextlib.aclosing(source.watch()) as addresses:
-                async for found in addresses:
-                    told[place] = found
+            async with contextlib.aclosing(source.watch()) as views:
+                async for found in views:
+                    reported[place] = found
                     changed.put_nowait(None)
         except Exception as error:
             changed.put_nowait(error)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from baton.router.discovery.pace import Pace
 from baton.rpc.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    import aiohttp
     from kubernetes.aio.client import Configuration, V1EndpointSlice
     from kubernetes.aio.watch import Watch
 
 _PAGE_SIZE = 500
-_SILENCE_SECONDS = 30.0  # after the server should have ended a watch
+# A machine that vanished is noticed after 30 s, earlier than by its missing bookmarks.
+_PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # some systems name them otherwise
 _MAX_LINE_BYTES = 16 << 20
 DEFAULT_URL = "https://kubernetes.default.svc"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -37,6 +41,13 @@ class UnexpectedAnswer(ApiError):
 
     def __init__(self, what: str) -> None:
         super().__init__(0, f"not the answer of an API server: {what[:500]}")
+
+
+class Silence(ApiError):
+    """A watch that is open and sends nothing, not even bookmarks."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(0, f"no event and no bookmark for {seconds:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +81,19 @@ class KubernetesApi:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{field}={self.url!r} is not http://host or https://host", field=field)
 
-    async def list_slices(self, namespace: str, service: str, timeout_seconds: float) -> SliceList:
-        """All pages. ApiError, TimeoutError."""
+    async def list_slices(self, namespace: str, service: str, page_seconds: float) -> SliceList:
+        """Returns all pages. ApiError, TimeoutError."""
         from kubernetes.aio.client import ApiClient, DiscoveryV1Api
 
         slices: list[V1EndpointSlice] = []
         token: str | None = None
         with _errors():
-            async with asyncio.timeout(timeout_seconds), ApiClient(self._settings()) as client:
+            async with ApiClient(self.settings()) as client:
                 while True:
-                    page = await DiscoveryV1Api(client).list_namespaced_endpoint_slice(
-                        namespace, label_selector=_selector(service), limit=_PAGE_SIZE, _continue=token
-                    )
+                    async with asyncio.timeout(page_seconds):
+                        page = await DiscoveryV1Api(client).list_namespaced_endpoint_slice(
+                            namespace, label_selector=_selector(service), limit=_PAGE_SIZE, _continue=token
+                        )
                     slices += page.items
                     metadata = page.metadata
                     token = metadata.var_continue if metadata is not None else None
@@ -89,35 +101,37 @@ class KubernetesApi:
                         return SliceList(tuple(slices), (metadata and metadata.resource_version) or "")
 
     async def watch_slices(
-        self, namespace: str, service: str, version: str, watch_seconds: int, connect_seconds: float
+        self, namespace: str, service: str, version: str, pace: Pace
     ) -> AsyncGenerator[SliceEvent, None]:
-        """Everything after that version, until the server ends the watch after so many seconds, or before.
+        """Yields everything after that version, until the server ends the watch.
 
-        ApiError (410: the version is too old), TimeoutError.
+        ApiError (410: the version is too old; Silence), TimeoutError.
         """
         from kubernetes.aio.client import ApiClient, DiscoveryV1Api
 
         with _errors():
-            async with ApiClient(self._settings()) as client, _watch() as watch:
+            async with ApiClient(self.settings()) as client, _watch() as watch:
                 events = watch.stream(
                     DiscoveryV1Api(client).list_namespaced_endpoint_slice,
                     namespace,
                     label_selector=_selector(service),
                     resource_version=version,
                     allow_watch_bookmarks=True,
-                    timeout_seconds=watch_seconds,
-                    _request_timeout=watch_seconds + _SILENCE_SECONDS,
+                    timeout_seconds=pace.watch,
+                    _request_timeout=pace.watch + pace.silence,
                 )
                 # Connecting has no limit of its own: a server that vanished would be waited for to the end.
-                async with asyncio.timeout(connect_seconds):
+                async with asyncio.timeout(pace.request):
                     watch.resp = await watch.func()
-                async for event in events:
+                _probe_connection(watch.resp)
+                while (event := await _next_event(events, pace.silence)) is not None:
                     if not isinstance(event, dict):
                         raise UnexpectedAnswer(str(event))
                     item = event["object"] if event["type"] != "BOOKMARK" else None
                     yield SliceEvent(event["type"], watch.resource_version or version, item)
 
-    def _settings(self) -> Configuration:
+    def settings(self) -> Configuration:
+        """Returns what Kubernetes' client needs; reads the files."""
         from kubernetes.aio.client import Configuration
 
         settings = Configuration(
@@ -136,6 +150,27 @@ def _watch() -> Watch:
     from kubernetes.aio.watch import Watch
 
     return Watch("V1EndpointSlice")  # type: ignore[no-untyped-call]
+
+
+async def _next_event(events: Any, silence_seconds: float) -> Any:
+    """Returns the next event; None: the server ended the watch. Silence: nothing came in time."""
+    try:
+        async with asyncio.timeout(silence_seconds):
+            return await anext(events, None)
+    except TimeoutError as error:
+        raise Silence(silence_seconds) from error
+
+
+def _probe_connection(response: aiohttp.ClientResponse) -> None:
+    """Turns TCP keepalive on for a watch's connection."""
+    connection = response.connection
+    transport = connection.transport if connection is not None else None
+    if transport is not None:
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _selector(service: str) -> str:

@@ -7,114 +7,109 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
 
-from baton.router.discovery.addresses import join_address
+from baton.router.discovery.endpoints import Endpoints, merged
+from baton.router.discovery.freshness import Freshness
 from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
-
-if TYPE_CHECKING:
-    from kubernetes.aio.client import V1EndpointConditions, V1EndpointSlice
+from baton.router.discovery.pace import Pace
+from baton.router.discovery.slices import endpoints_of, name_of
 
 _log = logging.getLogger(__name__)
 
-_LIST_SECONDS = 10.0
-_CONNECT_SECONDS = 10.0  # until a watch has its first byte
-_WATCH_SECONDS = 300  # the server ends the watch then, and it is resumed where it ended
-_MIN_BACKOFF_SECONDS = 0.2
-_MAX_BACKOFF_SECONDS = 5.0
-_GONE = 410
-
-Slices = dict[str, frozenset[str]]  # by name
+_GONE = 410  # the version that a watch or a page begins at is too old
 
 
 class KubernetesDiscovery:
-    """Lists, then watches from there; a watch that ends is resumed, one that is too old begins with a list again.
+    """Lists, then watches from there; lists anew after every watch, however it ended.
 
-    An endpoint counts while it serves, even when it no longer is ready: it drains, and says so itself.
+    A watch resumed at a version of its own would never notice a cluster whose state was restored to an older one.
     `port`: the port's name or number in the EndpointSlice.
     """
 
-    def __init__(self, api: KubernetesApi, namespace: str, service: str, port: str) -> None:
+    def __init__(self, api: KubernetesApi, namespace: str, service: str, port: str, pace: Pace | None = None) -> None:
         self._api = api
         self._namespace = namespace
         self._service = service
         self._port = port
-        self._version = ""  # empty: a list comes first
-        self._slices: Slices = {}
-        self._backoff = _MIN_BACKOFF_SECONDS
+        self._pace = pace or Pace()
+        self._freshness = Freshness()
+        self._backoff = _Backoff(self._pace)
+        self._problem = ""
 
-    async def watch(self) -> AsyncGenerator[frozenset[str], None]:
-        """All addresses that serve."""
-        told: frozenset[str] | None = None
-        last_problem = ""
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the last list, event or bookmark."""
+        return self._freshness.age_seconds
+
+    async def watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields the Service's endpoints."""
+        reported: Endpoints | None = None
         while True:
             problem = ""
             try:
-                async with contextlib.aclosing(self._follow()) as changes:
-                    async for _ in changes:
-                        last_problem = ""
-                        found = frozenset().union(*self._slices.values())
-                        if found != told:
-                            told = found
+                async with contextlib.aclosing(self._list_and_watch()) as views:
+                    async for found in views:
+                        self._freshness.prove()
+                        if found != reported:
+                            reported = found
                             yield found
             except ApiError as error:
-                if error.status == _GONE or isinstance(error, UnexpectedAnswer):
-                    self._version = ""
-                if error.status != _GONE:
-                    problem = str(error)
+                problem = "" if error.status == _GONE else str(error)
             except TimeoutError:
-                problem = "no answer in time"
-            if problem:
-                if problem != last_problem:
-                    name = f"{self._namespace}/{self._service}"
-                    _log.warning("endpoints of %s cannot be watched: %s; going on with what is known", name, problem)
-                last_problem = problem
-                await asyncio.sleep(self._backoff * random.uniform(0.8, 1.2))
-                self._backoff = min(_MAX_BACKOFF_SECONDS, self._backoff * 2)
-            else:
-                # The server ends watches often when it is about to stop.
-                await asyncio.sleep(_MIN_BACKOFF_SECONDS * random.uniform(0.5, 1.0))
+                problem = f"no answer within {self._pace.request:g} s"
+            self._report(problem or self._problem)
+            await asyncio.sleep(self._backoff.next())
 
-    async def _follow(self) -> AsyncGenerator[None, None]:
-        """Yields when the slices are known, and after every event, until the watch ends."""
-        if not self._version:
-            found = await self._api.list_slices(self._namespace, self._service, _LIST_SECONDS)
-            self._slices = dict(map(self._told, found.slices))
-            self._version = found.version
-            yield
-        watch = self._api.watch_slices(self._namespace, self._service, self._version, _WATCH_SECONDS, _CONNECT_SECONDS)
-        async with contextlib.aclosing(watch) as events:
+    async def _list_and_watch(self) -> AsyncGenerator[Endpoints, None]:
+        """Yields the endpoints as of the list and after every event, until the watch ends."""
+        pace = self._pace
+        found = await self._api.list_slices(self._namespace, self._service, pace.request)
+        slices = {name_of(item): endpoints_of(item, self._port) for item in found.slices}
+        version = found.version
+        yield merged(slices.values())
+        async with contextlib.aclosing(self._api.watch_slices(self._namespace, self._service, version, pace)) as events:
             async for event in events:
-                self._backoff = _MIN_BACKOFF_SECONDS
-                if event.slice is not None:
-                    name, addresses = self._told(event.slice)
-                    if event.kind == "DELETED":
-                        self._slices.pop(name, None)
-                    else:
-                        self._slices[name] = addresses
-                self._version = event.version
-                yield
+                if _is_before(event.version, version):
+                    raise UnexpectedAnswer(f"version {event.version} after {version}: the cluster's state was restored")
+                version = event.version
+                self._backoff.reset()
+                self._report("")
+                if event.kind == "DELETED" and event.slice is not None:
+                    slices.pop(name_of(event.slice), None)
+                elif event.slice is not None:
+                    slices[name_of(event.slice)] = endpoints_of(event.slice, self._port)
+                yield merged(slices.values())
 
-    def _told(self, item: V1EndpointSlice) -> tuple[str, frozenset[str]]:
-        if item.metadata is None or not item.metadata.name:
-            raise UnexpectedAnswer("an EndpointSlice without a name")
-        port = self._port_of(item)
-        if port is None or item.address_type == "FQDN":
-            return item.metadata.name, frozenset()
-        serving = [endpoint for endpoint in item.endpoints or () if _serves(endpoint.conditions)]
-        return item.metadata.name, frozenset(
-            join_address(address, port) for endpoint in serving for address in endpoint.addresses
-        )
-
-    def _port_of(self, item: V1EndpointSlice) -> int | None:
-        for port in item.ports or ():
-            if port.port and self._port in (port.name or "", str(port.port)):
-                return port.port
-        return None
+    def _report(self, problem: str) -> None:
+        """Logs a change of what is wrong; empty: nothing is."""
+        if problem == self._problem:
+            return
+        self._problem = problem
+        name = f"{self._namespace}/{self._service}"
+        if problem:
+            _log.warning("cannot watch the endpoints of %s: %s; keeping the known ones", name, problem)
+        else:
+            _log.info("the endpoints of %s are watched again", name)
 
 
-def _serves(conditions: V1EndpointConditions | None) -> bool:
-    """Unknown counts as true, as the API says."""
-    if conditions is None:
-        return True
-    return conditions.serving if conditions.serving is not None else conditions.ready is not False
+class _Backoff:
+    """Seconds to wait between two attempts."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._seconds = pace.min_backoff
+
+    def next(self) -> float:
+        """Returns the next wait, with jitter: routers do not list at the same time."""
+        seconds = self._seconds
+        self._seconds = min(self._pace.max_backoff, 2 * seconds)
+        return seconds * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begins at the shortest wait again."""
+        self._seconds = self._pace.min_backoff
+
+
+def _is_before(version: str, other: str) -> bool:
+    """Whether a resource version is older. Kubernetes compares those of one kind as numbers."""
+    return version.isdecimal() and other.isdecimal() and int(version) < int(other)

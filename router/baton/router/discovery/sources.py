@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from baton.router.discovery.addresses import Discovery, DnsDiscovery, StaticDiscovery, UnionDiscovery
 from baton.router.discovery.kubernetes_api import KubernetesApi
 from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
+from baton.router.discovery.pace import Pace
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 
@@ -24,8 +25,8 @@ def check_sources(values: Sequence[str], field: str) -> None:
         raise InvalidRequest(f"{field}={','.join(values)} names an address twice", field=field)
 
 
-def discovery_of(values: Sequence[str], api: KubernetesApi, field: str) -> Discovery:
-    """All addresses that the values stand for."""
+def discovery_of(values: Sequence[str], api: KubernetesApi, field: str, pace: Pace | None = None) -> Discovery:
+    """Returns the source of all addresses that the values stand for."""
     check_sources(values, field)
     fixed = [value for value in values if not value.startswith((_DNS, _KUBERNETES))]
     sources: list[Discovery] = [StaticDiscovery(fixed)] if fixed else []
@@ -33,7 +34,7 @@ def discovery_of(values: Sequence[str], api: KubernetesApi, field: str) -> Disco
         if value.startswith(_DNS):
             sources.append(DnsDiscovery(*split_address(value.removeprefix(_DNS), field)))
         elif value.startswith(_KUBERNETES):
-            sources.append(KubernetesDiscovery(api, *_kubernetes_parts(value, field)))
+            sources.append(KubernetesDiscovery(api, *_kubernetes_parts(value, field), pace))
     return sources[0] if len(sources) == 1 else UnionDiscovery(sources)
 
 

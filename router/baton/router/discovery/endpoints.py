@@ -1,0 +1,39 @@
+"""Endpoints as discovery reports them: an address and whether it takes work. Does no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+
+
+class EndpointState(enum.IntEnum):
+    """What a source says of an address. Where sources disagree, the greater one counts."""
+
+    NOT_READY = 0  # it starts, restarts or refuses new work; followed only where it is followed already
+    TERMINATING = 1  # it ends: what runs there runs on, nothing new is sent
+    SERVING = 2
+
+
+Endpoints = Mapping[str, EndpointState]  # by address, host:port
+
+
+def serving(addresses: Iterable[str]) -> Endpoints:
+    """Returns these addresses, all of them in service."""
+    return dict.fromkeys(addresses, EndpointState.SERVING)
+
+
+def merged(parts: Iterable[Endpoints]) -> Endpoints:
+    """Returns the union of several sources or slices."""
+    found: dict[str, EndpointState] = {}
+    for part in parts:
+        for address, state in part.items():
+            found[address] = max(state, found.get(address, state))
+    return found
+
+
+def followed(now: Collection[str], found: Endpoints) -> set[str]:
+    """Returns the addresses to follow, given those that are followed now.
+
+    An endpoint that is not ready is not a new one yet, and a known one that stops being ready is not gone.
+    """
+    return {address for address, state in found.items() if state is not EndpointState.NOT_READY or address in now}
