@@ -112,6 +112,7 @@ FLEET = Dashboard(
         ("Services", (
             Panel("Workers by router", "short", (("baton_router_workers_alive", "alive, {{instance}}"),
                                                  ("baton_router_workers", "known, {{instance}}"))),
+            Panel("Age of discovery", "s", (("baton_router_discovery_age_seconds", "{{list}}, {{instance}}"),)),
             Panel("Engines that answer", "short", (("sum(baton_worker_up)", "up"),
                                                    ("sum(baton_worker_draining)", "draining"))),
             Panel("Index and store", "short", (("baton_router_index_connected", "router {{instance}} hears kvstore"),

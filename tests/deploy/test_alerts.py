@@ -37,6 +37,11 @@ _CASES = {
         {"baton_router_workers": "3x60", "baton_router_workers_alive": "2x60"},
         {"baton_router_workers": "3x60", "baton_router_workers_alive": "3x60"},
     ),
+    "BatonDiscoveryStale": (
+        {'baton_router_discovery_age_seconds{instance="r",list="workers"}': "0+60x60"},
+        # Between two bookmarks of an idle cluster, and once longer: a connection that was given up.
+        {'baton_router_discovery_age_seconds{instance="r",list="workers"}': "0 60 0 62 0x25 130 0x30"},
+    ),
     "BatonEngineSilent": ({'baton_worker_up{instance="w"}': "0x60"}, {'baton_worker_up{instance="w"}': "1x60"}),
     "BatonErrors": ({_REQUESTS: "0+60x60", _ERRORS: "0+6x60"}, {_REQUESTS: "0+6000x60", _ERRORS: "0+6x60"}),
     "BatonOverloaded": ({_REFUSED: "0+10x60", _PLACED: "0+60x60"}, {_REFUSED: "0+1x60", _PLACED: "0+60x60"}),

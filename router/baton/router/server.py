@@ -14,6 +14,8 @@ import prometheus_client
 
 from baton.router.config import RouterConfig
 from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.metrics import DiscoveryCollector
+from baton.router.discovery.pace import Pace
 from baton.router.discovery.sources import discovery_of
 from baton.router.fleet import Fleet
 from baton.router.garbage import rare_collections
@@ -44,15 +46,15 @@ _log = logging.getLogger(__name__)
 _GRACE_SECONDS = 0.5
 
 
-async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set."""
+async def serve(config: RouterConfig, stop: asyncio.Event, pace: Pace | None = None) -> None:
+    """Serves until `stop` is set. `pace`: of discovery in Kubernetes, unless the usual one."""
     config.validate()
     async with tracing(config.otlp_endpoint, ROUTER, config.listen) as tracer:
         with rare_collections():
-            await _serve(config, stop, tracer)
+            await _serve(config, stop, tracer, pace)
 
 
-async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | None) -> None:
+async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | None, pace: Pace | None) -> None:
     tls = Tls(config.tls, ROUTER) if config.tls else None
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
@@ -63,18 +65,19 @@ async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | Non
     router_id = secrets.randbits(63)
     placer.listener = news = PeerNews(router_id, placer.in_flight, fleet, time.monotonic)
     api = KubernetesApi(config.kubernetes_api)
+    discoveries = {"workers": discovery_of(config.workers, api, "workers", pace)}
     peers = None
     if config.peers:
-        discovery = discovery_of(config.peers, api, "peers")
+        discoveries["peers"] = discovery_of(config.peers, api, "peers", pace)
         dial = Dial(tls, ROUTER)
-        peers = Peers(router_id, placer.in_flight, fleet, discovery, placer.hear_of_placement, dial=dial)
+        peers = Peers(router_id, placer.in_flight, fleet, discoveries["peers"], placer.hear_of_placement, dial=dial)
     spans = PlacementSpans(tracer) if tracer is not None else None
     servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers, spans)
     peer_servicer = RouterPeerServicer(news)
     client = IndexClient(index, config.kvstore, dial=Dial(tls, KVSTORE)) if config.kvstore else None
-    workers = discovery_of(config.workers, api, "workers")
-    watch = WorkerWatch(fleet, workers, config.state_interval_seconds, Dial(tls, WORKER))
+    watch = WorkerWatch(fleet, discoveries["workers"], config.state_interval_seconds, Dial(tls, WORKER))
     registry.register(RouterCollector(fleet, placer, index, client, peers))
+    registry.register(DiscoveryCollector(discoveries))
     services = (
         Service(SERVICE_NAME, servicer, router_pb2_grpc.add_RouterServiceServicer_to_server),
         Service(PEER_SERVICE_NAME, peer_servicer, router_pb2_grpc.add_RouterPeerServiceServicer_to_server),

@@ -84,6 +84,7 @@ def _gateway() -> Iterator[MetricRow]:
 
 def _router() -> Iterator[MetricRow]:
     from baton.router.discovery.addresses import StaticDiscovery
+    from baton.router.discovery.metrics import DiscoveryCollector
     from baton.router.fleet import Fleet
     from baton.router.index_client import IndexClient
     from baton.router.metrics import RouterCollector, RouterMetrics
@@ -99,6 +100,7 @@ def _router() -> Iterator[MetricRow]:
     placer = Placer(fleet, index, max_queue_depth=1, explain_capacity=1)
     peers = Peers(1, placer.in_flight, fleet, StaticDiscovery([]))
     registry.register(RouterCollector(fleet, placer, index, IndexClient(index, "127.0.0.1:1"), peers))
+    registry.register(DiscoveryCollector({"workers": StaticDiscovery([])}))
     registry.register(TlsCollector())
     registry.register(TracingCollector())
     return _rows("router", _collectors(registry))
