@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,13 +88,13 @@ async def world() -> AsyncIterator:
                 await publisher.join()
                 return publisher
 
-            async def router(self, *workers, kvstore=None, listen="", **settings):
+            async def router(self, *workers, kvstore=None, listen="", pace=None, **settings):
                 address = listen or f"127.0.0.1:{ports.free_ports(1)[0]}"
                 addresses = tuple(one if isinstance(one, str) else one.address for one in workers)
                 config = RouterConfig(
                     listen=address, workers=addresses, kvstore=kvstore.address if kvstore else "", **settings
                 )
-                router = await self._run(Router, address, serve_router, config)
+                router = await self._run(Router, address, functools.partial(serve_router, pace=pace), config)
                 channel = open_channel(address)
                 cleanup.push_async_callback(channel.close)
                 router.stub = router_pb2_grpc.RouterServiceStub(channel)
