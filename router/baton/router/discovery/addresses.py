@@ -99,7 +99,7 @@ class UnionDiscovery:
     @property
     def age_seconds(self) -> float:
         """The age of the oldest source."""
-        return max(source.age_seconds for source in self._sources)
+        return max((source.age_seconds for source in self._sources), default=0.0)
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
         """Yields the union, as soon as one source has answered."""

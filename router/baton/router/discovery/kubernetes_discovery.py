@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 from baton.router.discovery.endpoints import Endpoints, merged
 from baton.router.discovery.freshness import Freshness
-from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer
+from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi
 from baton.router.discovery.pace import Pace
 from baton.router.discovery.slices import endpoints_of, name_of
 
@@ -70,7 +70,7 @@ class KubernetesDiscovery:
         async with contextlib.aclosing(self._api.watch_slices(self._namespace, self._service, version, pace)) as events:
             async for event in events:
                 if _is_before(event.version, version):
-                    raise UnexpectedAnswer(f"version {event.version} after {version}: the cluster's state was restored")
+                    raise ApiError(0, f"version {event.version} after {version}: the cluster's state was restored")
                 version = event.version
                 self._backoff.reset()
                 self._report("")
