@@ -127,7 +127,7 @@ class ApiServer:
         try:
             while True:
                 await self._answer_one((await reader.readuntil(b"\r\n\r\n")).decode(), writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._connections.discard(writer)

@@ -125,6 +125,34 @@ asyncio.run(asyncio.wait_for(follow(), 30))
         await server.stop()
 
 
+async def test_control_s_doctor_reads_a_cluster(control, tmp_path):
+    """With the kubeconfig's half of Kubernetes' client."""
+    server = await ApiServer(token="secret").start()
+    server.documents["/version"] = (200, {"gitVersion": "v1.36.0"})
+    file = tmp_path / "config"
+    file.write_text(
+        f"""
+apiVersion: v1
+kind: Config
+current-context: one
+clusters: [{{name: one, cluster: {{server: "http://127.0.0.1:{server.port}"}}}}]
+users: [{{name: one, user: {{token: secret}}}}]
+contexts: [{{name: one, context: {{cluster: one, user: one}}}}]
+"""
+    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            str(control / "bin" / "baton"), "doctor", "kubernetes", "--kubeconfig", str(file),
+            env=_environ(), stdout=PIPE, stderr=PIPE,
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1, errors.decode()
+        assert b"Kubernetes v1.36.0" in out
+        assert b"there is no baton-gateway in the namespace baton" in out
+    finally:
+        await server.stop()
+
+
 @pytest.fixture(scope="module")
 def worker(stages, control, tmp_path_factory) -> Path:
     """The folder that becomes /opt/baton of the CPU worker's image, without torch and triton, which are 400 MB."""

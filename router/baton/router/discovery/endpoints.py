@@ -1,4 +1,4 @@
-"""Endpoints as discovery reports them: an address and whether it takes work. Does no I/O."""
+"""Endpoints of discovery: addresses and whether they take work. Does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 
 class EndpointState(enum.IntEnum):
-    """What a source says of an address. Where sources disagree, the greater one counts."""
+    """The state of an address. Where two sources differ, the greater state counts."""
 
     NOT_READY = 0  # it starts, restarts or refuses new work; followed only where it is followed already
     TERMINATING = 1  # it ends: what runs there runs on, nothing new is sent

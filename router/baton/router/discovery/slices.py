@@ -1,4 +1,4 @@
-"""The endpoints that a Kubernetes EndpointSlice stands for. Does no I/O."""
+"""The endpoints of a Kubernetes EndpointSlice. Does no I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _port_of(item: V1EndpointSlice, wanted: str) -> int | None:
 
 
 def _state_of(conditions: V1EndpointConditions | None) -> EndpointState:
-    """An unknown `ready` counts as true, as the API says."""
+    """Returns the state; an unset `ready` counts as true, as the API requires."""
     if conditions is None:
         return EndpointState.SERVING
     if conditions.terminating:

@@ -17,6 +17,8 @@ from baton.services.doctor.redact import secrets_in, without_secrets, without_th
 from baton.services.doctor.targets import service_of, targets_of
 from baton.services.run import ProcessConfig
 
+_KUBERNETES = "kubernetes"
+
 EXIT_WELL = 0
 EXIT_FAILED = 1
 EXIT_MISUSED = 2
@@ -24,7 +26,8 @@ EXIT_MISUSED = 2
 _MARKS = {Level.OK: "  ok  ", Level.UNKNOWN: "  ?   ", Level.WARNING: " warn ", Level.FAILED: " FAIL "}
 _ABOUT = (
     "Examines this machine: baton doctor [gateway|router|kvstore|worker] [that service's flags]. With a service, its "
-    "flags and BATON_* variables say what is looked at; exit code 1 means that something does not work."
+    "flags and BATON_* variables say what is looked at; exit code 1 means that something does not work. "
+    "baton doctor kubernetes compares a live namespace with what deploy/README.md promises."
 )
 
 
@@ -41,6 +44,8 @@ class DoctorConfig:
 
 def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, tuple[str, str]]) -> int:
     """Prints the report. `configs` names each service's config class: (module, class). Returns the exit code."""
+    if argv and argv[0] == _KUBERNETES:
+        return _kubernetes(argv[1:], environ)
     try:
         service, flags = service_of(tuple(argv), tuple(configs))
         # Without a service no other flag means anything.
@@ -51,6 +56,23 @@ def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, 
         return EXIT_MISUSED
     config, findings = _config_of(service, configs, rest, environ)
     findings += asyncio.run(examine(targets_of(service, config), doctor.look_timeout))
+    return _finish(service, findings, doctor, environ)
+
+
+def _kubernetes(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """`baton doctor kubernetes`: a namespace instead of this machine."""
+    from baton.services.doctor.cluster import command
+
+    try:
+        doctor, config = settings.load("doctor", (DoctorConfig, command.ClusterConfig), argv, environ, command.ABOUT)
+        findings = command.findings_of(config, environ, doctor.look_timeout)
+    except settings.SettingsError as error:
+        print(f"baton doctor {_KUBERNETES}: {error}", file=sys.stderr)
+        return EXIT_MISUSED
+    return _finish(_KUBERNETES, findings, doctor, environ)
+
+
+def _finish(service: str, findings: Sequence[Finding], doctor: DoctorConfig, environ: Mapping[str, str]) -> int:
     secrets = secrets_in(environ)
     print(_report(service, [_told(one, secrets) for one in findings], doctor))
     return EXIT_FAILED if any(one.level is Level.FAILED for one in findings) else EXIT_WELL

@@ -80,7 +80,9 @@ def service_of(words: tuple[str, ...], services: tuple[str, ...]) -> tuple[str, 
     if not words or words[0].startswith("-"):
         return "", words
     if words[0] not in services:
-        raise SettingsError(f"{words[0]!r} is no service; give one of {', '.join(services)}, or none for the machine")
+        raise SettingsError(
+            f"{words[0]!r} is no service; give one of {', '.join(services)}, kubernetes, or none for the machine"
+        )
     return words[0], words[1:]
 
 
