@@ -10,6 +10,7 @@ from typing import Any
 
 Document = Mapping[str, Any]
 _WORKLOADS = ("Deployment", "StatefulSet")
+_LABEL = re.compile(r"metadata\.labels\['(.+)'\]")  # of a fieldRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,13 @@ class Workload:
         return found
 
     @property
+    def labels(self) -> Document:
+        """The labels of its pods."""
+        template = self.document.get("spec", {}).get("template", {})
+        found: Document = template.get("metadata", {}).get("labels") or {}
+        return found
+
+    @property
     def containers(self) -> tuple[Document, ...]:
         """The containers of its pods."""
         return tuple(self.pod.get("containers") or ())
@@ -98,8 +106,15 @@ class Workload:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables with values of their own."""
-        return {one["name"]: str(one["value"]) for one in self.container.get("env") or () if "value" in one}
+        """Environment variables whose values are in the pod's spec or in its labels."""
+        found: dict[str, str] = {}
+        for one in self.container.get("env") or ():
+            label = _LABEL.fullmatch((one.get("valueFrom") or {}).get("fieldRef", {}).get("fieldPath", ""))
+            if "value" in one:
+                found[one["name"]] = str(one["value"])
+            elif label is not None and label[1] in self.labels:
+                found[one["name"]] = str(self.labels[label[1]])
+        return found
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from baton.services.doctor.cluster.facts import ClusterFacts, Document, Workload
+from baton.services.doctor.cluster.facts import ClusterFacts, Document
 from baton.services.doctor.cluster.promises import GATEWAY, SERVICES, TLS_EDGE_PORTS, ServicePromise
 from baton.services.doctor.finding import Finding, failed, ok, warning
 
@@ -26,14 +26,20 @@ def check_services(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _ports(service: Document, promise: ServicePromise, facts: ClusterFacts) -> Iterator[Finding]:
-    promised = dict(promise.ports)
-    gateway = facts.workload(GATEWAY)
-    if promise.name == GATEWAY and gateway is not None and gateway.value_of("--rest-tls-certificate"):
-        promised = dict(TLS_EDGE_PORTS)
-    live = _ports_of(service)
-    if live != promised:
+    promised, live = _promised_ports(promise, facts), _ports_of(service)
+    if promised and live != promised:
         what = f"Service {promise.name} has {_text(live)}, and {_text(promised)} is promised"
         yield failed(_TOPIC, what, "kubectl apply -k of the overlay; callers use the promised ports")
+
+
+def _promised_ports(promise: ServicePromise, facts: ClusterFacts) -> Mapping[str, int]:
+    """Returns the ports by name. Those of the gateway depend on its arguments; none: these are unknown."""
+    if promise.name != GATEWAY:
+        return promise.ports
+    gateway = facts.workload(GATEWAY)
+    if gateway is None:
+        return {}
+    return TLS_EDGE_PORTS if gateway.value_of("--rest-tls-certificate") else promise.ports
 
 
 def _kind(service: Document, promise: ServicePromise) -> Iterator[Finding]:
@@ -47,8 +53,8 @@ def _kind(service: Document, promise: ServicePromise) -> Iterator[Finding]:
 def _targets(service: Document, promise: ServicePromise, facts: ClusterFacts) -> Iterator[Finding]:
     """Reports target ports that no container behind the Service has."""
     selector = service.get("spec", {}).get("selector") or {}
-    behind = [one for one in facts.workloads() if selector and selector.items() <= _labels(one).items()]
-    if not behind and facts.was_read("Deployment") and facts.was_read("StatefulSet"):
+    behind = [one for one in facts.workloads() if selector and selector.items() <= one.labels.items()]
+    if not behind and any(one.name.startswith(promise.name) for one in facts.workloads()):
         what = f"Service {promise.name} selects {selector or 'nothing'}, and no workload has such pods"
         yield failed(_TOPIC, what, "kubectl apply -k of the overlay")
     for workload in behind:
@@ -74,12 +80,6 @@ def _endpoints(name: str, facts: ClusterFacts) -> list[Finding]:
         return []
     what = f"Service {name} has {len(endpoints)} endpoints, none of them ready"
     return [warning(_TOPIC, what, f"kubectl -n {facts.namespace} get endpointslices,pods")]
-
-
-def _labels(workload: Workload) -> Document:
-    template = workload.document.get("spec", {}).get("template", {})
-    found: Document = template.get("metadata", {}).get("labels") or {}
-    return found
 
 
 def _ports_of(service: Document) -> dict[str, int]:
