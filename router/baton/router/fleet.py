@@ -26,7 +26,7 @@ class Worker:
     view: WorkerView | None = None  # None: dead
     problem: str = "no state was received yet"
     alive_since: float = 0.0  # monotonic seconds
-    terminating: bool = False  # discovery says that it ends: no new requests, and its end is no failure
+    terminating: bool = False  # as discovery reports: no new requests, and its end is no failure
     rates: RateModel = field(default_factory=RateModel)
 
     @property
@@ -36,7 +36,7 @@ class Worker:
 
     @property
     def counted(self) -> bool:
-        """Whether it is one of the fleet's workers: one that terminates is until it has ended."""
+        """Whether the fleet counts it: a worker that terminates counts until it has ended."""
         return self.alive or not self.terminating
 
     @property
@@ -83,7 +83,8 @@ class Fleet:
         self._reported: set[str] = set()  # mismatches that the log has
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter([worker for worker in self._workers.values() if worker.counted])
+        # Metrics are read in another thread: list() copies without letting this one change the workers.
+        return iter([worker for worker in list(self._workers.values()) if worker.counted])
 
     def listen(self, listener: FleetListener) -> None:
         """Everything from now on is told to `listener` too."""
@@ -110,7 +111,7 @@ class Fleet:
         del self._workers[address]
 
     def set_terminating(self, address: str, terminating: bool) -> None:
-        """Takes what discovery says of a worker's end: while it terminates it is placed upon no more, and not dead."""
+        """Marks a worker that discovery reports as terminating: it takes no new requests, and its end is no failure."""
         worker = self._workers[address]
         if worker.terminating == terminating:
             return

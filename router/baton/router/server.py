@@ -47,7 +47,7 @@ _GRACE_SECONDS = 0.5
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event, pace: Pace | None = None) -> None:
-    """Serves until `stop` is set. `pace`: of discovery in Kubernetes, unless the usual one."""
+    """Serves until `stop` is set. `pace`: the times of Kubernetes discovery; None: the defaults."""
     config.validate()
     async with tracing(config.otlp_endpoint, ROUTER, config.listen) as tracer:
         with rare_collections():
