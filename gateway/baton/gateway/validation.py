@@ -141,7 +141,7 @@ def check_max_items(num_items: int) -> None:
     """Raises ContextTooLong for a chat with more items than are rendered, whatever the context."""
     if num_items > MAX_ITEMS:
         raise ContextTooLong(
-            f"The chat has {num_items} turns, parts, tool calls and tools; at most {MAX_ITEMS} are taken.",
+            f"The chat has {num_items} messages, parts, tool calls and tools; at most {MAX_ITEMS} are allowed.",
             field="messages",
         )
 
