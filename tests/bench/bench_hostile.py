@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every case")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.cases < 1:
+        parser.error(f"--cases {options.cases}: must be at least 1; the siege draws from them")
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
         fleet = Attacked(folder, cleanup, options.executor)
