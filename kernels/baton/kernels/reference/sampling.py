@@ -36,6 +36,9 @@ def sample(
     filtered = warm & ((top_k > 0) | (top_p < 1) | (min_p > 0))
     free = warm & ~filtered
     for rows, draw in ((filtered.nonzero().squeeze(1), _draw_filtered), (free.nonzero().squeeze(1), _draw_free)):
+        if rows.numel() == len(logits):
+            scaled = logits.float() / temperature.unsqueeze(1)
+            return draw(scaled, top_k, top_p, min_p, seeds, positions)
         if rows.numel():
             scaled = logits[rows].float() / temperature[rows].unsqueeze(1)
             token_ids[rows] = draw(scaled, top_k[rows], top_p[rows], min_p[rows], seeds[rows], positions[rows])
@@ -85,7 +88,9 @@ def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min
         mass = torch.exp(values - top).mul_(passes)
         before = mass.cumsum(1)
         # Sums in an order that the width cannot change, or the cut would depend on who shares the batch.
-        total = torch.where(limited, before[:, -1:], torch.exp(torch.logsumexp(scaled, 1, keepdim=True) - top))
+        total = before[:, -1:].clone()  # `before` changes below
+        if not bool(limited.all()):
+            total = torch.where(limited, total, torch.exp(torch.logsumexp(scaled, 1, keepdim=True) - top))
         before -= mass
         passes &= (before < top_p.unsqueeze(1) * total) | (top_p >= 1).unsqueeze(1)
     least = values.masked_fill(~passes, float("inf")).amin(1)
