@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from baton.worker.executor.cpu import CpuExecutor
 from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
 from baton.worker.grammar.grammars import Grammars
 from baton.worker.grammar.limits import GrammarLimits
+from baton.worker.grammar.match import GrammarMatch
 from baton.worker.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[1] / "models" / "storyteller-7m"
@@ -167,3 +169,12 @@ class Run:
             self.engine.submit(request)
         self.drain()
         return [self.tokens.get(request.request_id, []) for request in requests]
+
+
+def wait_for(grammars: Grammars, match: GrammarMatch) -> GrammarMatch:
+    """Returns the match when its constraint is compiled or refused, within 60 s."""
+    until = time.monotonic() + 60
+    while not match.ready:
+        assert time.monotonic() < until
+        grammars.settle(0.05)
+    return match

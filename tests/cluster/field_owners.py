@@ -6,6 +6,8 @@ import copy
 import json
 from typing import Any
 
+from cluster.model import put_field
+
 Document = dict[str, Any]
 Path = tuple[str, ...]
 Owner = tuple[str, str]  # manager, operation
@@ -49,7 +51,7 @@ def apply(live: Document, manifest: Document, manager: str, *, force: bool) -> D
     for path in owners.get(own, set()) - set(values) - others:
         _take(document, path)
     for path, value in values.items():
-        _put(document, path, value)
+        put_field(document, path, value)
     owners[own] = set(values)
     _write(document, owners)
     annotations = document["metadata"].get("annotations", {})
@@ -104,14 +106,6 @@ def _tree(paths: set[Path]) -> Document:
         for name in path:
             below = below.setdefault(f"f:{name}", {})
     return tree
-
-
-def _put(document: Document, path: Path, value: Any) -> None:
-    for name in path[:-1]:
-        if not isinstance(document.get(name), dict):
-            document[name] = {}
-        document = document[name]
-    document[path[-1]] = copy.deepcopy(value)
 
 
 def _take(document: Document, path: Path) -> None:

@@ -45,7 +45,7 @@ class _Live:
                 for paths in self.owners.values():
                     paths.discard(path)
                 self.owners.setdefault(manager, set()).add(path)
-                _put(self.document, path, value)
+                put_field(self.document, path, value)
 
     def remove(self, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -145,7 +145,7 @@ class Cluster:
         live.owners[manager] = set(values)
         live.remove(left_out - kept)
         for path, value in values.items():
-            _put(live.document, path, value)
+            put_field(live.document, path, value)
 
     def _settle(self, key: Key) -> None:
         _default(self._objects[key].document)
@@ -217,7 +217,8 @@ def _leaves(document: Mapping[str, Any], before: Path = ()) -> dict[Path, Any]:
     return found
 
 
-def _put(document: Document, path: Path, value: Any) -> None:
+def put_field(document: Document, path: Path, value: Any) -> None:
+    """Sets a field to a copy of the value, and makes the objects on the way to it."""
     for name in path[:-1]:
         if not isinstance(document.get(name), dict):
             document[name] = {}

@@ -19,15 +19,15 @@ _COMMANDS = re.findall(r"^\s*`?(baton [a-z].*?)(?:`|\.?$|  +#)", _TEXT, re.MULTI
 
 def test_the_table_of_settings_is_the_fleets():
     table = _TEXT.partition("| setting | what |")[2].partition("\n\n")[0]
-    told = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-zA-Z]+)`", row.split("|")[1])}
+    listed = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-zA-Z]+)`", row.split("|")[1])}
     folders = [folder_of(name) for name in (*OVERLAYS, *VARIANTS)]
-    assert set().union(*(yaml.safe_load((one / "fleet.yaml").read_text())["data"] for one in folders)) == told
+    assert set().union(*(yaml.safe_load((one / "fleet.yaml").read_text())["data"] for one in folders)) == listed
 
 
 def test_the_table_of_components_is_the_folder():
     table = _TEXT.partition("| component | what | needs |")[2].partition("\n\n")[0]
-    told = set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))
-    assert told == {path.name for path in (_DEPLOY / "kubernetes" / "components").iterdir()}
+    listed = set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))
+    assert listed == {path.name for path in (_DEPLOY / "kubernetes" / "components").iterdir()}
 
 
 @pytest.mark.parametrize("command", sorted(set(_COMMANDS)))

@@ -170,7 +170,7 @@ class ResponseContext(Context):
         return "ipv4:127.0.0.1:1"
 
     async def send_initial_metadata(self, _):
-        """Goes nowhere."""
+        """Sends nothing: there is no client."""
 
 
 async def test_a_refused_response_counts_once(catalog):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
+from grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
@@ -192,14 +191,6 @@ def grammars() -> Iterator[Grammars]:
     made = Grammars(lambda: SAMPLE_MODEL, MODEL, 1, GrammarLimits(max_live_bytes=48 * MIB))
     yield made
     made.close()
-
-
-def wait_for(grammars: Grammars, match: GrammarMatch) -> GrammarMatch:
-    until = time.monotonic() + 60
-    while not match.ready:
-        assert time.monotonic() < until
-        grammars.settle(0.05)
-    return match
 
 
 def test_a_tenants_automata_end_before_they_fill_the_memory(grammars: Grammars) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from grammar_rig import (
     make_request,
     make_sim_executor,
     regex,
+    wait_for,
     write_byte_tokenizer,
 )
 
@@ -39,14 +39,6 @@ def grammars() -> Iterator[Grammars]:
 
 def opened(grammars: Grammars, constraint: Constraint) -> GrammarMatch:
     return wait_for(grammars, grammars.open(make_request(constraint=constraint), None))
-
-
-def wait_for(grammars: Grammars, match: GrammarMatch) -> GrammarMatch:
-    until = time.monotonic() + 60
-    while not match.ready:
-        assert time.monotonic() < until
-        grammars.settle(0.05)
-    return match
 
 
 def test_compilations_hits_trials_and_refusals_are_counted(grammars: Grammars) -> None:

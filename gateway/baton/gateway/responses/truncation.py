@@ -26,7 +26,7 @@ class Fit(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Of its prompt."""
+        """Returns the length of the prompt in tokens."""
 
 
 F = TypeVar("F", bound=Fit)
@@ -106,14 +106,14 @@ class _Search:
         return (low + high) // 2 if is_near else self._first
 
     def too_long(self, first: int) -> None:
-        """Notes what does not fit."""
+        """Chooses the next try after a prompt that is longer than the context."""
         if self._has_fitted:
             self._first, self._step = first + self._step, 2 * self._step
         else:
             self._first = max(first + 1, self._conversation.first_of_size(self._conversation.sizes[first] / 4))
 
     def fits(self, first: int, num_tokens: int) -> None:
-        """Notes what fits."""
+        """Chooses the next try after a prompt that fits the context."""
         self._has_fitted = True
         size = _CAUTION * self._conversation.sizes[first] * self._room / max(1, num_tokens)
         guessed = self._conversation.first_of_size(size)

@@ -45,7 +45,7 @@ class StaticDiscovery:
         self._endpoints = serving(addresses)
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
-        """Yields the list."""
+        """Yields the given addresses once, and nothing after."""
         yield self._endpoints
         await asyncio.Event().wait()
 

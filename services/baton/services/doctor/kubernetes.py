@@ -23,12 +23,12 @@ class WatchFacts:
 
     @property
     def namespace(self) -> str:
-        """Of the Service."""
+        """The namespace of the Service."""
         return self.source.removeprefix("k8s://").partition("/")[0]
 
     @property
     def service(self) -> str:
-        """Its name."""
+        """The name of the Service."""
         return self.source.partition("://")[2].partition("/")[2].partition(":")[0]
 
 

@@ -44,7 +44,7 @@ class ClusterFacts:
         return self.objects.get(kind, ())
 
     def named(self, kind: str, name: str) -> Document | None:
-        """Returns one object."""
+        """Returns the object of this kind and name; None where there is none."""
         return next((one for one in self.of_kind(kind) if name_of(one) == name), None)
 
     def workloads(self) -> Iterator[Workload]:
@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name in the object's metadata."""
         return name_of(self.document)
 
     @property

@@ -45,7 +45,7 @@ class Reader:
         self._seconds = seconds
 
     async def get(self, path: str, accept: str = "application/json") -> Reading:
-        """Reads one document."""
+        """Returns the answer to one GET request, or why there is none."""
         import aiohttp
 
         headers = {"Accept": accept}
