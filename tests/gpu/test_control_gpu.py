@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(params=[True, False], ids=["graphs", "eager"])
 def executor(folders: tuple[Path, Path], request: pytest.FixtureRequest) -> CudaExecutor:
+    # What earlier tests left in the allocator must not hold the pool: memory that is shared with it cannot go back.
+    gc.collect()
+    torch.cuda.empty_cache()
     made = executor_for(folders[0], dtype="bfloat16", cuda_graphs=request.param, num_blocks=4096)
     assert isinstance(made, CudaExecutor)
     return made
