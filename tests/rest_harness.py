@@ -13,13 +13,13 @@ from typing import Any
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
-from baton.gateway.cors import Cors
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
-from baton.gateway.host_check import host_check_of
-from baton.gateway.http_connection import Connections, HttpLimits
-from baton.gateway.http_server import HttpServer
+from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.cors import Cors
+from baton.gateway.http.host_check import host_check_of
+from baton.gateway.http.server import HttpServer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.response_store import MemoryResponseStore, ResponseStore

@@ -19,7 +19,7 @@ from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.front_desk import FrontDesk
-from baton.gateway.http_server import HttpServer
+from baton.gateway.http.server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.response_store import MemoryResponseStore

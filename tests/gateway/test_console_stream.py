@@ -13,7 +13,7 @@ from scripted_gateway import running
 
 from baton.gateway.console.broadcast import Broadcast
 from baton.gateway.console.routes import PAGE, SHARED
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.rpc.errors import NoCapacity, PermissionDenied
 
 

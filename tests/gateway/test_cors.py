@@ -8,7 +8,7 @@ from rest_harness import RawClient, rest_side, say
 from scripted_gateway import running
 
 from baton.gateway.config import GatewayConfig
-from baton.gateway.cors import EXPOSED
+from baton.gateway.http.cors import EXPOSED
 from baton.rpc.errors import InvalidRequest
 
 APP = "https://app.example.com"

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from rest_harness import RawClient, request_bytes, rest_side, say, until
 
-from baton.gateway.http_connection import HttpLimits
+from baton.gateway.http.connection import HttpLimits
 
 LIMITS = HttpLimits(header_timeout=0.5, body_timeout=0.5, idle_timeout=0.5, stall_timeout=0.5)
 HOST = b"host: localhost\r\n"

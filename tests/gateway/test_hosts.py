@@ -9,7 +9,7 @@ from rest_harness import RawClient, rest_side, say
 from scripted_gateway import running
 
 from baton.gateway.config import GatewayConfig
-from baton.gateway.host_check import host_check_of
+from baton.gateway.http.host_check import host_check_of
 from baton.rpc.errors import InvalidRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -7,8 +7,8 @@ import pytest
 import uvloop
 from rest_harness import RawClient, request_bytes, until
 
-from baton.gateway.http_connection import Connections, HttpLimits
-from baton.gateway.http_server import HttpServer
+from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.server import HttpServer
 from baton.rpc.errors import InvalidRequest, Unavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")

@@ -16,7 +16,7 @@ from baton.gateway.access.gate import OpenGate
 from baton.gateway.access.identity import Scope
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.routes import Parameter, Route
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest, PermissionDenied

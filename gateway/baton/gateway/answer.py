@@ -14,7 +14,7 @@ from typing import Protocol
 from baton.gateway.error_body import HttpError, http_error_of
 from baton.gateway.generation import Delta, Generation, GenerationRequest, Generator
 from baton.gateway.generation import Usage as TokenCounts
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from baton.gateway.resume.journal import Journal

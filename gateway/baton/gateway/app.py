@@ -11,10 +11,10 @@ from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Scope
 from baton.gateway.access.refusals import Refusals
-from baton.gateway.cors import Cors
 from baton.gateway.error_body import HttpError
-from baton.gateway.host_check import HostCheck
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.cors import Cors
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.http.host_check import HostCheck
 from baton.gateway.memory import LARGE_BYTES, Trimmer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.request_trace import GatewayTracing

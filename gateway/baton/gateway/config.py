@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
-from baton.gateway.cors import check_origins
+from baton.gateway.http.cors import check_origins
 from baton.rpc import tls_settings
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest

@@ -20,9 +20,9 @@ from baton.gateway.access.ask import Ask
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
-from baton.gateway.cors import Cors
 from baton.gateway.ext_authz_answers import allowed, denied, public
 from baton.gateway.ext_authz_rules import Head, Rules
+from baton.gateway.http.cors import Cors
 from baton.rpc.errors import ServiceError
 from baton.rpc.server import Context, Service
 

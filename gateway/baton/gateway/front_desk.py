@@ -20,7 +20,7 @@ from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.error_body import http_error_of
 from baton.gateway.generation import GenerationRequest, Generator
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics import AnswerMeter, GatewayMetrics
 from baton.gateway.openai_types import GenerationFields
 from baton.gateway.parsing.output_format import Reading

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.memory import trim_memory
 
 _log = logging.getLogger(__name__)

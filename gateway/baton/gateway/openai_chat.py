@@ -12,7 +12,7 @@ from baton.gateway.fields.adopted import adopt, asked_of
 from baton.gateway.fields.chat_tools import skip_tools
 from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.front_desk import FrontDesk, envelope_of
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.openai_chat_answer import ChatDocument, ChatExtras, ChatStream
 from baton.gateway.openai_chat_parsed import ParsedChatDocument, ParsedChatStream
 from baton.gateway.openai_logprobs import form_of

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from baton.gateway.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.generation import Delta, TokenLogprob
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.large_answers import LargeAnswer
 from baton.gateway.logprob_json import chat_json, count_of, prompt_json, raw
 from baton.gateway.metrics import AnswerMeter

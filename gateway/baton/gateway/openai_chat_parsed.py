@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.gateway.generation import Delta
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.logprob_json import chat_json
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import CalledFunction, ChatAnswer, ToolCall

@@ -12,7 +12,7 @@ from baton.gateway.fields.adopted import adopt, asked_of
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk, envelope_of
 from baton.gateway.generation import Delta
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.openai_completion_answers import CompletionDocument, CompletionForm, CompletionStream, EncodedPrompt
 from baton.gateway.openai_logprobs import form_of
 from baton.gateway.openai_types import CompletionRequest

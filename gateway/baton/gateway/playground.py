@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from baton.gateway.error_body import HttpError
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.routes import Route
 
 FOLDER = Path(__file__).with_suffix("")

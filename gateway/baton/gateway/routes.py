@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from baton.gateway.access.identity import Scope
 from baton.gateway.error_body import HttpError
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.targets.likely_path import likely_path
 
 _SHOWN = 200  # characters of an unknown path in an error

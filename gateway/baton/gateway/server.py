@@ -18,7 +18,6 @@ from baton.gateway.access_log import switch_access_log
 from baton.gateway.admission import Admission
 from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
-from baton.gateway.cors import Cors
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.ext_authz_rules import Rules
@@ -26,9 +25,10 @@ from baton.gateway.ext_authz_server import ext_authz_server
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generator import WorkerGenerator
-from baton.gateway.host_check import host_check_of
-from baton.gateway.http_connection import Connections, HttpLimits
-from baton.gateway.http_server import HttpServer
+from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.cors import Cors
+from baton.gateway.http.host_check import host_check_of
+from baton.gateway.http.server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics import GatewayMetrics

@@ -12,7 +12,7 @@ from baton.gateway.admitted import allowed_model
 from baton.gateway.bodies.body_thread import BodyThread
 from baton.gateway.docs_page import DOCS_PAGE
 from baton.gateway.fields.chat_tools import served_tools
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.openai_answers import (
     DetokenizeResponse,

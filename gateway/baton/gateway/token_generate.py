@@ -17,7 +17,7 @@ from baton.gateway.fields.foreign import REFUSED
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, TokenLogprob
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.large_answers import LargeAnswer
 from baton.gateway.logprob_json import chat_json, count_of, prompt_json, raw
 from baton.gateway.metrics import AnswerMeter

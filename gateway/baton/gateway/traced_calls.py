@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.request_trace import GatewayTracing
 from baton.rpc.tracing import Value
 

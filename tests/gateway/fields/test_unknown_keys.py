@@ -6,9 +6,9 @@ import pytest
 from rest_harness import rest_side, say
 
 from baton.gateway.anthropic.types import MessagesRequest
-from baton.gateway.cors import EXPOSED
 from baton.gateway.fields.ignored import HEADER, header_of, ignored_tool
 from baton.gateway.fields.unknown import KnownKeys
+from baton.gateway.http.cors import EXPOSED
 from baton.gateway.openai_types import ChatCompletionRequest
 from baton.gateway.responses.types import ResponsesRequest
 

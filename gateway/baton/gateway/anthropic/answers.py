@@ -17,7 +17,7 @@ from baton.gateway.anthropic_errors import AnthropicError
 from baton.gateway.error_body import HttpError
 from baton.gateway.generation import Delta
 from baton.gateway.generation import Usage as TokenCounts
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics import AnswerMeter
 from baton.gateway.openai_answers import Usage as TokenUsage
 from baton.gateway.sse import CONTENT_TYPE

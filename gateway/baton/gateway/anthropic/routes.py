@@ -17,7 +17,7 @@ from baton.gateway.anthropic.types import (
     TokenCount,
 )
 from baton.gateway.front_desk import FrontDesk
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
 from baton.gateway.served_model import ServedModel

@@ -17,7 +17,7 @@ from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
 from baton.gateway.error_body import HttpError
 from baton.gateway.fleet_control import FleetControl, Routers
 from baton.gateway.front_desk import FrontDesk
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.playground import FOLDER as PLAYGROUND
 from baton.gateway.playground import StaticFile, read_files
 from baton.gateway.routes import Parameter, Route

@@ -18,7 +18,7 @@ from baton.gateway.conversations.types import (
     DeletedConversation,
     UpdateConversationRequest,
 )
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.responses.items import Item, ignored_items
 from baton.gateway.responses.pages import listed

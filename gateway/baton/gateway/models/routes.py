@@ -13,7 +13,7 @@ from baton.gateway.admitted import allowed_model, allowed_models
 from baton.gateway.anthropic.routes import BETA, VERSION
 from baton.gateway.anthropic.turns import check_version
 from baton.gateway.anthropic_errors import asks_for_anthropic
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.anthropic import PARAMETERS, AnthropicModel, AnthropicModelList, page_of
 from baton.gateway.openai_answers import ModelCard, ModelList
 from baton.gateway.routes import Parameter, Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.gateway.error_body import HttpError
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.sse import CONTENT_TYPE
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.responses.followers import DocumentFollower, StreamFollower
 from baton.gateway.responses.items import Item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.resume.position import parse_position
 from baton.gateway.resume.store import StreamStore
 from baton.rpc.errors import InvalidRequest

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from baton.gateway.bodies.body_thread import BodyThread
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.request_body import BodyDecoder
 from baton.gateway.routes import Parameter, Route
 from baton.gateway.stored_chats.shelf import ChatShelf

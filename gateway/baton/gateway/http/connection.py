@@ -18,10 +18,10 @@ from typing import cast
 
 import httptools
 
-from baton.gateway.chunk_budget import ChunkBudget
 from baton.gateway.error_body import HttpError
-from baton.gateway.half_close import HalfCloseWatch, can_be_told
-from baton.gateway.http_exchange import Exchange
+from baton.gateway.http.chunk_budget import ChunkBudget
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.http.half_close import HalfCloseWatch, can_be_told
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import ssl
 from types import TracebackType
 from typing import Self
 
-from baton.gateway.http_connection import App, Connections, HttpConnection, HttpLimits
+from baton.gateway.http.connection import App, Connections, HttpConnection, HttpLimits
 from baton.rpc.errors import Unavailable
 
 _log = logging.getLogger(__name__)
