@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from baton.services import tandem
 from baton.v1 import router_pb2, router_pb2_grpc
 
 NUM_TOKENS = 300
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z ([A-Z]+) ")
 
 
 @pytest.fixture
@@ -110,10 +112,13 @@ def moved(log: str) -> list[str]:
 
 
 def loud_lines(log: str) -> list[str]:
-    """Warnings and errors, whichever form the log has."""
-    lines = []
-    for line in log.splitlines():
-        level = json.loads(line).get("level", "") if line.startswith("{") else line
-        if any(word in level.upper() for word in ("WARN", "ERROR", "DEAD")):
-            lines.append(line)
-    return lines
+    """Warnings and errors, whichever form the log has. A message at a lower level may quote an error."""
+    return [line for line in log.splitlines() if level_of(line) not in ("DEBUG", "INFO")]
+
+
+def level_of(line: str) -> str:
+    """The level of a line; empty for what is no line of the log: a traceback, what a library printed."""
+    if line.startswith("{"):
+        return str(json.loads(line).get("level", "")).upper()
+    found = LOG_LINE.match(line)
+    return found[1] if found else ""

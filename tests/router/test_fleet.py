@@ -1,5 +1,7 @@
 """Liveness, models and mismatches, from states as they come."""
 
+import logging
+
 import pytest
 from fleet_node import DIGEST, layout, state
 from router_views import BOTH, DECODE, PREFILL
@@ -206,6 +208,19 @@ def test_the_end_of_a_worker_that_terminates_is_no_failure(fleet, caplog):
     fleet.lose("two:2", "it ended the stream")
     assert [record.levelname for record in caplog.records if record.levelname == "WARNING"] == ["WARNING"]
     assert [worker.address for worker in fleet] == ["two:2", "three:3"]
+
+
+def test_connections_that_an_ended_worker_refuses_are_not_logged(fleet, caplog):
+    caplog.set_level(logging.INFO)
+    fleet.hear("one:1", state("a"))
+    fleet.set_terminating("one:1", True)
+    caplog.clear()
+    fleet.lose("one:1", "it ended the stream")
+    fleet.lose("one:1", "UNAVAILABLE failed to connect to all addresses; last error: Connection refused")
+    assert [record.message for record in caplog.records] == ["worker a at one:1: it ended the stream"]
+    fleet.set_terminating("one:1", False)
+    fleet.lose("one:1", "DEADLINE_EXCEEDED")
+    assert len(caplog.records) == 2, "a worker that should serve is reported again"
 
 
 def test_a_worker_that_terminates_and_is_reached_again_counts_again(fleet):

@@ -157,8 +157,8 @@ class Fleet:
         was_alive = worker.alive
         worker_id = worker.view.worker_id if worker.view is not None else worker.worker_id
         if worker.problem != problem:
-            usual = logging.WARNING if was_alive and not worker.terminating else logging.INFO
-            _log.log(level or usual, "worker %s at %s: %s", worker_id or "unknown", address, problem)
+            chosen = level or _loss_level(was_alive, worker.terminating)
+            _log.log(chosen, "worker %s at %s: %s", worker_id or "unknown", address, problem)
         self.version += 1
         if worker.view is not None:
             self._alive.pop(worker.view.worker_id, None)
@@ -240,6 +240,14 @@ class Fleet:
             self.version += 1
             for listener in self._listeners:
                 listener.on_models()
+
+
+def _loss_level(was_alive: bool, terminating: bool) -> int:
+    """Returns how loudly a loss is logged."""
+    if terminating:
+        # After its end nothing listens there until discovery drops the address: refused connections are expected.
+        return logging.INFO if was_alive else logging.DEBUG
+    return logging.WARNING if was_alive else logging.INFO
 
 
 def _identity(view: WorkerView) -> tuple[object, ...]:
