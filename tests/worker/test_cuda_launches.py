@@ -1,0 +1,218 @@
+"""The CUDA decoder's launches for steps of every shape equal a record: which kernels, on which tensors, in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from launch_recorder import recorded
+
+from baton.worker.cuda.decoder import Decoder, StepInputs
+from baton.worker.cuda.pieces import Pieces
+from baton.worker.model.config import ModelConfig, parse_config
+from baton.worker.model.rope import cos_sin_table
+from baton.worker.model.weights import ModelWeights, dummy_weights
+
+RECORD = Path(__file__).with_suffix(".json")
+CPU = torch.device("cpu")
+MAX_SEQS = 48
+BLOCK_SIZE = 16
+SHAPE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 80,
+    "hidden_size": 96,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, all biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama, biases of attention": {"attention_bias": True},
+    "llama, biases of the mlp": {"mlp_bias": True},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 32},
+    "qwen2": QWEN2,
+    "qwen2, a window in layer 1": {**QWEN2, **WINDOW},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "hopper": {"capability": 9},
+    "fp8": {"kv_dtype": torch.float8_e4m3fn},
+    "invariant": {"batch_invariant": True},
+}
+# Rows that decode, and chunks of prompts behind them.
+STEPS: list[tuple[int, list[int]]] = [
+    *((count, []) for count in (1, 2, 16, 17, 64, 65, 1024)),
+    *((0, chunks) for chunks in ([1], [16], [17], [64], [65], [1023], [1024], [600, 700])),
+    (3, [10]),
+    (20, [40, 100]),
+    (60, [1000]),
+]
+FEW_STEPS: list[tuple[int, list[int]]] = [(1, []), (16, []), (64, []), (65, []), (0, [9]), (2, [70]), (0, [1100])]
+PIECES = (16, 64, 128, 1024)
+
+
+CASES = [
+    (model, mode, f"{model}; {mode}")
+    for model in MODELS
+    for mode in MODES
+    if model == "llama" or mode in ("plain", "invariant")
+]
+
+
+class Subject:
+    """A decoder in host memory, on a card with the given compute capability."""
+
+    def __init__(
+        self,
+        model: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capability: int = 8,
+        kv_dtype: torch.dtype = torch.bfloat16,
+        batch_invariant: bool = False,
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (capability, 0))
+        config = parse_config({**SHAPE, **MODELS[model]}, model)
+        self.config, self.weights = config, dummy_weights(config, torch.bfloat16)
+        self.cache = torch.zeros(2, 3, 2, 1, BLOCK_SIZE, 64, dtype=kv_dtype)
+        self._zeros = torch.zeros(2048, dtype=torch.int32)
+        scale = torch.ones(2, 2, 1) if kv_dtype != torch.bfloat16 else None
+        self.decoder = Decoder(
+            config,
+            self.weights,
+            cos_sin_table(config.rope, config.head_dim, 4096),
+            self.cache,
+            torch.zeros(MAX_SEQS, 8, dtype=torch.int32),
+            MAX_SEQS,
+            kv_scale=scale,
+            batch_invariant=batch_invariant,
+        )
+
+    def names(self) -> dict[int, str]:
+        """Maps addresses of weights and caches to names."""
+        named = {**names_of(self.config, self.weights), "cache of 0": self.cache[0], "cache of 1": self.cache[1]}
+        return {tensor.data_ptr(): name for name, tensor in named.items()}
+
+    def forward(self, num_decodes: int, chunks: Sequence[int], pieces: Pieces | None = None) -> Tensor:
+        """Runs a step of rows that decode and chunks of prompts."""
+        decoder, zeros = self.decoder, self._zeros
+        num_seqs = num_decodes + len(chunks)
+        numbers, seqs, starts = zeros[: num_decodes + sum(chunks)], zeros[:num_seqs], zeros[: num_seqs + 1]
+        tiles = decoder.tiles(list(chunks), [7] * len(chunks)) if chunks else None
+        cuts = decoder.cut(seqs[:num_decodes])
+        inputs = StepInputs(numbers, numbers, numbers, seqs, seqs, starts, num_decodes, tiles, cuts)
+        return decoder.forward(inputs) if pieces is None else decoder.forward_in_pieces(pieces, inputs)
+
+
+def names_of(config: ModelConfig, weights: ModelWeights) -> Mapping[str, Tensor]:
+    named = {"norm": weights.norm, "lm_head": weights.lm_head, "embed": weights.embed}
+    for index, layer in enumerate(weights.layers):
+        of_layer = {
+            "input_norm": layer.input_norm,
+            "qkv": layer.qkv,
+            "qkv_bias": layer.qkv_bias,
+            "q_norm": layer.q_norm,
+            "k_norm": layer.k_norm,
+            "o": layer.o,
+            "o_bias": layer.o_bias,
+            "post_norm": layer.post_norm,
+            "gate_up": layer.gate_up,
+            "gate_up_bias": layer.gate_up_bias,
+            "down": layer.down,
+            "down_bias": layer.down_bias,
+        }
+        named |= {f"{index}.{name}": tensor for name, tensor in of_layer.items() if tensor is not None}
+    return named
+
+
+class RecordedPieces(Pieces):
+    """Pieces without graphs: a replay writes a line."""
+
+    lines: list[str]
+
+    def replay(self, size: int, index: int) -> None:
+        self.lines.append(f"replay {index} of {size}")
+
+
+def launches(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Returns what each run launches."""
+    subject = Subject(model, monkeypatch, **MODES[mode])
+    found: dict[str, list[str]] = {}
+    names = subject.names()
+    for num_decodes, chunks in STEPS if model == "llama" else FEW_STEPS:
+        with recorded(names) as found[f"{num_decodes} decodes, chunks {chunks}"]:
+            subject.forward(num_decodes, chunks)
+    for rows in (1, 16, 17, 64, 100):
+        hidden, out = torch.zeros(rows, 96, dtype=torch.bfloat16), torch.zeros(rows, 80, dtype=torch.bfloat16)
+        with recorded(names) as found[f"logits of {rows} rows"]:
+            subject.decoder.logits(hidden)
+        with recorded(names) as found[f"logits of {rows} rows into memory"]:
+            subject.decoder.logits(hidden, out)
+    with recorded(names) as found["warm-up"]:
+        subject.decoder.warm_up()
+    if mode != "invariant":
+        pieces = RecordedPieces(subject.decoder, subject.config, 1024, torch.bfloat16, CPU)
+        for size in PIECES:
+            for index in range(3):
+                with recorded(names) as found[f"piece {index} of {size}"]:
+                    subject.decoder.piece(index, pieces, size)
+        with recorded(names) as pieces.lines:
+            subject.forward(2, [100], pieces)
+        found["a step in pieces"] = pieces.lines
+    return found
+
+
+def read_record() -> dict[str, dict[str, list[str]]]:
+    """Reads the record, which holds each line once; runs refer to lines by number."""
+    content = json.loads(RECORD.read_text())
+    lines = content["lines"]
+    return {
+        case: {run: [lines[number] for number in numbers] for run, numbers in runs.items()}
+        for case, runs in content["cases"].items()
+    }
+
+
+@pytest.mark.parametrize(("model", "mode", "case"), CASES, ids=[case for _, _, case in CASES])
+def test_every_step_launches_what_the_record_says(
+    model: str, mode: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = launches(model, mode, monkeypatch)
+    expected = read_record()[case]
+    assert found.keys() == expected.keys()
+    for run, lines in found.items():
+        assert lines == expected[run], run
+
+
+def write_record() -> None:
+    """Writes the record anew after an intended change: python tests/worker/test_cuda_launches.py"""
+    numbers: dict[str, int] = {}
+    written: dict[str, dict[str, list[int]]] = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for model, mode, case in CASES:
+            runs = launches(model, mode, monkeypatch)
+            written[case] = {
+                run: [numbers.setdefault(line, len(numbers)) for line in lines] for run, lines in runs.items()
+            }
+    lines = ",\n".join(json.dumps(line) for line in numbers)
+    of_cases = ",\n".join(
+        f"{json.dumps(case)}: {{\n" + ",\n".join(f"{json.dumps(run)}: {used}" for run, used in runs.items()) + "\n}"
+        for case, runs in written.items()
+    )
+    RECORD.write_text(f'{{"lines": [\n{lines}\n],\n"cases": {{\n{of_cases}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    write_record()
