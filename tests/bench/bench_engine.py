@@ -31,7 +31,7 @@ from bench.report import facts_line, machine_facts, render_table, write_json
 from baton.rpc.errors import ServiceError
 from baton.services.settings import SettingsError, options_of
 from baton.worker.config import WorkerConfig
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.presets import PRESETS
 
 _EXECUTORS = ("cuda", "cpu", "sim")
 _MOST_REQUESTS = 1024  # rows of the batch, where a workload has more

@@ -33,7 +33,7 @@ from baton.worker.core import Request, SamplingParams, StopConditions, Tier
 from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.presets import PRESETS
 from baton.worker.settings import EngineSettings
 
 _NAMESPACE = b"baton bench     "

@@ -22,7 +22,7 @@ from bench.kernel_case import FLOPS, Case, ModelShape
 from bench.kernel_timing import Ceilings, Timing, measure_ceilings, time_launches
 from bench.report import facts_line, machine_facts, render_table, write_json
 
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.presets import PRESETS
 
 _GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling")
 

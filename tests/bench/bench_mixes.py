@@ -32,7 +32,7 @@ from baton.worker.executor.base import Executor
 from baton.worker.executor.factory import make_executor
 from baton.worker.executor.host import usable_cores
 from baton.worker.grammar.grammars import Grammars
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.presets import PRESETS
 from baton.worker.settings import EngineSettings
 
 _WARM_UP = 16  # requests

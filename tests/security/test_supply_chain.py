@@ -13,8 +13,8 @@ import pytest
 
 from baton.gateway.model_files import read_model_files
 from baton.rpc.errors import InvalidRequest
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import load_config
+from baton.worker.models.config import load_config
+from baton.worker.weights.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("proto", "services", "gateway", "router", "worker", "kvstore", "kernels")
@@ -213,7 +213,7 @@ def test_a_python_file_in_a_folder_is_never_run(folder: Path, tmp_path: Path):
 
 def test_downloads_take_no_code_and_no_pickles():
     from baton.gateway import model_files
-    from baton.worker.model import resolve
+    from baton.worker.weights import resolve
 
     allowed = {*model_files._HUB_PATTERNS, *resolve._FILES}
     assert all(pattern.endswith((".json", ".jinja", ".safetensors")) for pattern in allowed)

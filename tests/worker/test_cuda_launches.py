@@ -16,9 +16,9 @@ from launch_recorder import recorded
 
 from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
-from baton.worker.model.config import ModelConfig, parse_config
-from baton.worker.model.rope import cos_sin_table
-from baton.worker.model.weights import ModelWeights, dummy_weights
+from baton.worker.layers.rope import cos_sin_table
+from baton.worker.models.config import ModelConfig, parse_config
+from baton.worker.weights.build import ModelWeights, dummy_weights
 
 RECORD = Path(__file__).with_suffix(".json")
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, small_steps
 from baton.worker.executor.base import DeviceLost, KvLayout
-from baton.worker.model.config import ModelConfig, parse_config
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.config import ModelConfig, parse_config
+from baton.worker.models.presets import PRESETS
 from baton.worker.transfer.layout import layout_message, layout_of
 
 GPU = torch.device("cuda", 0)

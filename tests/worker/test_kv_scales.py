@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.kv_scales import load_kv_scales
-from baton.worker.model.loading import load_model
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.kv_scales import load_kv_scales
+from baton.worker.weights.loading import load_model
 
 
 @pytest.fixture

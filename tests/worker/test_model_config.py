@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.model.config import load_config, parse_config
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.config import load_config, parse_config
+from baton.worker.models.presets import PRESETS
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import load_config, parse_config
-from baton.worker.model.digest import dummy_digest, model_digest
-from baton.worker.model.presets import PRESETS
+from baton.worker.models.config import load_config, parse_config
+from baton.worker.models.presets import PRESETS
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.digest import dummy_digest, model_digest
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from baton.rpc.errors import InvalidRequest, Unavailable
-from baton.worker.model.resolve import resolve_model
+from baton.worker.weights.resolve import resolve_model
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

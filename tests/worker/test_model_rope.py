@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from baton.worker.model.config import parse_config
-from baton.worker.model.rope import cos_sin_table
+from baton.worker.layers.rope import cos_sin_table
+from baton.worker.models.config import parse_config
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import load_config
-from baton.worker.model.digest import DIGEST_BYTES, model_digest
-from baton.worker.model.loading import load_model
-from baton.worker.model.weights import dummy_weights
+from baton.worker.models.config import load_config
+from baton.worker.weights.build import dummy_weights
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.digest import DIGEST_BYTES, model_digest
+from baton.worker.weights.loading import load_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -32,7 +32,6 @@ from baton.worker.grammar.grammars import Grammars
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link import EngineLink, Kind, LinkClosed
-from baton.worker.model.resolve import resolve_model
 from baton.worker.profiler import StepProfiler
 from baton.worker.pulse import answer_pulse
 from baton.worker.settings import EngineSettings
@@ -44,6 +43,7 @@ from baton.worker.transfer.factory import make_paths
 from baton.worker.transfer.layout import layout_message
 from baton.worker.transfer.tls_socket import KvTls
 from baton.worker.transfer.transports import Transports
+from baton.worker.weights.resolve import resolve_model
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope_cache import rope_and_cache
 from baton.kernels.silu_mul import silu_mul
 from baton.kernels.small_linear import MAX_TOKENS, Workspace, small_linear
-from baton.worker.model.config import ModelConfig
-from baton.worker.model.weights import LayerWeights, ModelWeights
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.build import LayerWeights, ModelWeights
 
 if TYPE_CHECKING:
     from baton.kernels.prefill_attention_hopper import PrefillWorkspace

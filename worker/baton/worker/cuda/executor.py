@@ -40,10 +40,10 @@ from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name
 from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
-from baton.worker.model.config import ModelConfig
-from baton.worker.model.loading import LoadedModel, check_same, load_model, read_config
-from baton.worker.model.rope import cos_sin_table
-from baton.worker.model.weights import ModelWeights
+from baton.worker.layers.rope import cos_sin_table
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.build import ModelWeights
+from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executor.base import DeviceLost
-from baton.worker.model.config import ModelConfig
+from baton.worker.models.config import ModelConfig
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.executor.base import KvLayout
-from baton.worker.model.config import ModelConfig
+from baton.worker.models.config import ModelConfig
 
 _GIB = 1 << 30
 _BYTES_PER_GRAPH = 8 << 20

@@ -12,7 +12,7 @@ import torch
 
 from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.graphs import Progress, capture
-from baton.worker.model.config import ModelConfig
+from baton.worker.models.config import ModelConfig
 
 # Tokens; beyond, the device is the slower of the two. From 512 on steps of what matrix products pad to anyway.
 SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)

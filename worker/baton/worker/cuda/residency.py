@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.start import StartPhases
-from baton.worker.model.weights import ModelWeights, pinned
+from baton.worker.weights.build import ModelWeights, pinned
 
 
 class Residency:

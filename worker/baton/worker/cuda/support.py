@@ -6,7 +6,7 @@ import torch
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.model.config import ModelConfig
+from baton.worker.models.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BLOCK_SIZES = (16, 32, 64, 128)

@@ -22,11 +22,11 @@ from baton.worker.executor.prompt_logprobs import PromptLogprobs
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sampler import Sampler
 from baton.worker.executor.step_inputs import make_step_inputs
-from baton.worker.model.config import ModelConfig
-from baton.worker.model.decoder import Decoder
-from baton.worker.model.loading import check_same, load_model, read_config
-from baton.worker.model.rope import cos_sin_table
-from baton.worker.model.weights import ModelWeights
+from baton.worker.layers.rope import cos_sin_table
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.decoder import Decoder
+from baton.worker.weights.build import ModelWeights
+from baton.worker.weights.loading import check_same, load_model, read_config
 
 _DTYPES = {
     "auto": torch.float32,

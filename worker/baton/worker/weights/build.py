@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import ModelConfig
-from baton.worker.model.kv_scales import is_kv_scale
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.kv_scales import is_kv_scale
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan, att
 from baton.kernels.reference.rms_norm import rms_norm
 from baton.kernels.reference.rope_cache import normed_and_rotated, rotation, write_kv
 from baton.kernels.reference.silu_mul import silu_mul
-from baton.worker.model.config import ModelConfig
-from baton.worker.model.weights import LayerWeights, ModelWeights
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.build import LayerWeights, ModelWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import json
 
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import ModelConfig
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.checkpoint import Checkpoint
 
 DIGEST_BYTES = 16
 _SAMPLES = 4  # a tensor

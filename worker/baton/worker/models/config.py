@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.model.fields import Fields
-from baton.worker.model.rope_config import RopeConfig, rope_config
+from baton.worker.layers.rope_config import RopeConfig, rope_config
+from baton.worker.models.fields import Fields
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"

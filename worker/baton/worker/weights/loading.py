@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import Mismatch
-from baton.worker.model.checkpoint import Checkpoint
-from baton.worker.model.config import ModelConfig, load_config, parse_config
-from baton.worker.model.digest import dummy_digest, model_digest
-from baton.worker.model.kv_scales import load_kv_scales, unit_scales
-from baton.worker.model.presets import PRESETS
-from baton.worker.model.resolve import resolve_model
-from baton.worker.model.weights import ModelWeights, dummy_weights, load_weights
+from baton.worker.models.config import ModelConfig, load_config, parse_config
+from baton.worker.models.presets import PRESETS
+from baton.worker.weights.build import ModelWeights, dummy_weights, load_weights
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.digest import dummy_digest, model_digest
+from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
+from baton.worker.weights.resolve import resolve_model
 
 _log = logging.getLogger(__name__)
 

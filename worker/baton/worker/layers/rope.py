@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.worker.model.rope_config import RopeConfig
+from baton.worker.layers.rope_config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Self
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.model.config import read_json
-from baton.worker.model.safetensors_file import SafetensorsFile, TensorEntry
+from baton.worker.models.config import read_json
+from baton.worker.weights.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

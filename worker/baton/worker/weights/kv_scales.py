@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.worker.model.checkpoint import Checkpoint
+from baton.worker.weights.checkpoint import Checkpoint
 
 _SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
 # One of these for each of keys and values, or one for both; tensors of one number.

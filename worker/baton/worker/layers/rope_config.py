@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.worker.model.fields import Fields
+from baton.worker.models.fields import Fields
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
