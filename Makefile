@@ -138,7 +138,7 @@ hostile: $(VENV)/.installed-dev ## Send HOSTILE_CASES hostile requests to a flee
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf tests/examples/node/node_modules tests/gateway/browser/node_modules tests/deploy/crds/node_modules
+	rm -rf examples/node/node_modules tests/gateway/browser/node_modules tests/deploy/crds/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(1): the folder that takes the generated code. An old compiler, so that one output loads on protobuf 5.29 to 7.

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "examples" / "node"
+FOLDER = Path(__file__).parents[1] / "examples" / "node"
 
 
 def run(*words: str, timeout: float = 60, folder: Path = FOLDER) -> str:

@@ -3,13 +3,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import node
 import pytest
 from stack import MODEL_NAME, ROOT
 
-FOLDER = Path(__file__).parent
+EXAMPLES = ROOT / "examples"
 PROMPT = "Tell me a story about a dog and a river."
 CPP_BUILD = ROOT / "build" / "examples-cpp"
 
@@ -35,7 +34,7 @@ def cpp():
     if missing := missing_for_cpp():
         pytest.skip(f"the C++ examples cannot be built here: {', '.join(missing)} missing (apt-get install cmake g++ "
                     "libgrpc++-dev libprotobuf-dev pkg-config protobuf-compiler protobuf-compiler-grpc)")  # fmt: skip
-    run(500, "cmake", "-S", FOLDER / "cpp", "-B", CPP_BUILD)
+    run(500, "cmake", "-S", EXAMPLES / "cpp", "-B", CPP_BUILD)
     run(500, "cmake", "--build", CPP_BUILD, "--parallel", "2")
     return lambda name, *words: run(60, CPP_BUILD / name, *words)
 
@@ -57,7 +56,7 @@ def run(timeout, *words):
 
 
 def python(name, *words):
-    return run(60, sys.executable, FOLDER / f"{name}.py", *words)
+    return run(60, sys.executable, EXAMPLES / "python" / f"{name}.py", *words)
 
 
 def test_the_python_grpc_client_gets_the_answer(tandem_stack, answer):

@@ -33,6 +33,6 @@ def test_a_make_target_is_there(target):
     assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", re.findall(r"`((?:tests|proto|models|deploy)/[\w./-]+)`", README))
+@pytest.mark.parametrize("path", re.findall(r"`((?:tests|proto|models|deploy|examples)/[\w./-]+)`", README))
 def test_a_path_is_there(path):
     assert (ROOT / path).exists()

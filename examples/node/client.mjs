@@ -4,7 +4,7 @@ import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 
 const definition = protoLoader.loadSync("baton/v1/inference.proto", {
-  includeDirs: [fileURLToPath(new URL("../../../proto", import.meta.url))],
+  includeDirs: [fileURLToPath(new URL("../../proto", import.meta.url))],
   keepCase: true,
   enums: String,
 });

@@ -1,6 +1,6 @@
 // The identity of KV blocks, as proto/README.md defines it.
 //
-//   node block_hash.mjs ../../../proto/block_hash_vectors.json      checks the test vectors
+//   node block_hash.mjs ../../proto/block_hash_vectors.json      checks the test vectors
 import { readFileSync } from "node:fs";
 import { blake2b } from "@noble/hashes/blake2.js";
 import { bytesToHex, concatBytes, hexToBytes, utf8ToBytes } from "@noble/hashes/utils.js";
