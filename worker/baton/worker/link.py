@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
     GENERATE_HASHED = 10  # GENERATE behind its prompts as the front read them, see prompts
     # engine to front
     READY = 20  # WatchStateResponse: the first state
-    FAILED = 21  # UTF-8: why the engine cannot start or go on
+    FAILED = 21  # google.rpc.Status: why the engine cannot start or go on
     GENERATE_PLAIN = 22  # GenerateStreamResponse with one token a slot and no logprobs: may be concatenated
     REPLY = 23  # the response of a call
     REFUSAL = 24  # google.rpc.Status: the error of a call

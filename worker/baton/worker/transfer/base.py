@@ -141,7 +141,7 @@ class TransportTotals:
 
 
 class Transport(Protocol):
-    """Moves pieces: one layer of some neighbouring blocks of a prompt each."""
+    """Moves pieces of KV from a sender's blocks to a receiver's."""
 
     fences_locally: bool  # the receiver can stop a peer's writes alone, without hearing of the peer
 
