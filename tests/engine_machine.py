@@ -26,9 +26,10 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(14, 40),
         budget=st.sampled_from([4, 9, 32]),
         num_rows=st.integers(1, 4),
+        max_step_tokens=st.sampled_from([1, 1, 2, 7]),
     )
-    def start(self, depth: int, num_blocks: int, budget: int, num_rows: int) -> None:
-        executor = make_executor(depth=depth, num_blocks=num_blocks)
+    def start(self, depth: int, num_blocks: int, budget: int, num_rows: int, max_step_tokens: int) -> None:
+        executor = make_executor(depth=depth, num_blocks=num_blocks, max_step_tokens=max_step_tokens)
         self.rig = make_rig(executor, max_num_batched_tokens=budget, max_num_requests=num_rows)
         self.engine = self.rig.engine
         self.requests: list[Request] = []

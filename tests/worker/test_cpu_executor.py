@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from baton.rpc.errors import InternalError, InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, RowInit, SamplingParams, StepPlan
+from baton.worker.core import BlockId, SamplingParams, StepPlan
 from baton.worker.executor.cpu import CpuExecutor
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
@@ -168,40 +168,6 @@ def test_the_hook_sees_each_layer_once_its_kv_is_written(llama: Subject) -> None
     for layer, data in seen:
         assert any(data)
         assert harness.executor.read_blocks(layer, running.block_ids) == data
-
-
-def test_a_token_that_another_worker_sampled_is_decoded_from(llama: Subject) -> None:
-    harness = llama.harness()
-    prompt = max(llama.prompts, key=len)
-    first, *rest = llama.expected(prompt)
-    running = harness.admit(prompt[:-1])
-    harness.run_step()
-    # The harness's own token is replaced by what the prompt goes on with, as if a peer had sampled it.
-    harness.free(running)
-    running = harness.admit(prompt)
-    harness.executor.launch(
-        StepPlan(
-            99,
-            admitted=[RowInit(running.row, np.array(prompt, np.int32), len(prompt), GREEDY)],
-            new_blocks=[(running.row, [harness.free_blocks.pop() for _ in range(16)])],
-            rows=np.array([running.row], np.int32),
-            num_scheduled_tokens=np.array([len(prompt) - 1], np.int32),
-            num_computed_tokens=np.array([0], np.int32),
-            samples=np.array([False]),
-        )
-    )
-    assert harness.executor.collect().token_ids.size == 0
-    harness.executor.append_token(running.row, first)
-    harness.executor.launch(
-        StepPlan(
-            100,
-            rows=np.array([running.row], np.int32),
-            num_scheduled_tokens=np.array([2], np.int32),
-            num_computed_tokens=np.array([len(prompt) - 1], np.int32),
-            samples=np.array([True]),
-        )
-    )
-    assert harness.executor.collect().token_ids.tolist() == rest[:1]
 
 
 def test_a_sampled_request_does_not_depend_on_its_company(llama: Subject) -> None:

@@ -45,8 +45,12 @@ class Bench:
     frames: list[tuple[int, int, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.sessions = self.make_sessions()
+
+    def make_sessions(self, counted: bool = False) -> Sessions:
         model = ModelSpec(bytes(16), 100, 1000, (2,))
-        self.sessions = Sessions(self.engine, model, "w1", lambda *frame: self.frames.append(frame), clock=lambda: 50.0)
+        send = lambda *frame: self.frames.append(frame)  # noqa: E731
+        return Sessions(self.engine, model, "w1", send, clock=lambda: 50.0, counted=counted)
 
     def submit(self, channel: int, *slots: int, **fields: object) -> list[Request]:
         message = worker_pb2.GenerateStreamRequest(submits=[submit(slot, [5, 6], **fields) for slot in slots])
@@ -119,6 +123,30 @@ def test_several_tokens_of_a_request_are_counted(bench: Bench) -> None:
     frame = bench.emit(requests=[a, b, a], token_ids=[11, 12, 13])[1]
     assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [2, 1], [11, 13, 12])
     assert bench.frames[0][0] == Kind.GENERATE
+
+
+def test_frames_that_all_count_their_tokens_are_plain_and_first_tokens_go_ahead(bench: Bench) -> None:
+    bench.sessions = bench.make_sessions(counted=True)
+    bench.sessions.open(1)
+    old, new = bench.submit(1, 4, 5)
+    bench.emit(requests=[old], token_ids=[11])
+    columns = StepOutputs(requests=[old, old, new, new, new], token_ids=[12, 13, 21, 22, 23])
+    bench.sessions.emit(columns)
+    assert [kind for kind, _, _ in bench.frames[-2:]] == [Kind.GENERATE_FIRST, Kind.GENERATE_PLAIN]
+    first, other = (worker_pb2.GenerateStreamResponse.FromString(data) for _, _, data in bench.frames[-2:])
+    assert (list(first.slots), list(first.token_counts), list(first.token_ids)) == ([5], [3], [21, 22, 23])
+    assert (list(other.slots), list(other.token_counts), list(other.token_ids)) == ([4], [2], [12, 13])
+    bench.emit(requests=[old], token_ids=[14])
+    merged = worker_pb2.GenerateStreamResponse.FromString(b"".join(data for _, _, data in bench.frames) * 2)
+    assert (list(merged.slots), list(merged.token_counts), list(merged.token_ids)) == ([4, 4], [1, 1], [14, 14])
+
+
+def test_log_probabilities_are_those_of_each_of_several_tokens(bench: Bench) -> None:
+    a, b = bench.submit(1, 4, 7)
+    entries = {index: TokenLogprobs(-0.25 * index, 1, (), ()) for index in (1, 2)}
+    frame = bench.emit(requests=[a, b, b], token_ids=[11, 12, 13], logprobs=entries)[1]
+    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [1, 2], [11, 12, 13])
+    assert [(record.slot, [one.logprob for one in record.tokens]) for record in frame.logprobs] == [(7, [-0.25, -0.5])]
 
 
 def test_requests_that_wait_are_reported_once_and_so_is_their_start(bench: Bench) -> None:

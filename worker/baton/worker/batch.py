@@ -14,10 +14,12 @@ from baton.worker.request_state import NO_ROW, RequestState
 class Batch:
     """Rows of running requests. A row's columns mean nothing while it is free."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, max_step_tokens: int = 1) -> None:
         self.num_rows = num_rows
+        self.max_step_tokens = max_step_tokens  # that a decoding row may compute
         self.states: list[RequestState | None] = [None] * num_rows
-        self.num_computed = np.zeros(num_rows, np.int32)  # tokens, counted when they are scheduled
+        # Tokens, counted when they are scheduled: the most that it may be while a step is in flight.
+        self.num_computed = np.zeros(num_rows, np.int32)
         self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(num_rows, np.int32)
         self.last_step = np.zeros(num_rows, np.int64)
@@ -71,7 +73,7 @@ class Batch:
         return Row(row)
 
     def start_decoding(self, state: RequestState) -> None:
-        """From the next step on the request computes one token a step."""
+        """From the next step on the request computes what it samples."""
         self._prefilling.remove(state)
         self._decoding[state.row] = True
         self._decode_rows = None
@@ -117,6 +119,34 @@ class Batch:
         if self._num_held:
             more &= ~self._held[rows]
         return rows if np.count_nonzero(more) == len(more) else rows[more]
+
+    def short_rows(self, rows: Int32) -> Int32:
+        """Those of these decoding rows that have no block for all that they may compute in a step."""
+        wanted = np.minimum(self.num_computed[rows] + self.max_step_tokens, self.limit[rows] - 1)
+        return rows[wanted > self.capacity[rows]]
+
+    def has_block(self, row: int) -> bool:
+        """Whether the row can compute at least one more token in the blocks that it has."""
+        return bool(self.num_computed[row] < self.capacity[row])
+
+    def step_tokens(self, rows: Int32, spare: int) -> Int32:
+        """The most tokens that each of these decoding rows may compute in a step: one, and some of `spare` beside.
+
+        A row that draws under a mask computes one: the mask is that of its next token only.
+        """
+        tokens = np.ones(len(rows), np.int32)
+        most = min(self.max_step_tokens, 1 + spare // max(1, len(rows)))
+        if most <= 1:
+            return tokens
+        ends = np.minimum(self.limit[rows] - 1, self.capacity[rows])
+        more = np.minimum(ends - self.num_computed[rows], most)
+        return np.where(self.constrained[rows], tokens, more)
+
+    def take_back(self, states: list[RequestState], rows: Int32, unused: Int32) -> None:
+        """A step computed so many tokens less than were scheduled, for these requests in these rows."""
+        for index in unused.nonzero()[0].tolist():
+            if states[index].row == rows[index]:
+                self.num_computed[rows[index]] -= unused[index]
 
     def states_at(self, rows: Int32) -> list[RequestState]:
         """The requests at these rows, none of them free."""

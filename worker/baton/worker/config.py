@@ -193,6 +193,10 @@ class WorkerConfig:
     sim_eos_every: int = field(
         default=0, metadata={"help": "Simulated end-of-sequence comes once in so many tokens. 0: never.", "minimum": 0}
     )
+    sim_step_tokens: int = field(
+        default=1,
+        metadata={"help": "Tokens that a simulated request gets in a step, at most.", "minimum": 1, "maximum": 64},
+    )
     sim_stall_file: str = field(
         default="",
         metadata={"help": "While it exists, no simulated step ends. Empty: none.", "metavar": "FILE"},

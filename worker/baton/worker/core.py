@@ -109,7 +109,7 @@ class Constraint:
 class TokenMasks:
     """Which tokens may be drawn, for some of a step's rows."""
 
-    indices: Int32  # into the step's sampled tokens, as StepResult has them
+    indices: Int32  # into the plan's rows with `samples`; each of them gets one token
     bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may come where bit t % 32 of word t // 32 is set
 
 
@@ -137,7 +137,10 @@ class RowInit:
 class StepPlan:
     """One engine step, as a difference to the executor's persistent batch.
 
-    Columns have one entry for each scheduled row: rows that decode one token first, then prefill chunks.
+    Columns have one entry for each scheduled row: rows that decode first, then prefill chunks. A decode's
+    num_scheduled_tokens are the most that it may compute, and get, in this step: the last known token, and as many
+    behind it as the executor guesses right. Its num_computed_tokens are exact while no earlier step is in flight, and
+    otherwise the most that they may be: the executor keeps its own count.
     The executor applies, in this order: freed, admitted, new_blocks; then it computes. Admission replaces
     whatever the row held and starts with an empty block table; admitted and new_blocks name scheduled rows only.
     Freeing a row that holds nothing is no error: after a launch that failed the engine cannot know.
@@ -153,21 +156,31 @@ class StepPlan:
     samples: NDArray[np.bool_] = field(
         default_factory=lambda: np.empty(0, np.bool_)
     )  # the row's chunk reaches its last token
-    num_decodes: int = 0  # how many of the rows, from the front, decode one token
+    num_decodes: int = 0  # how many of the rows, from the front, decode
     masks: TokenMasks | None = None  # of rows that may not draw every token
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the step computes."""
+        """Tokens the step computes, at most."""
         return int(self.num_scheduled_tokens.sum())
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Those of the prefill chunks."""
+        return int(self.num_scheduled_tokens[self.num_decodes :].sum())
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step sampled: one token for each of the plan's rows with `samples`, in the plan's order."""
+    """What a step sampled: `counts[i]` tokens of the plan's row i, row behind row, in the plan's order.
+
+    A decode gets one token at least and num_scheduled_tokens at most, a prefill chunk with `samples` exactly one, and
+    other chunks none.
+    """
 
     step: int
     token_ids: Int32
+    counts: Int32
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
     # By index into the plan's rows: the first place in the prompt, and the log-probabilities from there on.
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The engine: requests go in, steps run, tokens come out. Knows no wire and no tensors.
 
 Single-threaded: every method is called from the engine thread. A step's plan may be launched while earlier steps are
-in flight (executor.depth); a stop that is found then costs one computed token, which is discarded.
+in flight (executor.depth); a stop that is found then costs what they compute, which is discarded.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Engine:
             clock,
             0 if host is None else host.num_slots,
             self._rates,
+            executor.max_step_tokens,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
         self._grammars = grammars

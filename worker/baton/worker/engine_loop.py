@@ -60,7 +60,15 @@ class EngineLoop:
         self._step = self._advance if trace is None else partial(trace.step, self._advance)
         self._watching = False
         self._clock = clock
-        self._sessions = Sessions(engine, executor.model, identity.worker_id, link.send, handover, clock)
+        self._sessions = Sessions(
+            engine,
+            executor.model,
+            identity.worker_id,
+            link.send,
+            handover,
+            clock,
+            counted=executor.max_step_tokens > 1,
+        )
         handover.decode_side.on_peer_died = self._tell_peer_loss
         handover.decode_side.on_first_token = self._tell_at_once
         self._events = EventLog(engine, identity.worker_id, link.send, clock)

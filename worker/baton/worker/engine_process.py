@@ -146,13 +146,12 @@ def _make_handover(
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
     settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
-    kv = getattr(executor, "kv", None)
-    if kv is not None:
+    if executor.kv is not None:
         settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
     slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
     tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
     encrypted = tls is not None and not config.kv_plain
-    paths = make_paths(config.transports, executor, slot_bytes, kv, encrypted)
+    paths = make_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
     transport = Transports(
         executor,
         host.strip("[]"),

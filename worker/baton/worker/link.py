@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
     # engine to front
     READY = 20  # WatchStateResponse: the first state
     FAILED = 21  # google.rpc.Status: why the engine cannot start or go on
-    GENERATE_PLAIN = 22  # GenerateStreamResponse with one token a slot and no logprobs: may be concatenated
+    GENERATE_PLAIN = 22  # GenerateStreamResponse without logprobs: those of one engine may be concatenated
     REPLY = 23  # the response of a call
     REFUSAL = 24  # google.rpc.Status: the error of a call
     STATE = 25  # WatchStateResponse

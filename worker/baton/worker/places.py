@@ -10,8 +10,8 @@ from baton.worker.waiting import WaitingQueue
 class Places:
     """All requests that neither ended nor wait for a prefix. Each is in one place."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.batch = Batch(num_rows)
+    def __init__(self, num_rows: int, max_step_tokens: int) -> None:
+        self.batch = Batch(num_rows, max_step_tokens)
         self.waiting = WaitingQueue()
         self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
         self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order

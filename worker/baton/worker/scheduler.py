@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from baton.worker.arrivals import Arrivals
 from baton.worker.core import BlockId, Row, RowInit
 from baton.worker.holdings import Holdings
@@ -34,6 +36,7 @@ class Scheduler:
         clock: Callable[[], float],
         num_host_slots: int = 0,
         rates: Rates | None = None,
+        max_step_tokens: int = 1,  # that a decode may get
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         self._holdings = Holdings(num_blocks, block_size, max_model_len, num_host_slots, num_ahead)
@@ -41,7 +44,7 @@ class Scheduler:
         self.pool = self._holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
-        self.places = Places(settings.max_num_requests)
+        self.places = Places(settings.max_num_requests, max_step_tokens)
         self.batch = self.places.batch
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
@@ -193,11 +196,15 @@ class Scheduler:
         plan = scheduled.plan
         size = self._block_size
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
-        fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+        if self.batch.max_step_tokens == 1:
+            fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+        else:
+            fills = np.ones(len(computed), np.bool_)  # `computed` is the most that it may be
         for index in fills.nonzero()[0].tolist():
             state = scheduled.states[index]
             if state.row == plan.rows.item(index):
-                self.store(state, int(computed[index]))
+                # Of what a decode computed, only the token that was known before is counted here.
+                self.store(state, min(int(computed[index]), len(state.token_ids)))
 
     def collected(self, step: int) -> None:
         """The device writes nothing of this step or earlier ones any more."""
@@ -279,12 +286,13 @@ class Scheduler:
         """Gives each decode that starts a new block one, preempting where there is none."""
         batch = self.batch
         rows = draft.decode_rows(batch)
-        needy = rows[batch.num_computed[rows] >= batch.capacity[rows]]
-        for state in sorted(batch.states_at(needy), key=lambda other: other.rank):
+        for state in sorted(batch.states_at(batch.short_rows(rows)), key=lambda other: other.rank):
             while state.row != NO_ROW:
                 block_ids = self.pool.allocate(1)
                 if block_ids is not None:
                     self._extend(state, block_ids, draft)
+                    break
+                if batch.has_block(state.row):
                     break
                 draft.preempted = True
                 self._preempt(self._victim() or state, draft)

@@ -78,6 +78,7 @@ class Sessions:
         send: Send,
         remote: RemotePrefills | None = None,
         clock: Callable[[], float] = time.monotonic,
+        counted: bool = False,  # steps bring several tokens of a request: every frame counts them
     ) -> None:
         self._engine = engine
         self._model = model
@@ -85,6 +86,7 @@ class Sessions:
         self._send = send
         self._remote = remote
         self._clock = clock
+        self._counted = counted
         self._serial = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[Request, _Session] = {}
@@ -199,7 +201,9 @@ class Sessions:
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
-                plain = not (frame.token_counts or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
+                # Frames that all count their tokens can be concatenated, and so can those of which none does.
+                mixed = bool(frame.token_counts) and not self._counted
+                plain = not (mixed or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
                 kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
@@ -252,22 +256,25 @@ class Sessions:
             if not slots:
                 return
         frame = self._frame_of(session)
-        if len(set(slots)) == len(slots):
-            frame.slots.extend(slots)
-            frame.token_ids.extend(token_ids)
-        else:
-            tokens_of: dict[int, list[int]] = {}
-            for slot, token_id in zip(slots, token_ids, strict=True):
-                tokens_of.setdefault(slot, []).append(token_id)
-            frame.slots.extend(tokens_of)
-            frame.token_counts.extend(map(len, tokens_of.values()))
-            frame.token_ids.extend(itertools.chain.from_iterable(tokens_of.values()))
+        self._write_columns(frame, slots, token_ids)
         records: dict[int, worker_pb2.SlotLogprobs] = {}
         for row in sorted(logprobs):
             slot = slots[row]
             if slot not in records:
                 records[slot] = frame.logprobs.add(slot=slot)
             records[slot].tokens.append(logprobs_message(logprobs[row]))
+
+    def _write_columns(self, frame: worker_pb2.GenerateStreamResponse, slots: list[int], token_ids: list[int]) -> None:
+        if not self._counted and len(set(slots)) == len(slots):
+            frame.slots.extend(slots)
+            frame.token_ids.extend(token_ids)
+            return
+        tokens_of: dict[int, list[int]] = {}
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            tokens_of.setdefault(slot, []).append(token_id)
+        frame.slots.extend(tokens_of)
+        frame.token_counts.extend(map(len, tokens_of.values()))
+        frame.token_ids.extend(itertools.chain.from_iterable(tokens_of.values()))
 
     def _without_first(
         self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
@@ -276,13 +283,12 @@ class Sessions:
         fresh = session.fresh.intersection(slots)
         session.fresh -= fresh
         first = [row for row, slot in enumerate(slots) if slot in fresh and row not in logprobs]
-        if not first or len(set(slots)) < len(slots):
+        if not first or (len(set(slots)) < len(slots) and not self._counted):
             return slots, token_ids, logprobs
         if session.first is None:
             self._will_send(session)
             session.first = worker_pb2.GenerateStreamResponse()
-        session.first.slots.extend(slots[row] for row in first)
-        session.first.token_ids.extend(token_ids[row] for row in first)
+        self._write_columns(session.first, [slots[row] for row in first], [token_ids[row] for row in first])
         rest = sorted(set(range(len(slots))).difference(first))
         return (
             [slots[row] for row in rest],

@@ -71,9 +71,9 @@ class Draft:
         rows = decode_rows
         if self.chunks:
             rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
-        num_scheduled = np.ones(len(rows), np.int32)
+        num_scheduled = batch.step_tokens(decode_rows, self.budget)
         if self.chunks:
-            num_scheduled[num_decodes:] = list(self.chunks.values())
+            num_scheduled = np.concatenate((num_scheduled, np.array(list(self.chunks.values()), np.int32)))
         num_computed = batch.num_computed[rows]
         samples = np.ones(len(rows), np.bool_)
         for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):

@@ -50,9 +50,8 @@ class _Known:
 
 def shape_of(plan: StepPlan) -> Shape:
     """The shape of a step."""
-    num_prompt_tokens = plan.num_tokens - plan.num_decodes
     context = int(plan.num_computed_tokens.sum())
-    return Shape(_size(plan.num_decodes), _size(num_prompt_tokens), _size(context), plan.masks is not None)
+    return Shape(_size(plan.num_decodes), _size(plan.num_prefill_tokens), _size(context), plan.masks is not None)
 
 
 def _size(number: int) -> int:

@@ -82,7 +82,7 @@ class StepTrace:
         """Times a launch. One that fails leaves no line."""
         began = self._clock()
         launch(plan)
-        num_prefill_tokens = plan.num_tokens - plan.num_decodes
+        num_prefill_tokens = plan.num_prefill_tokens
         self._launched.append(
             StepTimes(
                 plan.step,
@@ -126,7 +126,9 @@ class TracedExecutor:
         self.layout = executor.layout
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
+        self.max_step_tokens = executor.max_step_tokens
         self.kv_bytes = executor.kv_bytes
+        self.kv = executor.kv
         self.host = executor.host
         self._executor = executor
         self._trace = trace
@@ -151,9 +153,6 @@ class TracedExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         self._executor.watch(wake)
-
-    def append_token(self, row: int, token_id: int) -> None:
-        self._executor.append_token(row, token_id)
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         return self._executor.read_blocks(layer, block_ids)

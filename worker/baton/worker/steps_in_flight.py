@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class StepsInFlight:
         self._scheduler = scheduler
         self._requests = requests
         self._append_token = requests.append_token
+        self._block_size = executor.layout.block_size
         self._counters = counters
         self._rates = rates
         self._clock = clock
@@ -135,6 +136,9 @@ class StepsInFlight:
         self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)
+        if self._executor.max_step_tokens > 1:
+            unused = plan.num_scheduled_tokens - result.counts
+            self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
         self._update(scheduled, result, now)
 
     def unwatch(self) -> None:
@@ -145,28 +149,34 @@ class StepsInFlight:
         self._board.begin(self._launched[0].limit if self._launched else 0.0)
 
     def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
-        """Gives each request its token, and ends those that stop."""
+        """Gives each request its tokens, and ends those that stop."""
         plan = scheduled.plan
-        token_ids = result.token_ids.tolist()
+        token_ids, counts = result.token_ids.tolist(), result.counts.tolist()
         for index, (first, entries) in result.prompt_logprobs.items():
             if scheduled.states[index].phase is not Phase.DONE:
                 self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
+        place = 0
         for index in range(plan.num_decodes):
-            self._append_sampled(scheduled.states[index], token_ids[index], result.logprobs.get(index))
-        sampled = plan.num_decodes
+            state = scheduled.states[index]
+            self._append_sampled(state, token_ids[place], result.logprobs.get(place))
+            place += 1
+            if counts[index] > 1:
+                stop = place + counts[index] - 1
+                self._append_further(state, int(plan.rows[index]), token_ids[place:stop], place, result.logprobs)
+                place = stop
         for index in range(plan.num_decodes, len(scheduled.states)):
             state = scheduled.states[index]
             if state.phase is Phase.DONE:
-                sampled += int(plan.samples[index])
+                place += counts[index]
                 continue
             if state.request.prefill_only:
                 computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
                 self._requests.outputs.prefill_progress.append((state.request, computed))
-            if plan.samples[index]:
+            if counts[index]:
                 if state.first_token is None:
                     state.first_token = now
-                self._append_sampled(state, token_ids[sampled], result.logprobs.get(sampled))
-                sampled += 1
+                self._append_sampled(state, token_ids[place], result.logprobs.get(place))
+                place += 1
         if self._grammars is not None:
             self._grammars.send()
 
@@ -180,6 +190,19 @@ class StepsInFlight:
             if state.first_token is None:
                 state.first_token = self._clock()
             self._append_token(state, token_id, logprobs)
+
+    def _append_further(
+        self, state: RequestState, row: int, token_ids: list[int], place: int, logprobs: Mapping[int, TokenLogprobs]
+    ) -> None:
+        """Gives a request the tokens behind a step's first one, as if each had come from a step of its own."""
+        for index, token_id in enumerate(token_ids):
+            if state.phase is Phase.DONE:
+                self._counters.num_discarded_tokens += len(token_ids) - index
+                return
+            num_computed = len(state.token_ids)
+            if state.row == row and num_computed % self._block_size == 0:
+                self._scheduler.store(state, num_computed)
+            self._append_token(state, token_id, logprobs.get(place + index))
 
     def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
         """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""

@@ -53,6 +53,8 @@ class VirtualExecutor:
         )
         self.num_blocks = num_blocks
         self.depth = 1
+        self.max_step_tokens = 1
+        self.kv = None
         self.layer_hook: LayerHook | None = None
         self.host: HostCopies | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
@@ -81,7 +83,8 @@ class VirtualExecutor:
         self._clock.now = max(self._clock.now, step.ends)
         plan = step.plan
         sampled = plan.rows if plan.num_decodes == len(plan.rows) else plan.rows[plan.samples]
-        return StepResult(plan.step, self._tokens[sampled], seconds=step.ends - step.starts)
+        counts = plan.samples.astype(np.int32)
+        return StepResult(plan.step, self._tokens[sampled], counts, seconds=step.ends - step.starts)
 
     def tell_layers(self, until: float) -> None:
         """Tells the layer hook of the layers that are written by then, in their time."""
@@ -112,9 +115,6 @@ class VirtualExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """The simulated loop knows when a step ends."""
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Tokens are not looked at."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """There are no bytes: transfers are timed, not made."""

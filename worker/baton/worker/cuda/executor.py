@@ -62,6 +62,7 @@ class CudaExecutor:
     """Implements baton.worker.executor.base.Executor."""
 
     depth = 2
+    max_step_tokens = 1
 
     def __init__(self, config: WorkerConfig) -> None:
         device = open_device()
@@ -133,6 +134,7 @@ class CudaExecutor:
         result = StepResult(
             step=launched.step,
             token_ids=launched.token_ids.numpy().copy(),
+            counts=launched.plan.samples.astype(np.int32),
             logprobs={} if logprobs is None else logprobs.read(),
             prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
             seconds=launched.started.elapsed_time(launched.done) / 1000,
@@ -153,10 +155,6 @@ class CudaExecutor:
             for launched in self._launched:
                 self._watch.add(launched.done, wake)
         self._wake = wake
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Adds a token that another worker sampled."""
-        raise AssertionError(f"row {row}: a request is admitted with every token that is known ({token_id} is not)")
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
         """Copies one layer of these blocks to the host, on a stream of its own."""

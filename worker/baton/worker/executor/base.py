@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, HostSlot, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from baton.worker.cuda.kv_copies import KvCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +113,21 @@ class Executor(Protocol):
     """Computes steps in the order they are launched.
 
     Several steps may be in flight (`depth`): a launched row's input token may be one that an
-    earlier, uncollected step samples, so executors keep sampled tokens themselves.
+    earlier, uncollected step samples, so executors keep sampled tokens themselves. Where max_step_tokens is above 1
+    they also keep how many tokens of each row are computed: plans know only the most that it may be.
     """
 
     model: ModelSpec
     layout: KvLayout
     num_blocks: int
     depth: int  # steps that may be launched and not collected
+    max_step_tokens: int  # tokens that a decoding row may get in one step
     layer_hook: LayerHook | None
     kv_bytes: NDArray[np.uint8] | None  # the blocks, [num_layers, num_blocks, bytes], where they lie in host memory
+
+    @property
+    def kv(self) -> KvCopies | None:
+        """The blocks, where they lie on a CUDA device."""
 
     @property
     def host(self) -> HostCopies | None:
@@ -135,9 +144,6 @@ class Executor(Protocol):
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """`wake` is called, from any thread, when a launched step has ended on its own. None: no more."""
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Adds a token that another worker sampled (the prefill worker's first) to a row's known tokens."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out: len(block_ids) x bytes_per_block_layer bytes. Thread-safe."""

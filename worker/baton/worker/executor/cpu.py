@@ -42,6 +42,8 @@ class CpuExecutor:
     """An Executor. A launch computes at once, on the caller's thread; depth is 1."""
 
     depth = 1
+    max_step_tokens = 1
+    kv = None
 
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
@@ -74,7 +76,7 @@ class CpuExecutor:
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and computes the step."""
         started = time.perf_counter()
-        result = StepResult(plan.step, np.empty(0, np.int32))
+        result = StepResult(plan.step, np.empty(0, np.int32), plan.samples.astype(np.int32))
         result.idle_seconds = None if self._ended is None else started - self._ended
         self._apply(plan)
         if len(plan.rows):
@@ -95,11 +97,6 @@ class CpuExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """No step ends on its own."""
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Adds a token that another worker sampled."""
-        self._rows.append(np.array([row]), np.array([token_id]))
-        self._sampler.count(row, token_id)
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """Copies one layer of these blocks out."""

@@ -60,6 +60,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         vocab_size=model.get("vocab_size", defaults.vocab_size),
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
         eos_every=config.sim_eos_every,
+        max_step_tokens=config.sim_step_tokens,
         num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
         host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
         speed=speed,

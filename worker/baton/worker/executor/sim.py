@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, RowInit, StepPlan, StepResult, TokenLogprobs
+from baton.worker.core import BlockId, Int32, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
 from baton.worker.executor.sim_draws import SimDraws
 from baton.worker.executor.sim_host import SimHost
@@ -41,7 +41,7 @@ class SimSpeed:
     def step_seconds(self, plan: StepPlan) -> float:
         """How long the plan takes."""
         num_decodes = plan.num_decodes
-        num_prefill_tokens = plan.num_tokens - num_decodes
+        num_prefill_tokens = plan.num_prefill_tokens
         num_context_tokens = int(plan.num_computed_tokens[:num_decodes].sum())
         return self.factor * (
             self.base
@@ -67,12 +67,14 @@ class SimSettings:
     num_host_blocks: int = 0  # of host memory
     host_staging_blocks: int = 64  # on their way to host memory at a time
     depth: int = 1
+    max_step_tokens: int = 1  # that a decode gets; how many is a function of what was generated before
     digest: bytes = b""  # empty: made from the model's values above
     speed: SimSpeed = field(default_factory=SimSpeed)
 
     def validate(self) -> None:
         """Raises InvalidRequest for a device that cannot be."""
-        for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth"):
+        for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth",
+                     "max_step_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
         for name in ("num_host_blocks", "host_staging_blocks"):
@@ -127,6 +129,8 @@ class SimExecutor:
         )
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
+        self.max_step_tokens = settings.max_step_tokens
+        self.kv = None
         self.layer_hook: LayerHook | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
         self._settings = settings
@@ -152,6 +156,7 @@ class SimExecutor:
         self._table_lens = [0] * num_rows
         self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # known when the row was admitted
         self._num_known = np.zeros(num_rows, np.int64)  # of _prompts
+        self._num_computed = np.zeros(num_rows, np.int64)
         self._last_tokens = np.zeros(num_rows, np.uint64)
         self._digests = np.zeros(num_rows, np.uint64)
 
@@ -190,11 +195,6 @@ class SimExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """No step ends on its own."""
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Adds a token that another worker sampled to a row's known tokens."""
-        self._last_tokens[row] = token_id
-        self._draws.count(row, token_id)
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out."""
@@ -293,36 +293,61 @@ class SimExecutor:
         self._draws.admit(row, init)
 
     def _compute(self, plan: StepPlan) -> StepResult:
+        self._read_admitted(plan)
+        self._prefill(plan)
+        counts = plan.samples.astype(np.int32)
+        rows = plan.rows[plan.samples]
+        decodes = np.arange(plan.num_decodes)
+        self._decode(plan.rows[decodes])
+        tokens, logprobs, bits = self._draw(rows, plan.masks)
+        most = plan.num_scheduled_tokens[decodes]
+        counts[decodes] += (bits[decodes] % most.astype(np.uint64)).astype(np.int32)
+        places = (np.cumsum(counts) - counts)[plan.samples]  # of each row's first token
+        result = StepResult(plan.step, np.empty(counts.sum(), np.int32), counts)
+        result.token_ids[places] = tokens
+        result.logprobs = {int(places[index]): entry for index, entry in logprobs.items()}
+        for turn in range(1, counts.max(initial=0)):
+            several = np.flatnonzero(counts[decodes] > turn)
+            self._decode(plan.rows[several])
+            tokens, logprobs, _ = self._draw(plan.rows[several])
+            result.token_ids[places[several] + turn] = tokens
+            result.logprobs.update((int(places[several[index]]) + turn, entry) for index, entry in logprobs.items())
+        result.prompt_logprobs = self._prompt_logprobs(plan)
+        return result
+
+    def _read_admitted(self, plan: StepPlan) -> None:
+        """Reads all that is there already of the rows that are new."""
         admitted = {init.row for init in plan.admitted}
-        for index in range(plan.num_decodes if admitted else 0):
-            row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
+        for row, start in zip(plan.rows.tolist(), plan.num_computed_tokens.tolist(), strict=True) if admitted else ():
             if row in admitted:
+                self._num_computed[row] = start
                 self._digests[row] = self._kv.digest(self._tables[row], start)
-                self._last_tokens[row] = self._prompts[row][start]
+
+    def _prefill(self, plan: StepPlan) -> None:
         for index in range(plan.num_decodes, len(plan.rows)):
             row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
-            if row in admitted:
-                self._digests[row] = self._kv.digest(self._tables[row], start)
             chunk = self._prompts[row][start : start + int(plan.num_scheduled_tokens[index])]
             with np.errstate(over="ignore"):
                 self._digests[row] += self._kv.prefill(self._tables[row], start, chunk)
-        decodes = plan.rows[: plan.num_decodes]
-        if len(decodes):
-            positions = plan.num_computed_tokens[: plan.num_decodes].astype(np.int64)
-            for index in np.flatnonzero(positions < self._num_known[decodes]).tolist():
-                row, start = int(decodes[index]), int(positions[index])
-                if row in admitted:
-                    self._digests[row] = self._kv.digest(self._tables[row], start)
-                self._last_tokens[row] = self._prompts[row][start]
-            self._digests[decodes] += self._kv.decode(self._tables[decodes], positions, self._last_tokens[decodes])
-        rows = plan.rows[plan.samples]
-        positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples].astype(np.int64)
-        draws = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
-        token_ids, logprobs = self._draws.draw(rows, positions, draws, plan.masks)
+            self._num_computed[row] = start + len(chunk)
+
+    def _decode(self, rows: Int32) -> None:
+        """Computes each row's next token: a known one, or the one that was drawn last."""
+        if not len(rows):
+            return
+        positions = self._num_computed[rows]
+        for index in np.flatnonzero(positions < self._num_known[rows]).tolist():
+            self._last_tokens[rows[index]] = self._prompts[rows[index]][positions[index]]
+        self._digests[rows] += self._kv.decode(self._tables[rows], positions, self._last_tokens[rows])
+        self._num_computed[rows] += 1
+
+    def _draw(self, rows: Int32, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
+        """What follows all that is computed of each row, and the bits that it was made from."""
+        positions = self._num_computed[rows]
+        bits = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
+        token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
-        result = StepResult(plan.step, token_ids, logprobs)
-        result.prompt_logprobs = self._prompt_logprobs(plan)
-        return result
+        return token_ids, logprobs, bits
 
     def _prompt_logprobs(self, plan: StepPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
         found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
