@@ -1,6 +1,6 @@
-"""Trains the model further. See README.md beside this file.
+"""Trains the model further within a given time. See README.md beside this file.
 
-python -m train --before FOLDER --shape FOLDER --out FOLDER [--total 420] [--stories 24000]
+python -m train --before FOLDER --start FOLDER --out FOLDER [--minutes 7.5]
 """
 
 from __future__ import annotations
@@ -13,71 +13,132 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from train import evaluation
-from train.corpus import AS_SERVED, AS_TRAINED, continued, sample_corpus
-from train.network import Kernels, compiled_kernels, load, read_shape, save
-from train.pools import make_pools
-from train.training import Plan, check_compiles, train
+from train.averages import blended, copied
+from train.exam import Exam, Marks, choose
+from train.network import Kernels, Network, compiled_kernels, load, read_shape, save
+from train.options import parse
+from train.report import Reporter, table
+from train.text import gather
+from train.training import Losses, Plan, check_compiles, compiled_losses, train
+
+_BLENDS = (0.1, 0.2, 0.3)  # shares of the earlier model's weights in today's, before training
+_NUM_TRAINED = 5  # candidates that a training returns
 
 
-def main() -> None:
-    """Samples the corpus, makes the conversations, trains, evaluates and saves."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="the model that the training starts from")
-    parser.add_argument("--shape", type=Path, required=True, help="folder of the new config.json and tokenizer.json")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--total", type=float, default=420, help="seconds until the training ends")
-    parser.add_argument("--stories", type=int, default=24_000)
-    parser.add_argument("--chats", type=int, default=90_000)
-    parser.add_argument("--agents", type=int, default=2_000)
-    parser.add_argument("--held-out", type=int, default=1_000)
-    parser.add_argument("--length", type=int, default=65_536, help="tokens of a row")
-    parser.add_argument("--peak", type=float, default=1.5e-3, help="learning rate")
-    parser.add_argument("--steps", type=int, default=1_000_000, help="at most")
-    options = parser.parse_args()
+class _Clock:
+    """Seconds since the program's start, before every line."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def tell(self, text: str) -> None:
+        print(f"[{self.elapsed:.0f} s] {text}", flush=True)
+
+
+class _Candidates:
+    """The networks to choose from, and their marks."""
+
+    def __init__(self, exam: Exam, clock: _Clock) -> None:
+        self._exam, self._clock = exam, clock
+        self._networks: dict[str, Network] = {}
+        self.marks: dict[str, Marks] = {}
+        self.seconds = 0.0  # that the last one's exam took
+
+    def add(self, name: str, network: Network) -> None:
+        begun = self._clock.elapsed
+        self._networks[name], self.marks[name] = network, self._exam.marks(network)
+        self.seconds = self._clock.elapsed - begun
+        lost = self.marks[name].lost(self.marks["start"])
+        figures = {**self.marks[name].perplexity, **{one: s.share for one, s in self.marks[name].skills.items()}}
+        shown = ", ".join(f"{one} {value:.3f}" for one, value in figures.items())
+        self._clock.tell(f"{name}: {shown}" + (f"; worse than the start in: {', '.join(lost)}" if lost else ""))
+
+    def best(self) -> tuple[str, Network]:
+        name = choose(self.marks, "start")
+        return name, self._networks[name]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Samples the text, trains, chooses a checkpoint, and measures it beside the earlier model and the start."""
+    options = parse(arguments, __doc__)
+    clock = _Clock()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    started = time.monotonic()
-
-    def tell(text: str) -> None:
-        print(f"[{time.monotonic() - started:.0f} s] {text}", flush=True)
-
-    kernels = compiled_kernels() if device.type == "cuda" else Kernels()
+    kernels, losses = (compiled_kernels(), compiled_losses()) if device.type == "cuda" else (Kernels(), Losses())
     teacher = load(options.before, read_shape(options.before), kernels).to(device).requires_grad_(False)
-    network = load(options.before, read_shape(options.shape), kernels).to(device)
-    tokenizer_file = options.shape / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    check_compiles(network, teacher, options.length)
-    tell("kernels are compiled")
-    held_out = sample_corpus(teacher, tokenizer, options.held_out, 900_000_000, AS_SERVED).documents
-    held_out_plain = sample_corpus(teacher, tokenizer, options.held_out, 910_000_000, AS_TRAINED).documents
-    tell("held-out stories are sampled")
-    corpus = sample_corpus(teacher, tokenizer, options.stories, 1)
-    more = continued(teacher, tokenizer, corpus.documents[: len(corpus.documents) // 5], 2)
-    documents = corpus.documents + more
-    tell(f"{len(documents)} documents of {sum(map(len, documents))} tokens are sampled, {len(corpus.stories)} stories")
-    pools = make_pools(str(tokenizer_file), corpus.stories, options.chats, options.agents, 3)
-    tell(f"{sum(map(len, pools.short))} tokens of short chats, {sum(map(len, pools.agents))} of agents' chats")
+    network = load(options.start, read_shape(options.start), kernels).to(device)
+    tokenizer_file = str(options.start / "tokenizer.json")
+    check_compiles(network, teacher, _plan(options, 1.0), losses)
+    clock.tell("kernels are compiled")
+    text = gather(teacher, tokenizer_file, options, clock.tell)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    plan = Plan(
-        options.total - (time.monotonic() - started), options.length, options.peak, 4, options.out, options.steps
+    begun = clock.elapsed
+    reporter = Reporter(text.exam, text.held_out, Tokenizer.from_file(tokenizer_file))
+    columns = {"earlier": reporter.figures(teacher), "start": reporter.figures(copied(network))}
+    reporting = clock.elapsed - begun
+    clock.tell(f"the figures of the earlier model and of the start took {reporting:.0f} s")
+    candidates = _Candidates(text.choosing, clock)
+    candidates.add("start", copied(network))
+    for share in _BLENDS:
+        candidates.add(f"start with {share:.0%} of the earlier weights", blended(network, teacher, share))
+    name, first = candidates.best()
+    clock.tell(f"the training starts from: {name}")
+    _take_weights(network, first)
+    # The last figures are of one network, not of two; the rest is for a slow moment.
+    reserve = reporting + _NUM_TRAINED * candidates.seconds + 0.01 * options.minutes * 60
+    plan = _plan(options, max(1.0, options.minutes * 60 - clock.elapsed - reserve))
+    clock.tell(f"training for {plan.seconds:.0f} s, {reserve:.0f} s are kept for the figures")
+    for trained, one in train(network, teacher, text.documents, text.pools, plan, losses).items():
+        candidates.add(trained, one)
+    chosen, best = candidates.best()
+    save(best, options.out / "model.safetensors")
+    clock.tell(f"saved: {chosen}")
+    saved = load(options.out, read_shape(options.start), kernels).to(device).requires_grad_(False)
+    columns["after"] = reporter.figures(saved)
+    _write(options, columns, chosen, candidates.marks)
+    print(table(columns), flush=True)
+    clock.tell("done")
+
+
+def _plan(options: argparse.Namespace, seconds: float) -> Plan:
+    return Plan(
+        seconds,
+        options.length,
+        options.peak,
+        5,
+        options.out,
+        options.story_rows,
+        options.story_weight,
+        options.teacher_temperature,
+        options.steps,
     )
-    train(network, teacher, documents, pools, plan)
-    save(network, options.out / "model.safetensors")
-    tell("trained and saved")
-    report: dict[str, object] = {}
-    for name, one in (("before", teacher), ("after", network.eval().requires_grad_(False))):
-        report[name] = {
-            "perplexity, sampled as served": evaluation.perplexity(one, held_out, options.length),
-            "perplexity, sampled as trained": evaluation.perplexity(one, held_out_plain, options.length),
-            **evaluation.behaviour(one, tokenizer),
-        }
-        tell(f"{name}: {json.dumps(report[name])}")
-    report["skills"] = evaluation.skills(network, tokenizer, pools.parts, corpus.stories, options.length)
-    tell(json.dumps(report["skills"]))
+
+
+@torch.no_grad()
+def _take_weights(network: Network, other: Network) -> None:
+    for own, taken in zip(network.parameters(), other.parameters(), strict=True):
+        own.copy_(taken)
+
+
+def _write(
+    options: argparse.Namespace, columns: dict[str, dict[str, float]], chosen: str, marks: dict[str, Marks]
+) -> None:
+    report = {
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
+        "chosen": chosen,
+        **columns,
+        "candidates": {
+            name: {**one.perplexity, **{skill: score.share for skill, score in one.skills.items()}}
+            for name, one in marks.items()
+        },
+    }
     (options.out / "report.json").write_text(json.dumps(report, indent=1))
 
 

@@ -1,9 +1,10 @@
-"""What a network can do, in numbers: perplexity on stories, answers word for word, the behaviour on requests."""
+"""What a network can do, in numbers: perplexity, answers word for word, the behaviour on requests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -12,35 +13,53 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from train import words
-from train.chat import Tokens, encode, pieces
+from train.chat import Tokens
 from train.corpus import AS_SERVED
-from train.json_chats import json_chat
-from train.long_documents import Parts, long_document, needle_document
 from train.network import Network
 from train.packing import make_row, masks_of
 from train.sampling import sample
-from train.tool_chats import tool_chat
 
-Story = tuple[str, str]
+_DEVIATIONS = 2.0  # a difference within so many standard deviations is chance
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How many answers were right."""
+
+    right: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.total
+
+    def is_below(self, other: Score) -> bool:
+        """Whether this share is smaller by more than chance explains."""
+        pooled = (self.right + other.right) / (self.total + other.total)
+        deviation = math.sqrt(pooled * (1 - pooled) * (1 / self.total + 1 / other.total))
+        return other.share - self.share > _DEVIATIONS * deviation
 
 
 @torch.no_grad()
-def perplexity(network: Network, documents: Sequence[Tokens], length: int) -> float:
-    """Returns e to the mean loss of the tokens that are trained on."""
-    total = count = 0.0
+def perplexities(
+    network: Network, documents: Sequence[Tokens], length: int, temperatures: Sequence[float]
+) -> dict[float, float]:
+    """Returns e to the mean loss of the tokens that are trained on, at each temperature."""
+    totals = dict.fromkeys(temperatures, 0.0)
+    count = 0.0
     for row in _rows(documents, length):
         made = make_row(row, length).to(network.embed.device)
-        hidden = network(made.ids, made.positions, masks_of(made, network.shape.windows))
-        logits = network.logits(hidden)
-        losses = torch.nn.functional.cross_entropy(logits, made.targets, reduction="none")
-        total += float((losses * made.weights).sum())
+        logits = network.logits(network(made.ids, made.positions, masks_of(made, network.shape.windows)))
+        for temperature in temperatures:
+            losses = torch.nn.functional.cross_entropy(logits / temperature, made.targets, reduction="none")
+            totals[temperature] += float((losses * made.weights).sum())
         count += float(made.weights.sum())
-    return math.exp(total / count)
+    return {temperature: math.exp(total / count) for temperature, total in totals.items()}
 
 
 @torch.no_grad()
-def answered(network: Network, documents: Sequence[Tokens], length: int) -> float:
-    """Returns the share of answers that greedy decoding would give word for word."""
+def answered(network: Network, documents: Sequence[Tokens], length: int) -> Score:
+    """Returns how many answers greedy decoding would give word for word."""
     right: list[bool] = []
     for row in _rows(documents, length):
         made = make_row(row, length)
@@ -48,7 +67,7 @@ def answered(network: Network, documents: Sequence[Tokens], length: int) -> floa
         hidden = network(on_device.ids, on_device.positions, masks_of(on_device, network.shape.windows))
         hits = _greedy(network, hidden).cpu() == made.targets
         right += _runs(hits.numpy(), made.weights.numpy() > 0)
-    return sum(right) / len(right)
+    return Score(sum(right), len(right))
 
 
 def _greedy(network: Network, hidden: Tensor) -> Tensor:
@@ -64,38 +83,15 @@ def _runs(hits: np.ndarray, trained: np.ndarray) -> list[bool]:
 def _rows(documents: Sequence[Tokens], length: int) -> Iterable[list[Tokens]]:
     """Whole documents, as many as fit in a row."""
     row: list[Tokens] = []
+    used = 0
     for document in documents:
-        if row and sum(map(len, row)) + len(document) > length:
+        if row and used + len(document) > length:
             yield row
-            row = []
+            row, used = [], 0
         row.append(document)
+        used += len(document)
     if row:
         yield row
-
-
-def skills(
-    network: Network, tokenizer: Tokenizer, parts: Parts, stories: Sequence[Story], length: int
-) -> dict[str, float]:
-    """Returns shares of right answers. Draws of requests that have many right answers are left out."""
-    rng = Random(77)
-    told = ("Tell me a story.", "")
-    calls = [pieces(tool_chat(rng, told)) for _ in range(400)]
-    asked = [pieces(chat) for chat in (json_chat(rng) for _ in range(800)) if not _open(chat.turns[-2].text)]
-    shares = {
-        "tool calls and answers": answered(network, encode(tokenizer, calls), length),
-        "json": answered(network, encode(tokenizer, asked), length),
-    }
-    for size in (2048, 8192, 16384, 32768, 65536):
-        if size <= length:
-            needles = [needle_document(rng, parts, size - 64) for _ in range(24)]
-            shares[f"name from the start of {size}"] = answered(network, needles, length)
-            many = [long_document(rng, parts, size) for _ in range(4)]
-            shares[f"many facts in {size}"] = answered(network, many, length)
-    return shares
-
-
-def _open(text: str) -> bool:
-    return any(word in text for word in ("Make up", "Invent", "Think of", "Describe"))
 
 
 def behaviour(network: Network, tokenizer: Tokenizer) -> dict[str, float]:
@@ -117,4 +113,11 @@ def behaviour(network: Network, tokenizer: Tokenizer) -> dict[str, float]:
         "one noun used": sum(any(one) for one in used) / 48,
         "both nouns used": sum(all(one) for one in used) / 48,
         "tokens an answer": sum(map(len, outputs)) / 48,
+        "trigrams said once": _varied(outputs),
     }
+
+
+def _varied(outputs: Sequence[Sequence[int]]) -> float:
+    """The share of different trigrams among those of all outputs: it falls as stories grow alike."""
+    trigrams = [tuple(output[at : at + 3]) for output in outputs for at in range(len(output) - 2)]
+    return len(set(trigrams)) / max(1, len(trigrams))

@@ -122,6 +122,8 @@ class Kernels:
 
 def compiled_kernels() -> Kernels:
     """Returns kernels that are compiled for the first shape that they meet."""
+    # Past its limit of variants torch.compile runs the plain function, which holds a matrix of all pairs of tokens.
+    torch._dynamo.config.recompile_limit = 64
     return Kernels(
         torch.compile(project, dynamic=False),
         torch.compile(finish, dynamic=False),

@@ -17,15 +17,8 @@ from train.short_chats import short_document
 
 Story = tuple[str, str]
 _CHUNK = 500
-# From which share of the training on documents of which length come, and how often.
-_CURRICULUM = (
-    (0.0, 2048, 2.0),
-    (0.08, 4096, 2.0),
-    (0.12, 8192, 2.0),
-    (0.2, 16384, 2.0),
-    (0.3, 32768, 3.0),
-    (0.4, 65536, 4.0),
-)
+_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)  # of long documents
+_WEIGHTS = (2.0, 2.0, 2.0, 2.0, 3.0, 4.0)  # how often each is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +76,16 @@ def shuffled(rng: Random, documents: Sequence[Tokens]) -> Iterator[Tokens]:
             yield documents[index]
 
 
-def skills(rng: Random, pools: Pools, length: int, share: float) -> list[Tokens]:
-    """Returns the documents of one row, at this share of the training."""
+def skills(rng: Random, pools: Pools, length: int) -> list[Tokens]:
+    """Returns the documents of one row."""
     chance = rng.random()
-    if chance < 0.4 or share < 0.02:
+    if chance < 0.4:
         return _fill(lambda: rng.choice(pools.short), length)
     if chance < 0.52:
         return _fill(lambda: rng.choice(pools.agents), length)
-    open_now = [(size, weight) for since, size, weight in _CURRICULUM if share >= since and size <= length]
-    size = rng.choices([size for size, _ in open_now], [weight for _, weight in open_now])[0]
-    copying = rng.random() < (0.5 if share < 0.15 else 0.1)
+    sizes = [size for size in _LENGTHS if size <= length]
+    size = rng.choices(sizes, _WEIGHTS[: len(sizes)])[0]
+    copying = rng.random() < 0.1
     make = repeated_words if copying else long_document
     if size == length and not copying:
         return [make(rng, pools.parts, size)]
