@@ -79,11 +79,13 @@ def main(arguments: list[str] | None = None) -> None:
     text = gather(teacher, tokenizer_file, options, clock.tell)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    begun = clock.elapsed
     reporter = Reporter(text.exam, text.held_out, Tokenizer.from_file(tokenizer_file))
-    columns = {"earlier": reporter.figures(teacher), "start": reporter.figures(copied(network))}
+    columns = {"earlier": reporter.figures(teacher)}
+    clock.tell("the earlier model is measured")
+    begun = clock.elapsed
+    columns["start"] = reporter.figures(copied(network))
     reporting = clock.elapsed - begun
-    clock.tell(f"the figures of the earlier model and of the start took {reporting:.0f} s")
+    clock.tell("the start is measured")
     candidates = _Candidates(text.choosing, clock)
     candidates.add("start", copied(network))
     for share in _BLENDS:
@@ -91,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     name, first = candidates.best()
     clock.tell(f"the training starts from: {name}")
     _take_weights(network, first)
-    # The last figures are of one network, not of two; the rest is for a slow moment.
+    # The start's figures took longer than the last will, because kernels were compiled; the rest is for a slow moment.
     reserve = reporting + _NUM_TRAINED * candidates.seconds + 0.01 * options.minutes * 60
     plan = _plan(options, max(1.0, options.minutes * 60 - clock.elapsed - reserve))
     clock.tell(f"training for {plan.seconds:.0f} s, {reserve:.0f} s are kept for the figures")

@@ -17,8 +17,7 @@ from train.network import Network
 from train.tool_chats import tool_chat
 
 _SIZES = (2048, 8192, 16384, 32768, 65536)
-# Fewer needles in longer documents: together they are a few million tokens.
-_MOST_NEEDLE_TOKENS = 1_000_000
+_NEEDLE_TOKENS = 2500  # of each size, times the exam's count: fewer needles in longer documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def make_exam(
         "json": encode(tokenizer, asked),
     }
     for size in (size for size in _SIZES if size <= length):
-        needles = max(1, min(count // 4, _MOST_NEEDLE_TOKENS // size))
+        needles = max(1, min(count // 4, count * _NEEDLE_TOKENS // size))
         skills[f"name from the start of {size}"] = [needle_document(rng, parts, size - 64) for _ in range(needles)]
         skills[f"many facts in {size}"] = [long_document(rng, parts, size) for _ in range(4)]
     return Exam(stories, skills, length)

@@ -26,7 +26,12 @@ def parse(arguments: list[str] | None, description: str | None) -> argparse.Name
     add("--chats", type=_positive(int), default=90_000, help="short conversations")
     add("--agents", type=_positive(int), default=2_000, help="agents' conversations")
     add("--held-out", type=_positive(int), default=1_000, help="documents of each part of the held-out stories")
-    add("--exam", type=_positive(int), default=400, help="chats of each skill that a network is measured on")
+    add(
+        "--exam",
+        type=_positive(int),
+        default=400,
+        help="chats of each skill that the figures are of; half choose",
+    )
     add("--length", type=_length, default=65_536, help="tokens of a row")
     add("--peak", type=_positive(float), default=8e-4, help="learning rate")
     add("--story-rows", type=_positive(int), default=2, help="rows of stories in a step, beside one of skills")

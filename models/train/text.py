@@ -59,7 +59,7 @@ def gather(teacher: Network, tokenizer_file: str, options: argparse.Namespace, t
         pools = making.result()
     tell(f"{sum(map(len, pools.short))} tokens of short chats, {sum(map(len, pools.agents))} of agents' chats")
     exams = (
-        make_exam(Random(seed), tokenizer, pools.parts, stories, options.length, options.exam)
-        for seed, stories in ((77, held_out), (78, choosing))
+        make_exam(Random(seed), tokenizer, pools.parts, stories, options.length, count)
+        for seed, stories, count in ((77, held_out, options.exam), (78, choosing, (options.exam + 1) // 2))
     )
     return Text(documents, pools, held_out, *exams)

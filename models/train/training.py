@@ -113,6 +113,7 @@ def train(
             snapshot += plan.snapshot_seconds
             save(average.network, plan.folder / "snapshot.safetensors")
     rows.close()
+    save(average.network, plan.folder / "snapshot.safetensors")
     print(f"{step} steps in {clock.elapsed:.0f} s", flush=True)
     return candidates | {"average at the end": average.network, "last step": copied(network)}
 

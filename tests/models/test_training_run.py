@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from train.__main__ import main
 from train.averages import Average, blended, copied
-from train.chat import Tokens
+from train.chat import Tokens, encode
 from train.evaluation import Score, perplexities
 from train.exam import Marks, choose
+from train.long_documents import agent_document, make_parts
 from train.network import Kernels, Network, load, read_shape, save
 from train.options import parse
 from train.packing import make_row
-from train.training import Losses, Plan, check_compiles, compiled_losses, story_loss
+from train.pools import Pools
+from train.short_chats import short_document
+from train.training import Losses, Plan, check_compiles, compiled_losses, story_loss, train
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 IM_END = 4
+STORY = ("Tell me a story.", "Once upon a time, there was a dog named Rex. He was happy.")
 
 
 def make_model(folder: Path, seed: int) -> Path:
@@ -125,6 +133,27 @@ def test_an_average_follows_the_weights_and_lags_behind(models):
     assert distances == sorted(distances, reverse=True)
     assert distances[0] > 0.05
     assert distances[-1] < 0.01
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_training_keeps_averages_and_a_snapshot_on_its_way(models, tmp_path, monkeypatch):
+    """By a clock that goes on by a second each time it is read."""
+    monkeypatch.setattr("train.training.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    rng = Random(1)
+    short = encode(tokenizer, [short_document(rng, STORY) for _ in range(20)])
+    agents = encode(tokenizer, [agent_document(rng, STORY)])
+    pools = Pools(short, agents, make_parts(rng, tokenizer, [STORY] * 5, 200, 20))
+    network, teacher = loaded(models[1]), loaded(models[0]).requires_grad_(False)
+    plan = Plan(80.0, 2048, 1e-3, 0, tmp_path, 1, 5.0, 0.8, snapshot_seconds=20.0)
+    candidates = train(network, teacher, [tokens_of(list(range(5, 105)))] * 9, pools, plan, Losses())
+    kept = ["average at 70%", "average at 80%", "average at 90%", "average at the end", "last step"]
+    assert list(candidates) == kept
+    sums = [float(one.embed.double().sum()) for one in candidates.values()]
+    assert len(set(sums)) == len(kept)
+    assert torch.equal(candidates["last step"].embed, network.embed)
+    snapshot = load_file(tmp_path / "snapshot.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(snapshot, candidates["average at the end"].embed.bfloat16())
 
 
 def marks(perplexity: float, right: int) -> Marks:
