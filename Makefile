@@ -31,7 +31,7 @@ MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies
 BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-context check fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
+.PHONY: help run test test-clients test-context check docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -65,7 +65,12 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, c
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/v1 proto/baton/v1
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/envoy proto/baton/envoy
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/otlp proto/baton/otlp
-	$(BIN)/python -m pytest -q $(MANIFEST_TESTS)
+	$(BIN)/python -m pytest -q $(MANIFEST_TESTS) tests/docs
+	@$(build_site)
+
+docs: $(VENV)/.installed-dev ## Build the pages of docs/ strictly, and the reference from the code, into build/site
+	@$(build_site)
+	@echo "open build/site/index.html"
 
 fmt: $(VENV)/.installed-dev ## Format the code and the contracts
 	$(BIN)/ruff check --fix .
@@ -140,6 +145,9 @@ clean: ## Remove everything that make made
 	rm -rf $(VENV) $(PROTO_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf examples/node/node_modules tests/gateway/browser/node_modules tests/deploy/crds/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The theme prints advice about its successor, unless it is told not to.
+build_site = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # $(1): the folder that takes the generated code. An old compiler, so that one output loads on protobuf 5.29 to 7.
 define generate

@@ -1,0 +1,45 @@
+"""Files of the project beside its code: README, hooks of commits, templates."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_programs_of_the_commit_hooks_are_installed():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    programs = {hook["entry"].split()[0] for hook in hooks}
+    assert programs >= {".venv/bin/ruff", ".venv/bin/mypy"}
+    for program in programs:
+        name = program.removeprefix(".venv/bin/")
+        assert name != program
+        assert shutil.which(name, path=str(Path(sys.executable).parent)), f"{name} is not in the extra dev"
+
+
+def test_commit_hooks_run_what_make_check_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    check = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+    for hook in hooks:
+        words = hook["entry"].removeprefix(".venv/bin/").split()
+        command = " ".join(word for word in words[:2] if not word.startswith("-"))
+        assert f"$(BIN)/{command}" in check, command
+
+
+def test_issue_templates_have_fields_that_must_be_filled_in():
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    forms = [yaml.safe_load(path.read_text()) for path in folder.glob("*.yml") if path.name != "config.yml"]
+    assert len(forms) == 3
+    for form in forms:
+        assert {"name", "description", "body"} <= set(form)
+        assert any(field.get("validations", {}).get("required") for field in form["body"])
+
+
+def test_the_changelog_has_the_version_of_the_package():
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert f"## {version} - " in (ROOT / "CHANGELOG.md").read_text()
