@@ -16,9 +16,10 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.counters import GenerationCounters
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
-from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
+from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags

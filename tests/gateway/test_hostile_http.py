@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from rest_harness import RawClient, request_bytes, rest_side, say, until
 
-from baton.gateway.http.connection import HttpLimits
+from baton.gateway.http.limits import HttpLimits
 
 LIMITS = HttpLimits(header_timeout=0.5, body_timeout=0.5, idle_timeout=0.5, stall_timeout=0.5)
 HOST = b"host: localhost\r\n"
@@ -177,7 +177,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_it_is_long():
             for _ in range(25):
                 await client.send(chunks)
             (connection,) = rest.server._connections
-            await until(lambda: connection._body_bytes == 130_000, 10)
+            await until(lambda: connection._reader._body_bytes == 130_000, 10)
             assert tracemalloc.get_traced_memory()[0] < 1 << 20  # as pieces they would take 2.8 MB
         finally:
             tracemalloc.stop()

@@ -7,7 +7,8 @@ import pytest
 import uvloop
 from rest_harness import RawClient, request_bytes, until
 
-from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.connections import Connections
+from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.rpc.errors import InvalidRequest, Unavailable
 

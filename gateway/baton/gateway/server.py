@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from baton.gateway.access.access_control import open_gate
 from baton.gateway.access.counters import AccessCollector, AccessCounters
+from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.access_log import switch_access_log
@@ -25,9 +26,11 @@ from baton.gateway.ext_authz_server import ext_authz_server
 from baton.gateway.fleet_control import FleetControl
 from baton.gateway.front_desk import FrontDesk
 from baton.gateway.generator import WorkerGenerator
-from baton.gateway.http.connection import Connections, HttpLimits
+from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
+from baton.gateway.http.intake import Intake
+from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.memory import return_large_blocks
@@ -231,7 +234,8 @@ def _http_server(
         stall_timeout=config.stall_timeout,
     )
     context = tls.rest.ssl_context() if tls.rest else None
-    return HttpServer(config.rest_listen, app, limits, connections, context), authorization
+    intake = Intake(lambda exchange: core.gate.tenant_of(keys_in_headers(exchange.headers)))
+    return HttpServer(config.rest_listen, app, limits, connections, context, intake), authorization
 
 
 def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, tls: EdgeTls | None) -> RpcServer:

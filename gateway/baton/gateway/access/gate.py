@@ -45,6 +45,9 @@ class Gate(Protocol):
         Raises Unauthenticated, PermissionDenied; Unavailable while no keys could be read.
         """
 
+    def tenant_of(self, keys: Sequence[str]) -> str:
+        """The tenant of these keys; empty where there is none. Counts nothing: it decides only whose turn it is."""
+
     async def admit(self, identity: Identity, ask: Ask) -> Ticket:
         """Reserves of every limit, or raises RateLimited. Returns within the deadline of Redis."""
 
@@ -56,6 +59,9 @@ class OpenGate:
 
     def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
         return ANONYMOUS
+
+    def tenant_of(self, keys: Sequence[str]) -> str:
+        return ""
 
     async def admit(self, identity: Identity, ask: Ask) -> Ticket:
         return FREE
@@ -95,6 +101,14 @@ class KeyGate:
             self._counters.refused["no_keys_read"] += 1
             raise
         return identity
+
+    def tenant_of(self, keys: Sequence[str]) -> str:
+        if len(keys) != 1:
+            return ""
+        try:
+            return self._ring.authenticate(keys[0]).tenant.name
+        except ServiceError:
+            return ""
 
     async def admit(self, identity: Identity, ask: Ask) -> Ticket:
         tenant = identity.tenant

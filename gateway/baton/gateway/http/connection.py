@@ -1,123 +1,76 @@
-"""One REST connection: parsing within limits, one exchange at a time in order, deadlines, back-pressure.
+"""One REST connection: one exchange at a time in order, deadlines, back-pressure.
 
 States, each with a deadline: waiting for a request, reading its headers, reading its body, answering (none but the
 stall deadline), and lingering: a refused client gets a moment to read the answer before the socket closes.
+What follows a request is not read before that is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import cast
 
-import httptools
-
 from baton.gateway.error_body import HttpError
-from baton.gateway.http.chunk_budget import ChunkBudget
+from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.http.half_close import HalfCloseWatch, can_be_told
+from baton.gateway.http.intake import Intake, network_of
+from baton.gateway.http.limits import HttpLimits
+from baton.gateway.http.request_reader import RequestReader, State
+from baton.gateway.http.turns import Turn
+from baton.gateway.http.unread import Unread
 
 _log = logging.getLogger(__name__)
 
-_MIN_BODY_RATE = 64 << 10  # bytes a second that extend the body's deadline
-# Requests, or bytes of them, that may wait behind the one being answered.
-_MAX_PIPELINED = 16
-_MAX_PIPELINED_BYTES = 1 << 20
-_MAX_HEADERS = 128
-_LARGE_PIECE = 4096  # bytes of a body that are not put together with others as they come
+_MAX_UNREAD_BYTES = 64 << 10  # behind the request that is being answered
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 << 20
 # What a slow client may have unread in our memory before its deltas are merged instead.
 _WRITE_HIGH_WATER = 64 << 10
 _WRITE_LOW_WATER = 16 << 10
+# Chunks that are read in one turn, half a millisecond's; and what passes then before anyone's next.
+_CHUNKS_A_TURN = 512
+_CHUNK_REST_SECONDS = 0.002
+_REQUEST_COST = 2048  # of a turn, beside the body's bytes
 
 App = Callable[[Exchange], Coroutine[None, None, None] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """What a client may ask of a connection. Times in seconds."""
-
-    max_body_bytes: int = 16 << 20
-    max_header_bytes: int = 32 << 10
-    max_connections: int = 16384
-    header_timeout: float = 10.0
-    body_timeout: float = 30.0
-    idle_timeout: float = 75.0
-    stall_timeout: float = 120.0
-
-
-class _State(enum.Enum):
-    WAITING = enum.auto()
-    HEADERS = enum.auto()
-    BODY = enum.auto()
-    LINGERING = enum.auto()
-
-
-class Connections:
-    """Every open connection of a server."""
-
-    def __init__(self) -> None:
-        self._open: set[HttpConnection] = set()
-        self._none_left = asyncio.Event()
-        self._none_left.set()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[HttpConnection]:
-        return iter(tuple(self._open))
-
-    def add(self, connection: HttpConnection) -> None:
-        self._open.add(connection)
-        self._none_left.clear()
-
-    def discard(self, connection: HttpConnection) -> None:
-        self._open.discard(connection)
-        if not self._open:
-            self._none_left.set()
-
-    async def wait_until_none(self) -> None:
-        """Returns when all are closed."""
-        await self._none_left.wait()
 
 
 class HttpConnection(asyncio.Protocol):
     """Reads requests and runs the app on them, in order. `connections` is where the server finds it."""
 
-    def __init__(self, app: App, limits: HttpLimits, connections: Connections) -> None:
+    def __init__(self, app: App, limits: HttpLimits, connections: Connections, intake: Intake) -> None:
         self._app = app
         self._limits = limits
         self._connections = connections
+        self._intake = intake
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._state = _State.WAITING
-        self._read_deadline = math.inf
+        self._reader = RequestReader(self, limits, self._loop.time)
+        self._unread = Unread()
+        self._idle_deadline = math.inf  # of waiting for a request, or lingering
         self._stall_deadline = math.inf
         self._current: Exchange | None = None
         self._pending: deque[Exchange] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._turn: Turn | None = None  # what `current`, or the next chunks, wait for
+        self._reads_in_turn = False  # the next chunks wait for it
         self._reading_paused = False
+        self._lingering = False
         self._lingered_bytes = 0
         self._eof = False
         self._watch: HalfCloseWatch | None = None
-        self._owes_continue = False
-        self._exchange: Exchange | None = None  # the one being read
-        self._rejection: HttpError | None = None
         self._broken_off = False  # no more is read
         self._draining = False
         self.unused = True  # no byte of a request has come
         self.writable = True
         self.client = ""
-        self._chunks: ChunkBudget | None = None  # of the chunked body being read
-        self._num_pieces = 0  # of bodies, in what was read last
-        self._begin_message()
+        self._network = ""
 
     @property
     def closing(self) -> bool:
@@ -131,6 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(_WRITE_HIGH_WATER, _WRITE_LOW_WATER)
         peer = transport.get_extra_info("peername")
         self.client = f"[{peer[0]}]:{peer[1]}" if peer and ":" in peer[0] else f"{peer[0]}:{peer[1]}" if peer else ""
+        self._network = network_of(str(peer[0])) if peer else ""
         self._over_tls = transport.get_extra_info("sslcontext") is not None
         connection: socket.socket | None = transport.get_extra_info("socket")
         self._socket = None if self._over_tls else connection
@@ -138,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._connections.add(self)
-        self._read_deadline = self._loop.time() + self._limits.header_timeout
+        self._idle_deadline = self._loop.time() + self._limits.header_timeout
         if len(self._connections) > self._limits.max_connections:
             headers = {"retry-after": "1"}
             message = f"{self._limits.max_connections} connections are open, the most allowed; retry later."
@@ -147,7 +101,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._pending.clear()
-        self._broken_off = True
+        self._break_off()
         self._stop_current()
 
     def eof_received(self) -> bool:
@@ -157,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
             self._stop_current()
             return False
         self._look_for_leaving()
-        return self._current is not None or bool(self._pending)
+        return self._current is not None or bool(self._pending) or bool(self._unread)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -165,7 +119,6 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        self.client = ""
         self._stall_deadline = math.inf
         if self._current is None:
             self._next()
@@ -173,40 +126,29 @@ class HttpConnection(asyncio.Protocol):
             self._current.on_writable()
 
     def data_received(self, data: bytes) -> None:
-        if self._state is _State.LINGERING:
+        if self._lingering:
             self._linger_on(len(data))
-            return
-        if self._broken_off:
-            return
-        if self._state is _State.HEADERS:
-            self._fed_header_bytes += len(data)
-        chunks, num_before = self._chunks, self._body_bytes
-        self._num_pieces = 0
-        try:
-            self._feed(data)
-        except httptools.HttpParserError as error:
-            if self._rejection is None:
-                self._rejection = HttpError(400, f"This is no valid HTTP/1.1 request: {error}.")
-        if self._rejection is None and self._state is _State.HEADERS:
-            self._check_header_bytes(self._fed_header_bytes)
-        if chunks is not None and chunks is self._chunks and self._rejection is None:
-            problem = chunks.problem_with(len(data), self._body_bytes - num_before, self._num_pieces)
-            self._rejection = HttpError(431, problem, code="headers_too_large") if problem else None
-        if self._rejection is not None:
-            self._reject(self._rejection)
+        elif not self._broken_off:
+            self.unused = False
+            self._unread.append(data)
+            self._read_on()
 
     def expire(self, now: float) -> None:
         """Acts where a deadline has passed. The server calls it about every second."""
+        reads = self._reader.state if not (self._lingering or self._broken_off) else State.WAITING
         if now >= self._stall_deadline:
             _log.warning("cut off a client that reads nothing of its answer", extra=self._log_fields())
             self._transport.abort()
-        elif now >= self._read_deadline:
-            self._read_deadline = math.inf
-            if self._state in (_State.HEADERS, _State.BODY):
-                what = "headers" if self._state is _State.HEADERS else "body"
-                self._reject(HttpError(408, f"The request's {what} did not arrive in time.", code="request_timeout"))
-            else:
+        elif reads is State.WAITING:
+            if now >= self._idle_deadline:
+                self._idle_deadline = math.inf
                 self._transport.close()
+        elif self._unread:
+            # It is this end that is slow.
+            self._reader.deadline = max(self._reader.deadline, now + self._limits.header_timeout)
+        elif now >= self._reader.deadline:
+            what = "headers" if reads is State.HEADERS else "body"
+            self._reject(HttpError(408, f"The request's {what} did not arrive in time.", code="request_timeout"))
 
     def drain(self) -> None:
         """Takes no further request; closes when the ones at hand are answered.
@@ -214,7 +156,8 @@ class HttpConnection(asyncio.Protocol):
         On a new connection the first one may be on its way, which a close would lose: that one is still answered.
         """
         self._draining = True
-        if self._current is None and not self._pending and self._state is _State.WAITING and not self.unused:
+        idle = self._current is None and not self._pending and not self._unread
+        if idle and self._reader.state is State.WAITING and not self.unused:
             self._transport.close()
 
     def abort(self) -> None:
@@ -239,210 +182,121 @@ class HttpConnection(asyncio.Protocol):
         if exchange.rejection is not None:
             self._linger()
         elif not keep_alive:
-            self._broken_off = True
+            self._break_off()
             self._pending.clear()
             self._transport.close()
         else:
             # A loop turn later, so that a long pipeline is no deep recursion.
             self._loop.call_soon(self._next)
 
-    # The parser's side.
+    # Reading.
 
-    def on_message_begin(self) -> None:
-        if self._rejection is not None:
-            return
-        self._begin_message()
-        self.unused = False
-        self._state = _State.HEADERS
-        self._read_deadline = self._loop.time() + self._limits.header_timeout
+    @property
+    def _may_read(self) -> bool:
+        busy = self._current is not None or bool(self._pending) or self._reads_in_turn
+        return bool(self._unread) and not (busy or self._broken_off)
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._check_header_bytes(len(self._url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value) + 4
-        self._num_headers += 1
-        self._check_header_bytes(len(self._url) + self._header_bytes)
-        if self._num_headers > _MAX_HEADERS and self._rejection is None:
-            self._rejection = HttpError(431, f"More than {_MAX_HEADERS} headers.", code="headers_too_large")
-        if self._rejection is None and self._exchange is None:  # else it is a trailer
-            name = name.lower()
-            earlier = self._headers.get(name)
-            if name == b"host" and earlier is not None:
-                self._rejection = HttpError(400, "There is more than one Host header.", param="host")
-            self._headers[name] = value if earlier is None else earlier + b", " + value
-
-    def on_headers_complete(self) -> None:
-        if self._rejection is not None:
-            return
-        self._state = _State.BODY
-        self._read_deadline = self._loop.time() + self._limits.body_timeout
-        method = self._parser.get_method().decode("latin-1")
-        if method == "CONNECT":
-            self._rejection = HttpError(
-                405, "This is no proxy: CONNECT is not allowed.", headers={"allow": "GET, POST"}
-            )
-            return
-        if self._parser.should_upgrade():
-            return
-        version: str = self._parser.get_http_version()
-        self._exchange = Exchange(self, method, self._url, version, self._headers)
-        if not self._parser.should_keep_alive():
-            self._exchange.close_after()
-        if b"transfer-encoding" in self._headers:
-            self._chunks = ChunkBudget(self._limits.max_header_bytes)
-        self._rejection = self._check_headers(version)
-
-    def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        self._num_pieces += 1
-        if self._rejection is not None:
-            return
-        if self._body_bytes > self._limits.max_body_bytes:
-            self._rejection = self._too_large()
-            self._body.clear()
-            return
-        self._read_deadline += len(data) / _MIN_BODY_RATE
-        if len(data) >= _LARGE_PIECE or not self._body:
-            self._body.append(data)  # joined at the end: a buffer that grows is copied again and again
-        elif isinstance(last := self._body[-1], bytearray):
-            last += data  # pieces of two bytes would each take twenty times their size
-        else:
-            self._body.append(bytearray(data))
-
-    def on_message_complete(self) -> None:
-        exchange = self._exchange
-        if exchange is None or self._rejection is not None:
-            return
-        exchange.body = b"".join(self._body)
-        self._state = _State.WAITING
-        self._read_deadline = math.inf
-        self._begin_message()
-        self._pending.append(exchange)
-        if self._current is None:
-            self._next()
+    def _read_on(self) -> None:
+        """Reads what has come, to the end of a request; chunks when it is their turn."""
+        while self._may_read:
+            exchange = self._reader.begun
+            if exchange is not None and self._reader.chunked:
+                self._reads_in_turn = True
+                owner = self._intake.owner(exchange, self._network)
+                self._turn = self._intake.chunks.take(owner, 1.0, self._read_chunks)
+            else:
+                self._read_slice()
         self._hold_reading()
 
-    # Inside.
+    def _read_chunks(self) -> None:
+        self._reads_in_turn = False
+        num_read = 0
+        while self._may_read and self._reader.chunked and num_read < _CHUNKS_A_TURN:
+            self._read_slice()
+            num_read += 1 + self._reader.num_pieces
+        if num_read >= _CHUNKS_A_TURN:
+            self._intake.chunks.rest(_CHUNK_REST_SECONDS)
+        self._read_on()
+        if self._eof and self._current is None and not (self._pending or self._unread):
+            self._transport.close()
 
-    def _begin_message(self) -> None:
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
-        self._fed_header_bytes = 0
-        self._num_headers = 0
-        self._body: list[bytes | bytearray] = []
-        self._body_bytes = 0
-        self._chunks = None
-        self._exchange = None
-
-    def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Java's client offers h2c with every request. The standard lets us stay with HTTP/1.1; the parser does not,
-            # and leaves the body to us: a new one gets the request again, without the offer.
-            if self._rejection is not None:
-                return
-            head = self._head_without_upgrade()
-            self._parser = httptools.HttpRequestParser(self)
-            self._parser.feed_data(head)
-            if rest := data[upgrade.args[0] :]:
-                self._feed(rest)
-
-    def _head_without_upgrade(self) -> bytes:
-        fields = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
-        if b"close" in self._headers.get(b"connection", b"").lower():
-            fields[b"connection"] = b"close"
-        lines = [b"%b %b HTTP/1.1" % (self._parser.get_method(), self._url)]
-        lines += [b"%b: %b" % field for field in fields.items()]
-        return b"\r\n".join(lines) + b"\r\n\r\n"
-
-    def _check_header_bytes(self, size: int) -> None:
-        if size > self._limits.max_header_bytes and self._rejection is None:
-            message = f"The request line and headers are larger than {self._limits.max_header_bytes} bytes."
-            self._rejection = HttpError(431, message, code="headers_too_large")
-
-    def _check_headers(self, version: str) -> HttpError | None:
-        if version not in ("1.0", "1.1"):
-            return HttpError(505, f"HTTP/{version} is not spoken here; use HTTP/1.1.")
-        if version == "1.1" and b"host" not in self._headers:
-            return HttpError(400, "The Host header is missing.", param="host")
-        coding = self._headers.get(b"transfer-encoding", b"chunked").lower()
-        if coding != b"chunked":
-            shown = coding.decode("latin-1")
-            message = f"The transfer encoding is {shown!r}; the only one that is read here is chunked."
-            return HttpError(400, message, param="transfer-encoding")
-        length = self._headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._limits.max_body_bytes:
-            return self._too_large()
-        expectation = self._headers.get(b"expect", b"").lower()
-        if expectation and expectation != b"100-continue":
-            return HttpError(417, "The only expectation that is met here is 100-continue.")
-        if expectation and version == "1.1":
-            self._owes_continue = True
+    def _read_slice(self) -> None:
+        reader = self._reader
+        reader.feed(self._unread.take(reader.slice_of))
+        while reader.requests:
+            self._pending.append(reader.requests.popleft())
+        if reader.rejection is not None:
+            self._reject(reader.rejection)
+        elif self._pending:
+            self._idle_deadline = math.inf
+            self._next()
+        else:
             self._send_continue()
-        return None
 
-    def _too_large(self) -> HttpError:
-        message = f"The request body is larger than {self._limits.max_body_bytes} bytes, the most allowed."
-        return HttpError(413, message, code="request_too_large")
+    def _hold_reading(self) -> None:
+        """Lets the client wait while enough is unread."""
+        enough = len(self._unread) > _MAX_UNREAD_BYTES
+        if enough != self._reading_paused and not self._transport.is_closing():
+            if enough:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+            self._reading_paused = enough
 
     def _send_continue(self) -> None:
         # Behind the answers to whatever came before.
-        if self._owes_continue and self._current is None and not self._pending:
-            self._owes_continue = False
-            if not self._body_bytes:
-                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._current is None and not self._pending and self._reader.take_continue():
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # Answering.
 
     def _reject(self, rejection: HttpError) -> None:
         """Answers with an error, after whatever came before, and takes no more from this client."""
-        exchange = self._exchange or Exchange(self, "GET", b"(unread)", "1.1", {})
+        exchange = self._reader.begun or Exchange(self, "GET", b"(unread)", "1.1", {})
         exchange.rejection = rejection
         exchange.close_after()
-        self._exchange = None
-        self._broken_off = True
-        self._read_deadline = math.inf
-        self._state = _State.WAITING
+        self._break_off()
+        self._idle_deadline = math.inf
         self._pending.append(exchange)
         if self._current is None:
             self._next()
+
+    def _break_off(self) -> None:
+        """Reads no more."""
+        self._broken_off = True
+        self._unread.clear()
 
     def _next(self) -> None:
         if self._current is not None or self._transport.is_closing():
             return
         if not self._pending:
-            self._await_request()
+            self._read_on()
+            if self._current is None and not (self._pending or self._unread):
+                self._await_request()
             return
         if not self.writable:
             return  # The client reads its answers first; there may be many large ones.
-        exchange = self._current = self._pending.popleft()
-        self._hold_reading()
-        self._run(exchange)
-
-    def _hold_reading(self) -> None:
-        """Reads no further while enough waits."""
-        waiting = sum(len(exchange.body) for exchange in self._pending)
-        enough = len(self._pending) >= _MAX_PIPELINED or waiting > _MAX_PIPELINED_BYTES
-        if enough and not self._reading_paused:
-            self._transport.pause_reading()
-        elif self._reading_paused and not enough:
-            self._transport.resume_reading()
-        self._reading_paused = enough
+        self._run(self._pending.popleft())
 
     def _await_request(self) -> None:
-        if self._eof or (self._draining and self._state is _State.WAITING):
+        waiting = self._reader.state is State.WAITING
+        if self._eof or (self._draining and waiting):
             self._transport.close()
             return
         self._send_continue()
-        if self._state is _State.WAITING:
-            self._read_deadline = self._loop.time() + self._limits.idle_timeout
+        if waiting and not self._broken_off:
+            self._idle_deadline = self._loop.time() + self._limits.idle_timeout
 
     def _run(self, exchange: Exchange) -> None:
+        self._current = exchange
         if exchange.rejection is not None:
             exchange.fail(exchange.rejection)
             return
+        owner = self._intake.owner(exchange, self._network)
+        cost = _REQUEST_COST + len(exchange.body)
+        self._turn = self._intake.requests.take(owner, cost, partial(self._start, exchange))
+
+    def _start(self, exchange: Exchange) -> None:
         try:
             work = self._app(exchange)
         except Exception as error:
@@ -466,6 +320,8 @@ class HttpConnection(asyncio.Protocol):
         _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=self._log_fields())
         exchange.fail(error)
 
+    # Leaving.
+
     def _look_for_leaving(self) -> None:
         """Watches a client that sends no more, while it waits for an answer that takes time."""
         exchange = self._current
@@ -488,6 +344,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _stop_current(self) -> None:
         self._stop_watch()
+        if self._turn is not None:
+            self._turn.cancel()
         exchange, self._current = self._current, None
         if exchange is not None:
             exchange.disconnected()
@@ -495,11 +353,12 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
 
     def _linger(self) -> None:
-        self._state = _State.LINGERING
-        self._read_deadline = self._loop.time() + _LINGER_SECONDS
+        self._lingering = True
+        self._idle_deadline = self._loop.time() + _LINGER_SECONDS
         if self._eof or self._transport.is_closing():
             self._transport.close()
             return
+        self._hold_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 

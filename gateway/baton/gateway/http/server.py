@@ -8,7 +8,10 @@ import ssl
 from types import TracebackType
 from typing import Self
 
-from baton.gateway.http.connection import App, Connections, HttpConnection, HttpLimits
+from baton.gateway.http.connection import App, HttpConnection
+from baton.gateway.http.connections import Connections
+from baton.gateway.http.intake import Intake
+from baton.gateway.http.limits import HttpLimits
 from baton.rpc.errors import Unavailable
 
 _log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class HttpServer:
         limits: HttpLimits | None = None,
         connections: Connections | None = None,
         tls: ssl.SSLContext | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self._host, _, port = address.rpartition(":")
         self._host = self._host.strip("[]")
@@ -40,6 +44,7 @@ class HttpServer:
         self._limits = limits or HttpLimits()
         self._connections = Connections() if connections is None else connections
         self._tls = tls
+        self._intake = intake or Intake()
         self._sweeper: asyncio.TimerHandle | None = None
         self._draining = False
 
@@ -95,7 +100,7 @@ class HttpServer:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
     def _accept(self) -> HttpConnection:
-        connection = HttpConnection(self._app, self._limits, self._connections)
+        connection = HttpConnection(self._app, self._limits, self._connections, self._intake)
         if self._draining:
             connection.drain()
         return connection
