@@ -157,7 +157,7 @@ def _write_keys(path: Path, keys: dict[str, str]) -> None:
     entries = [{"id": id_of(key), "tenant": name, "sha256": digest_of(key).hex()} for name, key in keys.items()]
     tenants = {
         "search": {"requests_per_minute": REQUESTS_PER_MINUTE},
-        # As in README's example.
+        # As in the example of docs/guides/keys-and-limits.md.
         "attacker": {"requests_per_minute": 600, "input_tokens_per_minute": 200_000, "concurrent_requests": 64},
         "neighbour": {},
     }

@@ -13,7 +13,7 @@ stays    growth of the resident memory of all processes, up to a second later; w
          same request sent again, up to three times: caches and heaps that have their size by then do not grow again,
          while what is held for good does
 stall    the slowest answer to a probe of GET /health, or the CPU that the gateway used meanwhile where that is less
-neighbour  another tenant's first tokens while 16 clients attack within limits as README's, over without
+neighbour  another tenant's first tokens while 16 clients attack within limits as docs/guides has them, over without
 """
 
 from __future__ import annotations

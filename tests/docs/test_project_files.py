@@ -9,7 +9,30 @@ from pathlib import Path
 
 import yaml
 
+from baton.services.cli import SERVICES
+
 ROOT = Path(__file__).parents[2]
+
+
+MOST_README_BYTES = 8 * 1024
+
+
+def test_the_readme_stays_short():
+    size = (ROOT / "README.md").stat().st_size
+    assert size <= MOST_README_BYTES, f"README.md has {size} bytes: move details to a page of docs and link to it"
+
+
+def test_the_readme_and_the_architecture_page_show_one_picture():
+    pictures = [
+        re.search(r"```(?:text)?\n( REST.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]
+        for page in ("README.md", "docs/concepts/architecture.md")
+    ]
+    assert pictures[0] == pictures[1]
+
+
+def test_the_pages_start_every_service():
+    page = (ROOT / "docs" / "guides" / "operating.md").read_text()
+    assert set(re.findall(r"^baton (\w+) +--", page, re.MULTILINE)) == set(SERVICES)
 
 
 def test_programs_of_the_commit_hooks_are_installed():
