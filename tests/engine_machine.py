@@ -44,9 +44,18 @@ class EngineMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 0.9]),
         stop_at=st.integers(0, 25),
         kind=st.sampled_from(["local", "remote", "remote", "prefill"]),
+        tenant=st.sampled_from(["", "", "a", "b"]),
     )
     def submit(
-        self, salt: int, length: int, num_tokens: int, priority: int, temperature: float, stop_at: int, kind: str
+        self,
+        salt: int,
+        length: int,
+        num_tokens: int,
+        priority: int,
+        temperature: float,
+        stop_at: int,
+        kind: str,
+        tenant: str,
     ) -> None:
         prompt = prompt_of(length, salt)
         if length >= self.engine.max_model_len:
@@ -65,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
             arrival=float(len(self.requests)),
             remote_prefill=kind == "remote",
             prefill_only=kind == "prefill",
+            tenant=tenant,
         )
         self.engine.submit(request)
         self.requests.append(request)

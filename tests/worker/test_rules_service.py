@@ -78,12 +78,14 @@ def test_a_prefill_worker_is_told_everything() -> None:
             logprob_token_ids=[5, 6],
             reasoning_limit=types_pb2.ReasoningLimit(max_tokens=4, end_token_ids=[3], start_token_id=0),
         ),
+        tenant="acme",
     )
     request = generation_of(asked, SPEC, "a", 0.0)
     told = prefill_of(prefill_submit(request, 1, 0, len(PROMPT), 0.0), SPEC, "b", 0.0)
     assert told.sampling == request.sampling
     assert told.sampling.forbidden_sequences == ((7, 8), (9,))
     assert told.sampling.reasoning_limit == ReasoningLimit(4, (3,), 0)
+    assert told.tenant == request.tenant == "acme"
 
 
 @pytest.mark.parametrize(

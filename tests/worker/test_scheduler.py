@@ -2,53 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 from engine_harness import BLOCK_SIZE, NAMESPACE, make_request, prompt_of
+from scheduler_rig import ORDER, chunks, finish_step, make_scheduler, place, run_step
 
 from baton.worker.outputs import EngineCounters
 from baton.worker.request_state import NO_ROW, Phase, RequestState
 from baton.worker.scheduler import Scheduler
 from baton.worker.settings import EngineSettings
-from baton.worker.step_draft import ScheduledStep
-
-
-def make_scheduler(num_blocks: int = 64, **values: int) -> Scheduler:
-    settings = EngineSettings(**{"max_num_requests": 8, "max_num_batched_tokens": 16, **values})
-    return Scheduler(num_blocks, BLOCK_SIZE, num_blocks * BLOCK_SIZE, settings, EngineCounters(), lambda: 0.0)
-
-
-_ORDER = iter(range(1_000_000))
-
-
-def place(
-    scheduler: Scheduler, length: int, max_tokens: int = 100, priority: int = 0, **values: object
-) -> RequestState:
-    number = next(_ORDER)
-    request = make_request(prompt_of(length, salt=number), max_tokens, priority=priority, **values)
-    rank = (priority, 0.0, number)
-    limit = min(length + max_tokens, scheduler.pool.num_blocks * BLOCK_SIZE)
-    state = RequestState(request, rank, limit, frozenset(), 0.0)
-    state.hash_up_to(length, BLOCK_SIZE)
-    scheduler.place(state)
-    return state
-
-
-def run_step(scheduler: Scheduler) -> ScheduledStep:
-    """Schedules a step and pretends that it was computed, every token being 7."""
-    scheduled = scheduler.schedule()
-    assert scheduled is not None
-    finish_step(scheduler, scheduled)
-    return scheduled
-
-
-def finish_step(scheduler: Scheduler, scheduled: ScheduledStep) -> None:
-    scheduler.collected(scheduled.plan.step)
-    scheduler.commit(scheduled)
-    for state, sampled in zip(scheduled.states, scheduled.plan.samples, strict=True):
-        if sampled and state.phase is not Phase.DONE:
-            state.token_ids.append(7)
-
-
-def chunks(scheduled: ScheduledStep) -> dict[RequestState, int]:
-    return dict(zip(scheduled.states, scheduled.plan.num_scheduled_tokens.tolist(), strict=True))
 
 
 def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget():
@@ -214,7 +173,7 @@ def test_one_who_waits_for_a_prefix_holds_nothing():
     first = place(scheduler, 40)
     run_step(scheduler)
     request = make_request(list(first.token_ids), cache_namespace=NAMESPACE)
-    second = RequestState(request, (0, 1.0, next(_ORDER)), 200, frozenset(), 0.0)
+    second = RequestState(request, (0, 1.0, next(ORDER)), 200, frozenset(), 0.0)
     second.hash_up_to(40, BLOCK_SIZE)
     scheduler.place(second)
     run_step(scheduler)
@@ -261,7 +220,7 @@ def put_in_host_memory(scheduler: Scheduler, state: RequestState) -> None:
 
 
 def place_with_prefix_in_host_memory(scheduler: Scheduler, length: int, priority: int = 0) -> RequestState:
-    number = next(_ORDER)
+    number = next(ORDER)
     request = make_request(prompt_of(length, salt=number), 4, priority=priority)
     state = RequestState(request, (priority, 0.0, number), length + 4, frozenset(), 0.0)
     state.hash_up_to(length, BLOCK_SIZE)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from engine_harness import make_request
 
-from baton.worker.request_state import RequestState
+from baton.worker.request_state import Line, RequestState
 from baton.worker.waiting import WaitingQueue
 
 
-def make_state(number: int, priority: int = 0) -> RequestState:
-    return RequestState(make_request([5]), (priority, float(number), number), 9, frozenset(), 0.0)
+def make_state(number: int, priority: int = 0, tenant: str = "") -> RequestState:
+    return RequestState(make_request([5], tenant=tenant), (priority, float(number), number), 9, frozenset(), 0.0)
 
 
 def pop_all(queue: WaitingQueue) -> list[RequestState]:
@@ -56,4 +56,34 @@ def test_what_was_discarded_does_not_pile_up_behind_a_request_that_waits():
         state = make_state(number)
         queue.push(state)
         queue.discard(state)
-    assert len(queue._heap) < 100
+    assert sum(len(heap.entries) for heap in queue._lines.values()) < 100
+
+
+def test_each_tenant_and_priority_has_a_line_whose_front_is_its_best_rank():
+    queue = WaitingQueue()
+    first, second = make_state(1, tenant="a"), make_state(2, tenant="a")
+    other, urgent = make_state(3, tenant="b"), make_state(4, priority=-1, tenant="b")
+    for state in (second, other, first, urgent):
+        queue.push(state)
+    assert {line: queue.front(line) for line in queue.lines} == {
+        Line(0, "a"): first, Line(0, "b"): other, Line(-1, "b"): urgent
+    }  # fmt: skip
+    assert queue.peek() is urgent
+    queue.discard(urgent)
+    assert Line(-1, "b") not in queue.lines
+    assert queue.front(Line(-1, "b")) is None
+    assert pop_all(queue) == [first, second, other]
+    assert not queue.lines
+
+
+def test_a_request_that_comes_back_again_and_again_is_there_once():
+    queue = WaitingQueue()
+    queue.push(make_state(0))
+    back = make_state(1)
+    for _ in range(500):
+        queue.push(back)
+        queue.discard(back)
+    queue.push(back)
+    assert len(queue) == 2
+    assert sum(len(heap.entries) for heap in queue._lines.values()) < 100
+    assert len(pop_all(queue)) == 2

@@ -77,6 +77,7 @@ class SubmitRequest(google.protobuf.message.Message):
     adapter: builtins.str
     """A LoRA adapter's name. Empty: the model itself."""
     tenant: builtins.str
+    """Tenants share what a step computes of prompts. Empty: not known; all such requests are one tenant's."""
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
     @property
@@ -539,6 +540,7 @@ class PrefillSubmit(google.protobuf.message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     prefill_id: builtins.int
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
@@ -555,6 +557,8 @@ class PrefillSubmit(google.protobuf.message.Message):
     """The request's output so far, the end of packed_prompt; it counts in penalties."""
     adapter: builtins.str
     traceparent: builtins.str
+    tenant: builtins.str
+    """Tenants share what a step computes of prompts. Empty: not known; all such requests are one tenant's."""
     @property
     def sampling(self) -> baton.v1.types_pb2.SamplingParams:
         """Every field set."""
@@ -581,9 +585,10 @@ class PrefillSubmit(google.protobuf.message.Message):
         adapter: builtins.str = ...,
         traceparent: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
+        tenant: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["constraint", b"constraint", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "packed_prompt", b"packed_prompt", "prefill_id", b"prefill_id", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "packed_prompt", b"packed_prompt", "prefill_id", b"prefill_id", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PrefillSubmit = PrefillSubmit
 

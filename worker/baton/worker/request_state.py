@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from baton.worker.grammar.match import GrammarMatch
 
 NO_ROW = -1
+# (priority, arrival, order of submission): the smallest runs first, the largest yields
+Rank: TypeAlias = tuple[int, float, int]
 _HASHES = np.dtype(f"V{HASH_BYTES}")
+
+
+class Line(NamedTuple):
+    """Requests that wait for each other: of one priority and one tenant."""
+
+    priority: int
+    tenant: str
 
 
 class Phase(enum.Enum):
@@ -39,9 +48,7 @@ class RequestState:
     """A request's scheduling state."""
 
     request: Request
-    rank: tuple[
-        int, float, int
-    ]  # (priority, arrival, order of submission): the smallest runs first, the largest yields
+    rank: Rank
     limit: int  # tokens, prompt and output, at which it ends
     stop_token_ids: frozenset[int]  # end-of-sequence ones too
     submitted: float
@@ -64,9 +71,11 @@ class RequestState:
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_preemptions: int = 0
+    line: Line = field(init=False)
     max_generated: int = field(init=False)  # tokens, beyond those that it came with, at which it ends
 
     def __post_init__(self) -> None:
+        self.line = Line(self.rank[0], self.request.tenant)
         self.max_generated = self.limit - len(self.request.token_ids.given)
 
     @property

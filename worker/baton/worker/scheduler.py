@@ -1,11 +1,13 @@
 """What runs in the next step, and with which blocks. Owns every request's place; knows no device.
 
-Requests wait in one queue by rank. Admission takes all blocks of the known tokens at once, so only decodes ever need
-more; when there are none, the running request of the largest rank is preempted, and recomputes later.
+Requests wait by rank; tenants share what a step computes of prompts. Admission takes all blocks of the known tokens at
+once, so only decodes ever need more; when there are none, the running request of the largest rank, of the tenant that
+holds most, is preempted, and recomputes later.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -21,6 +23,7 @@ from baton.worker.request_state import NO_ROW, Phase, RequestState, num_blocks_f
 from baton.worker.settings import EngineSettings
 from baton.worker.step_draft import Draft, ScheduledStep
 from baton.worker.step_masks import token_masks
+from baton.worker.tenant_shares import Admission, TenantShares
 
 
 class Scheduler:
@@ -46,6 +49,7 @@ class Scheduler:
         self.restores = Restores(self.offloads.tier, cost, block_size)
         self.places = Places(settings.max_num_requests, max_step_tokens)
         self.batch = self.places.batch
+        self._shares = TenantShares(self.places)
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
         self._prefixes = self._holdings.prefixes
@@ -184,9 +188,7 @@ class Scheduler:
         draft = Draft(self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(draft.decode_rows(self.batch))
-        self._continue_prefills(draft)
-        if not draft.preempted:
-            self._admit(draft)
+        self._prefill(draft)
         scheduled = self._finalize(draft)
         self.stalled = scheduled is None and not draft.preempted
         return scheduled
@@ -303,9 +305,19 @@ class Scheduler:
         draft.new_blocks[Row(state.row)] = block_ids
 
     def _victim(self) -> RequestState | None:
-        """Who yields first. A prefill for another worker does not: its blocks are promised to a peer."""
+        """Who yields first: among the least urgent, one of the tenant that holds most.
+
+        A prefill for another worker does not yield: its blocks are promised to a peer.
+        """
         candidates = [state for state in self.batch.running() if not state.request.prefill_only]
-        return max(candidates, key=lambda state: state.rank, default=None)
+        if not candidates:
+            return None
+        priority = max([state.rank[0] for state in candidates])
+        last = [state for state in candidates if state.rank[0] == priority]
+        num_held: Counter[str] = Counter()
+        for state in last:
+            num_held[state.request.tenant] += len(state.block_ids)
+        return max(last, key=lambda state: (num_held[state.request.tenant], state.rank))
 
     def _preempt(self, state: RequestState, draft: Draft) -> None:
         if state.row != NO_ROW:
@@ -322,27 +334,49 @@ class Scheduler:
         self.places.waiting.push(state)
         self._wake([*woken, *self._prefixes.end(state)])
 
-    def _continue_prefills(self, draft: Draft) -> None:
+    def _prefill(self, draft: Draft) -> None:
+        """Continues and admits prompts. Where a decode was preempted, nothing is admitted."""
+        if self._shares.wanted():
+            admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_ROOM
+            self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
+            return
         for state in self.batch.prefilling:
             if draft.budget <= 0:
                 return
             self._schedule_chunk(state, draft)
+        if not draft.preempted and self._admit_ready_ones(draft) is Admission.DONE:
+            self._admit_by_rank(draft)
 
     def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
-        remaining = len(state.token_ids) - int(self.batch.num_computed[state.row])
-        draft.chunks[state] = min(remaining, draft.budget)
-        draft.budget -= draft.chunks[state]
+        """Gives the request all tokens that are left, beside those that it has, or as many as it needs."""
+        given = draft.chunks.get(state, 0)
+        remaining = len(state.token_ids) - int(self.batch.num_computed[state.row]) - given
+        more = min(remaining, draft.budget)
+        if more > 0:
+            draft.chunks[state] = given + more
+            draft.budget -= more
 
-    def _admit(self, draft: Draft) -> None:
-        """Admits from the queues' fronts, in order, while there is room."""
+    def _admit_ready_ones(self, draft: Draft) -> Admission:
+        """Admits what other workers prefilled, in order, while there is room."""
         while draft.budget > 0 and (state := self.places.ready.peek()) is not None:
-            if state.mask_pending or not self._admit_ready(state, draft):
-                return
+            if state.mask_pending:
+                return Admission.NOT_YET
+            if not self._admit_ready(state, draft):
+                return Admission.NO_ROOM
+        return Admission.DONE
+
+    def _admit_by_rank(self, draft: Draft) -> None:
         while draft.budget > 0 and (state := self.places.waiting.peek()) is not None:
-            # The tokens of a preempted request are all known only when its last step is collected.
-            known = state.last_step <= self._holdings.collected_step and not state.mask_pending
-            if not known or not self._admit_waiting(state, draft):
+            if self._try_to_admit(state, draft) is not Admission.DONE:
                 return
+
+    def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
+        # The tokens of a preempted request are all known only when its last step is collected.
+        if state.last_step > self._holdings.collected_step or state.mask_pending:
+            return Admission.NOT_YET
+        if self._admit_waiting(state, draft):
+            return Admission.DONE
+        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_ROOM
 
     def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
         """Admits after a remote prefill. An accepted first token may need one more block. False: there is no room."""

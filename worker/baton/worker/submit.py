@@ -116,6 +116,7 @@ def prefill_of(
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
         prefill_only=True,
         traceparent=submit.traceparent,
+        tenant=submit.tenant,
         constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
     )
 

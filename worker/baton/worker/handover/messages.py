@@ -25,6 +25,7 @@ def prefill_submit(
         num_output_tokens=num_tokens - request.num_prompt_tokens,
         traceparent=request.traceparent,
         constraint=None if request.constraint is None else constraint_message(request.constraint),
+        tenant=request.tenant,
     )
 
 
