@@ -53,7 +53,12 @@ class LaunchRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = op.overloadpacket.__name__
         if name not in _QUIET:
-            scalars = [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, int | float)]
+            usual = {one.name: one.default_value for one in op._schema.arguments}
+            scalars = [
+                f"{key}={value}"
+                for key, value in kwargs.items()
+                if isinstance(value, int | float) and value != usual[key]
+            ]
             self.lines.append(" ".join([name, *self._tensors([*args, *kwargs.values()]), *scalars]))
         return op(*args, **kwargs)
 

@@ -13,7 +13,7 @@ import pytest
 
 from baton.gateway.model_files import read_model_files
 from baton.rpc.errors import InvalidRequest
-from baton.worker.models.config import load_config
+from baton.worker.models.registry import load_config
 from baton.worker.weights.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]

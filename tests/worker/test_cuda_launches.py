@@ -14,11 +14,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 from launch_recorder import recorded
 
-from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
-from baton.worker.layers.rope import cos_sin_table
-from baton.worker.models.config import ModelConfig, parse_config
-from baton.worker.weights.build import ModelWeights, dummy_weights
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.device import CudaDevice
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.models.decoder import Decoder
+from baton.worker.models.registry import parse_config
+from baton.worker.models.weights import ModelWeights
+from baton.worker.weights.build import dummy_weights
 
 RECORD = Path(__file__).with_suffix(".json")
 CPU = torch.device("cpu")
@@ -90,49 +94,48 @@ class Subject:
         self.cache = torch.zeros(2, 3, 2, 1, BLOCK_SIZE, 64, dtype=kv_dtype)
         self._zeros = torch.zeros(2048, dtype=torch.int32)
         scale = torch.ones(2, 2, 1) if kv_dtype != torch.bfloat16 else None
-        self.decoder = Decoder(
-            config,
-            self.weights,
-            cos_sin_table(config.rope, config.head_dim, 4096),
+        self.paged = PagedAttention(
+            config.layers[0].attention,
+            config.windows,
             self.cache,
             torch.zeros(MAX_SEQS, 8, dtype=torch.int32),
             MAX_SEQS,
+            torch.bfloat16,
             kv_scale=scale,
             batch_invariant=batch_invariant,
         )
+        cos_sin = cos_sin_tables(config.ropes, config.head_dim, 4096)
+        self.device = CudaDevice(self.paged, cos_sin, batch_invariant=batch_invariant)
+        self.decoder = Decoder(config, self.weights, self.device)
 
     def names(self) -> dict[int, str]:
         """Maps addresses of weights and caches to names."""
-        named = {**names_of(self.config, self.weights), "cache of 0": self.cache[0], "cache of 1": self.cache[1]}
+        named = {**names_of(self.weights), "cache of 0": self.cache[0], "cache of 1": self.cache[1]}
         return {tensor.data_ptr(): name for name, tensor in named.items()}
 
     def forward(self, num_decodes: int, chunks: Sequence[int], pieces: Pieces | None = None) -> Tensor:
         """Runs a step of rows that decode and chunks of prompts."""
-        decoder, zeros = self.decoder, self._zeros
+        zeros = self._zeros
         num_seqs = num_decodes + len(chunks)
         numbers, seqs, starts = zeros[: num_decodes + sum(chunks)], zeros[:num_seqs], zeros[: num_seqs + 1]
-        tiles = decoder.tiles(list(chunks), [7] * len(chunks)) if chunks else None
-        cuts = decoder.cut(seqs[:num_decodes])
-        inputs = StepInputs(numbers, numbers, numbers, seqs, seqs, starts, num_decodes, tiles, cuts)
-        return decoder.forward(inputs) if pieces is None else decoder.forward_in_pieces(pieces, inputs)
+        tiles = self.paged.tiles(list(chunks), [7] * len(chunks)) if chunks else None
+        cuts = self.paged.cut(seqs[:num_decodes])
+        step = StepInputs(numbers, numbers, numbers, seqs, seqs, starts, num_decodes, tiles, cuts)
+        return self.decoder.forward(step, pieces)
 
 
-def names_of(config: ModelConfig, weights: ModelWeights) -> Mapping[str, Tensor]:
-    named = {"norm": weights.norm, "lm_head": weights.lm_head, "embed": weights.embed}
+def names_of(weights: ModelWeights) -> Mapping[str, Tensor]:
+    named = {"norm": weights.norm, "lm_head": weights.lm_head.params["weight"], "embed": weights.embed}
     for index, layer in enumerate(weights.layers):
+        attention, mlp = layer.attention, layer.mlp
+        linears = {"qkv": attention.qkv, "o": attention.o, "gate_up": mlp.gate_up, "down": mlp.down}
         of_layer = {
-            "input_norm": layer.input_norm,
-            "qkv": layer.qkv,
-            "qkv_bias": layer.qkv_bias,
-            "q_norm": layer.q_norm,
-            "k_norm": layer.k_norm,
-            "o": layer.o,
-            "o_bias": layer.o_bias,
-            "post_norm": layer.post_norm,
-            "gate_up": layer.gate_up,
-            "gate_up_bias": layer.gate_up_bias,
-            "down": layer.down,
-            "down_bias": layer.down_bias,
+            "input_norm": attention.input_norm,
+            "q_norm": attention.q_norm,
+            "k_norm": attention.k_norm,
+            "post_norm": mlp.input_norm,
+            **{name: linear.params["weight"] for name, linear in linears.items()},
+            **{f"{name}_bias": linear.params.get("bias") for name, linear in linears.items()},
         }
         named |= {f"{index}.{name}": tensor for name, tensor in of_layer.items() if tensor is not None}
     return named
@@ -143,8 +146,8 @@ class RecordedPieces(Pieces):
 
     lines: list[str]
 
-    def replay(self, size: int, index: int) -> None:
-        self.lines.append(f"replay {index} of {size}")
+    def replay(self, index: int) -> None:
+        self.lines.append(f"replay {index} of {self._size}")
 
 
 def launches(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
@@ -162,13 +165,13 @@ def launches(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
         with recorded(names) as found[f"logits of {rows} rows into memory"]:
             subject.decoder.logits(hidden, out)
     with recorded(names) as found["warm-up"]:
-        subject.decoder.warm_up()
+        subject.device.warm_up()
     if mode != "invariant":
         pieces = RecordedPieces(subject.decoder, subject.config, 1024, torch.bfloat16, CPU)
         for size in PIECES:
             for index in range(3):
                 with recorded(names) as found[f"piece {index} of {size}"]:
-                    subject.decoder.piece(index, pieces, size)
+                    pieces.launch(size, index)
         with recorded(names) as pieces.lines:
             subject.forward(2, [100], pieces)
         found["a step in pieces"] = pieces.lines

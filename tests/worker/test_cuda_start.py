@@ -25,8 +25,9 @@ from baton.worker.cuda.start import StartPhases
 from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.cuda.warm_up import largest_step, small_steps
 from baton.worker.executor.base import DeviceLost, KvLayout
-from baton.worker.models.config import ModelConfig, parse_config
+from baton.worker.models.config import ModelConfig
 from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import parse_config
 from baton.worker.transfer.layout import layout_message, layout_of
 
 GPU = torch.device("cuda", 0)
@@ -55,6 +56,10 @@ def refused(config: WorkerConfig = CONFIG, model: ModelConfig = MODEL) -> str:
         check_supported(config, model, compute_dtype(config, model), GPU)
     assert caught.value.field
     return caught.value.message
+
+
+def of(**fields: object) -> ModelConfig:
+    return parse_config({**PRESETS["llama-3.1-8b"], **fields}, "preset")
 
 
 def test_a_card_that_fits_is_opened() -> None:
@@ -146,9 +151,9 @@ def test_a_pool_beyond_memory_is_refused_with_its_size(monkeypatch: pytest.Monke
 def test_what_the_kernels_cannot_do_is_named() -> None:
     check_supported(CONFIG, MODEL, torch.bfloat16, GPU)
     assert "block_size=8" in refused(replace(CONFIG, block_size=8))
-    assert "head_dim is 320" in refused(model=replace(MODEL, head_dim=320))
-    assert "head_dim is 20" in refused(model=replace(MODEL, head_dim=20))
-    assert "intermediate_size is 1000" in refused(model=replace(MODEL, intermediate_size=1000))
+    assert "head_dim is 320" in refused(model=of(head_dim=320))
+    assert "head_dim is 20" in refused(model=of(head_dim=20))
+    assert "intermediate_size is 1000" in refused(model=of(intermediate_size=1000))
     assert "not float32" in refused(replace(CONFIG, kv_cache_dtype="fp8_e4m3", dtype="float32"))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.models.config import load_config, parse_config
 from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import load_config, parse_config
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,9 +32,12 @@ LLAMA3 = {
 def test_what_a_config_leaves_out_has_the_architectures_default() -> None:
     config = parse_config(SMALL, "config.json")
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
-    assert config.rope.kind == "default"
+    (rope,) = config.ropes
+    assert rope.kind == "default"
     assert config.windows == (0, 0, 0, 0)
-    assert not any((config.tie_embeddings, config.qkv_bias, config.qk_norm))
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    assert not any((config.tie_embeddings, attention.qkv_bias, attention.o_bias, mlp.bias))
+    assert attention.qk_norm == "none"
 
 
 def test_architectures_differ_as_data() -> None:
@@ -45,12 +48,13 @@ def test_architectures_differ_as_data() -> None:
     assert of("MistralForCausalLM", sliding_window=None).windows == (0, 0, 0, 0)
     assert of("LlamaForCausalLM").windows == (0, 0, 0, 0)
     qwen2 = of("Qwen2ForCausalLM", use_sliding_window=True, max_window_layers=3)
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.windows) == (True, False, (0, 0, 0, 32))
+    attention = qwen2.layers[0].attention
+    assert (attention.qkv_bias, attention.o_bias, qwen2.windows) == (True, False, (0, 0, 0, 32))
     assert of("Qwen2ForCausalLM").windows == (0, 0, 0, 0)
     kinds = ["sliding_attention", "full_attention"] * 2
     assert of("Qwen3ForCausalLM", use_sliding_window=True, layer_types=kinds).windows == (32, 0, 32, 0)
-    assert of("Qwen3ForCausalLM").qk_norm
-    assert of("LlamaForCausalLM", attention_bias=True, mlp_bias=True).mlp_bias
+    assert of("Qwen3ForCausalLM").layers[0].attention.qk_norm == "head"
+    assert of("LlamaForCausalLM", attention_bias=True, mlp_bias=True).layers[0].mlp.bias
 
 
 def test_model_type_stands_in_for_missing_architectures() -> None:
@@ -61,10 +65,11 @@ def test_model_type_stands_in_for_missing_architectures() -> None:
 def test_rope_is_read_in_the_old_and_the_new_spelling() -> None:
     old = parse_config({**SMALL, "rope_theta": 5e5, "rope_scaling": LLAMA3}, "config.json")
     new = parse_config({**SMALL, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "config.json")
-    assert old.rope == new.rope
-    assert (old.rope.kind, old.rope.theta, old.rope.original_length) == ("llama3", 5e5, 8192)
+    assert old.ropes == new.ropes
+    (rope,) = old.ropes
+    assert (rope.kind, rope.theta, rope.original_length) == ("llama3", 5e5, 8192)
     oldest = parse_config({**SMALL, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json")
-    assert (oldest.rope.kind, oldest.rope.factor) == ("linear", 2.0)
+    assert [(rope.kind, rope.factor) for rope in oldest.ropes] == [("linear", 2.0)]
 
 
 def test_yarn_stretches_the_models_length() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.worker.models.config import load_config, parse_config
 from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import load_config, parse_config
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import dummy_digest, model_digest
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton.worker.layers.rope import cos_sin_table
-from baton.worker.models.config import parse_config
+from baton.worker.models.registry import parse_config
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_tables_equal_transformers(rope: dict[str, Any]) -> None:
     cos, sin = theirs(torch.zeros(1), torch.arange(4000).unsqueeze(0))
     raw = {**LlamaConfig(**shape).to_dict(), "architectures": ["LlamaForCausalLM"], "rope_parameters": rope}
     config = parse_config(raw, "config.json")
-    ours = cos_sin_table(config.rope, config.head_dim, 4000)
+    ours = cos_sin_table(config.ropes[0], config.head_dim, 4000)
     torch.testing.assert_close(ours[:, :32], cos[0, :, :32], atol=2e-4, rtol=0)
     torch.testing.assert_close(ours[:, 32:], sin[0, :, :32], atol=2e-4, rtol=0)

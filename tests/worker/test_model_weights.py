@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.models.config import load_config
+from baton.worker.models.registry import load_config
 from baton.worker.weights.build import dummy_weights
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import DIGEST_BYTES, model_digest
@@ -69,22 +69,22 @@ def test_weights_are_the_files_tensors_fused(whole: Path) -> None:
     loaded = load_model(str(whole), "auto", torch.float32)
     tensors = load_file(whole / WEIGHTS)
     layer, prefix = loaded.weights.layers[1], "model.layers.1."
+    qkv, gate_up = layer.attention.qkv.params, layer.mlp.gate_up.params
     for fused, names in (
-        (layer.qkv, ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")),
-        (layer.qkv_bias, ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")),
-        (layer.gate_up, ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
-        (layer.down, ("mlp.down_proj.weight",)),
+        (qkv["weight"], ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")),
+        (qkv["bias"], ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")),
+        (gate_up["weight"], ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+        (layer.mlp.down.params["weight"], ("mlp.down_proj.weight",)),
     ):
-        assert fused is not None
         assert torch.equal(fused, torch.cat([tensors[prefix + name] for name in names]))
-    assert loaded.weights.lm_head is loaded.weights.embed
+    assert loaded.weights.lm_head.params["weight"] is loaded.weights.embed
 
 
 def test_shards_make_the_same_model(whole: Path, sharded: Path) -> None:
     one, many = (load_model(str(folder), "safetensors", torch.float32) for folder in (whole, sharded))
     assert one.digest == many.digest
-    assert torch.equal(one.weights.embed, many.weights.embed)
-    assert torch.equal(one.weights.layers[2].down, many.weights.layers[2].down)
+    for ours, theirs in zip(one.weights.tensors(), many.weights.tensors(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_narrow_checkpoints_are_widened(copy: Path) -> None:
@@ -208,9 +208,10 @@ def test_the_digest_leaves_out_what_does_not_change_kv(whole: Path, copy: Path) 
 def test_dummy_weights_are_a_function_of_the_seed(whole: Path) -> None:
     config = load_config(whole)
     first, again, other = (dummy_weights(config, torch.float32, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.layers[0].qkv, again.layers[0].qkv)
-    assert not torch.equal(first.layers[0].qkv, other.layers[0].qkv)
-    assert not torch.equal(first.layers[0].qkv, first.layers[1].qkv)
+    one, same, another = (weights.layers[0].attention.qkv.params["weight"] for weights in (first, again, other))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, another)
+    assert not torch.equal(one, first.layers[1].attention.qkv.params["weight"])
 
 
 def test_dummy_models_have_digests_of_their_own(whole: Path) -> None:

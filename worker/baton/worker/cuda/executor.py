@@ -24,7 +24,6 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.compile_ahead import collect_and_compile
-from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.cuda.graphs import DecodeGraphs, Progress, graph_sizes
 from baton.worker.cuda.host_cache import HostCache
@@ -40,9 +39,12 @@ from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name
 from baton.worker.cuda.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.cuda.watch import DeviceWatch
 from baton.worker.executor.base import KvLayout, LayerHook, ModelSpec, NewWeights
-from baton.worker.layers.rope import cos_sin_table
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.device import CudaDevice
+from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
-from baton.worker.weights.build import ModelWeights
+from baton.worker.models.decoder import Decoder
+from baton.worker.models.weights import ModelWeights
 from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 
 _log = logging.getLogger(__name__)
@@ -93,18 +95,24 @@ class CudaExecutor:
         self._watch = DeviceWatch()
         self._wake: Callable[[], None] | None = None
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.kv = KvCopies(lambda: self._decoder.cache)
+        self.kv = KvCopies(lambda: self._paged.cache)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
             self.host = self._make_host_cache(phases)
             self._warm_up(model_config, dtype)
             phases.end("largest step, kernels")
             self.num_blocks = self._num_blocks(model_config, dtype)
-            self._decoder.cache = self._allocate()
+            self._paged.cache = self._allocate()
             phases.end("KV pool")
             self._record_graphs(phases)
         self._residency = Residency(
-            self._decoder, self._allocate, self._record_graphs, self._forget_addresses, self._wait, device
+            self._decoder,
+            self._paged,
+            self._allocate,
+            self._record_graphs,
+            self._forget_addresses,
+            self._wait,
+            device,
         )
         phases.log(self.num_blocks, config.block_size)
 
@@ -119,7 +127,7 @@ class CudaExecutor:
         except Exception as error:
             self._batch.distrust(plan)
             raise_if_lost(error, self._wait)
-            self._decoder.reset()
+            self._ops.reset()
             raise
 
     def collect(self) -> StepResult:
@@ -282,19 +290,23 @@ class CudaExecutor:
         self._sampler = DeviceSampler(rows, model.vocab_size, self._batch, device)
         self._prompt_logprobs = DevicePromptLogprobs(self._batch, batch_invariant=config.batch_invariant)
         self._pinned = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self.depth + 2)]
-        self._decoder = Decoder(
-            model,
-            loaded.weights,
-            cos_sin_table(model.rope, model.head_dim, max_model_len).to(device),
+        self._paged = PagedAttention(
+            model.layers[0].attention,
+            model.windows,
             allocate_kv(self.layout, self._kv_dtype, 1, device),
             self._batch.block_table,
             rows,
+            dtype,
             kv_scale=_kv_scale(loaded, device) if config.kv_cache_dtype != "auto" else None,
             batch_invariant=config.batch_invariant,
         )
+        cos_sin = cos_sin_tables(model.ropes, model.head_dim, max_model_len)
+        self._ops = CudaDevice(self._paged, cos_sin, batch_invariant=config.batch_invariant)
+        self._decoder = Decoder(model, loaded.weights, self._ops)
         self._stepper = Stepper(
             self._batch,
             self._decoder,
+            self._paged,
             self._sampler,
             self._prompt_logprobs,
             # Of every graph's step; without graphs never used.
@@ -331,7 +343,7 @@ class CudaExecutor:
 
     def _run_all(self, plans: Sequence[StepPlan]) -> None:
         """Decode attention in all its forms, and these steps, one after the other."""
-        self._decoder.warm_up()
+        self._ops.warm_up()
         for plan in plans:
             self._launch(plan)
             self.collect()

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, NoCapacity
-from baton.worker.cuda.decoder import Decoder
 from baton.worker.cuda.start import StartPhases
-from baton.worker.weights.build import ModelWeights, pinned
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.models.decoder import Decoder
+from baton.worker.models.weights import ModelWeights
 
 
 class Residency:
@@ -24,7 +26,8 @@ class Residency:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder[StepInputs],
+        paged: PagedAttention,
         allocate: Callable[[], Tensor],
         record: Callable[[StartPhases], None],
         forget: Callable[[], None],
@@ -32,6 +35,7 @@ class Residency:
         device: torch.device,
     ) -> None:
         self._decoder = decoder
+        self._paged = paged
         self._allocate = allocate
         self._record = record
         self._forget = forget
@@ -55,7 +59,7 @@ class Residency:
         before = torch.cuda.memory_reserved(self._device)
         if not self._asleep:
             if level == 1:
-                self._offloaded = self._decoder.weights.mapped(pinned)
+                self._offloaded = self._decoder.weights.mapped(_pinned)
             self._let_go()
             self._asleep = True
         if level > 1:
@@ -71,7 +75,7 @@ class Residency:
         try:
             self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
             phases.end("weights")
-            self._decoder.cache = self._allocate()
+            self._paged.cache = self._allocate()
             phases.end("KV pool")
             self._record(phases)
         except (torch.OutOfMemoryError, InvalidRequest) as error:
@@ -86,6 +90,12 @@ class Residency:
         self._forget()
         decoder = self._decoder
         decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
-        decoder.cache = decoder.cache.new_empty((decoder.cache.shape[0], 0))
+        self._paged.cache = self._paged.cache.new_empty((self._paged.cache.shape[0], 0))
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy in host memory that a device reads fast."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor)

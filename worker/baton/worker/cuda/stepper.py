@@ -13,11 +13,13 @@ from baton.kernels.step_inputs import step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
-from baton.worker.cuda.decoder import Decoder, StepInputs
 from baton.worker.cuda.pieces import Pieces
 from baton.worker.cuda.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.cuda.sampled_logprobs import PendingLogprobs
 from baton.worker.cuda.sampler import DeviceSampler, StepWishes
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.models.decoder import Decoder
 
 
 class Computed(NamedTuple):
@@ -34,7 +36,8 @@ class Stepper:
     def __init__(
         self,
         batch: DeviceBatch,
-        decoder: Decoder,
+        decoder: Decoder[StepInputs],
+        paged: PagedAttention,
         sampler: DeviceSampler,
         prompt_logprobs: DevicePromptLogprobs,
         logits: Tensor,
@@ -48,6 +51,7 @@ class Stepper:
         self.logits = logits  # [num_rows, vocab], of `decode`
         self._batch = batch
         self._decoder = decoder
+        self._paged = paged
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._block_size = block_size
@@ -96,10 +100,8 @@ class Stepper:
         tiles = self._tiles(columns)
         inputs = self._inputs(rows, computed, query_starts, num_tokens, longest, columns.num_decodes, tiles)
         pieces = self.pieces
-        if pieces is not None and tiles is not None and pieces.fit(num_tokens):
-            hidden = self._decoder.forward_in_pieces(pieces, inputs)
-        else:
-            hidden = self._decoder.forward(inputs)
+        graphed = pieces is not None and tiles is not None and pieces.fit(num_tokens)
+        hidden = self._decoder.forward(inputs, pieces if graphed else None)
         scored = self._prompt_logprobs.of(plan, columns, hidden, self._decoder.logits)
         if not len(chosen):
             return Computed(torch.empty(0, dtype=torch.int32, device=self._device), None, scored)
@@ -122,7 +124,7 @@ class Stepper:
         counts = np.where(columns.rows[decodes:] < 0, 0, counts)
         if not counts.any():
             return None
-        return self._decoder.tiles(counts.tolist(), prefixes.tolist())
+        return self._paged.tiles(counts.tolist(), prefixes.tolist())
 
     def _inputs(
         self,
@@ -152,5 +154,5 @@ class Stepper:
             self._block_size,
             max_chunk,
         )
-        cuts = self._decoder.cut(seq_lens[:num_decodes])
+        cuts = self._paged.cut(seq_lens[:num_decodes])
         return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts)

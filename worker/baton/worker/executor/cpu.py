@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,10 +23,12 @@ from baton.worker.executor.prompt_logprobs import PromptLogprobs
 from baton.worker.executor.rows import Rows
 from baton.worker.executor.sampler import Sampler
 from baton.worker.executor.step_inputs import make_step_inputs
-from baton.worker.layers.rope import cos_sin_table
+from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
-from baton.worker.weights.build import ModelWeights
+from baton.worker.models.weights import ModelWeights
 from baton.worker.weights.loading import check_same, load_model, read_config
 
 _DTYPES = {
@@ -68,8 +71,9 @@ class CpuExecutor:
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
         self._prompt_logprobs = PromptLogprobs(self._rows)
-        self._cos_sin = cos_sin_table(loaded.config.rope, loaded.config.head_dim, longest)
-        self._decoder: Decoder | None = Decoder(loaded.config, loaded.weights, self._cos_sin)
+        cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
+        self._device = CpuDevice(self._memory.tensor, cos_sin)
+        self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
         self._results: list[StepResult] = []
         self._ended: float | None = None  # when the last step was computed
 
@@ -122,7 +126,7 @@ class CpuExecutor:
     def use_weights(self, new: NewWeights) -> None:
         """The next step computes with these."""
         assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
-        self._decoder = Decoder(self._config, new.weights, self._cos_sin)
+        self._decoder = Decoder(self._config, new.weights, self._device)
         self._source = new.model
         self.model = dataclasses.replace(self.model, digest=new.digest)
         self.layout = dataclasses.replace(self.layout, model_digest=new.digest)
@@ -134,7 +138,7 @@ class CpuExecutor:
             freed = self._memory.free() + (self.host.free() if self.host is not None else 0)
         self._asleep = True
         if level > 1 and self._decoder is not None:
-            freed += self._decoder.num_bytes
+            freed += self._decoder.weights.num_bytes
             self._decoder = None
         return freed
 
@@ -160,8 +164,8 @@ class CpuExecutor:
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
         hook = self.layer_hook
-        on_layer = None if hook is None else lambda layer: hook(plan, layer)
-        hidden = decoder.hidden_states(inputs, self._memory.tensor, on_layer)
+        decoder.on_written = None if hook is None else partial(hook, plan)
+        hidden = decoder.forward(inputs)
         result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)
         if not plan.samples.any():
             return

@@ -13,8 +13,8 @@ from torch import Tensor
 from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import StepPlan
 from baton.worker.executor.rows import Int64, Rows
+from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.decoder import DecodeGroup, PrefillChunk, StepInputs
 
 # A group of decodes reads as many blocks a sequence as its longest has: one group is one launch a layer more,
 # a short sequence in a long one's group reads that much for nothing.

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from baton.worker.layers.rope_config import RopeConfig
+
+
+def cos_sin_tables(ropes: Iterable[RopeConfig], head_dim: int, num_positions: int) -> dict[RopeConfig, Tensor]:
+    """Returns the table of each RoPE."""
+    return {rope: cos_sin_table(rope, head_dim, num_positions) for rope in ropes}
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:

@@ -1,126 +1,160 @@
-"""One dense decoder for Llama, Mistral, Qwen2 and Qwen3: from token ids to hidden states, and from those to logits."""
+"""The decoder loop: embedding, layers, last norm and head, on any device.
+
+A step runs as segments with an attention between each two: segment 0 is the embedding and the first layer's
+projection, segment i ends layer i - 1 and begins layer i, the last one ends the last layer. Segments depend on the
+number of tokens alone, so that graphs can stand in for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan, attend_decode, attend_prefill
-from baton.kernels.reference.rms_norm import rms_norm
-from baton.kernels.reference.rope_cache import normed_and_rotated, rotation, write_kv
-from baton.kernels.reference.silu_mul import silu_mul
+from baton.worker.layers.attention import Attention
+from baton.worker.layers.device import Device
+from baton.worker.layers.linear import Linear
+from baton.worker.layers.mlp import Mlp
 from baton.worker.models.config import ModelConfig
-from baton.worker.weights.build import LayerWeights, ModelWeights
+from baton.worker.models.weights import ModelWeights
+from baton.worker.quantization.neighbours import Norm, Stream
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Decoding sequences of like length."""
-
-    tokens: Tensor | None  # their places among the step's tokens; None: the first num_tokens
-    num_tokens: int
-    plans: dict[int, DecodePlan]  # by window
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """One sequence's chunk: a run of the step's tokens."""
-
-    start: int
-    stop: int
-    plans: dict[int, PrefillPlan]  # by window
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What all layers of a step share."""
-
-    token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    block_ids: Tensor  # [num_tokens] int64, where each token's KV goes
-    offsets: Tensor  # [num_tokens] int64, within its block
-    decodes: list[DecodeGroup]
-    prefills: list[PrefillChunk]
-
-
-class Decoder:
-    """A model's weights and the order of its ops."""
-
-    def __init__(self, config: ModelConfig, weights: ModelWeights, cos_sin: Tensor) -> None:
-        self.config = config
-        self._weights = weights
-        self._cos_sin = cos_sin
-        self._scale = config.head_dim**-0.5
-        self._compute_dtype = weights.embed.dtype
+class Step(Protocol):
+    """A step's inputs, as a device's executor makes them."""
 
     @property
-    def num_bytes(self) -> int:
-        """Of the weights."""
-        return sum(tensor.nbytes for tensor in self._weights.tensors())
-
-    def hidden_states(self, inputs: StepInputs, kv: Tensor, on_layer: Callable[[int], None] | None) -> Tensor:
-        """[num_tokens, hidden_size] before the last norm. kv is [num_layers, num_blocks, 2, num_kv_heads, block_size,
-        head_dim] and gets the step's keys and values; on_layer is called when a layer's are in."""
-        hidden = self._weights.embed.index_select(0, inputs.token_ids)
-        cos, sin = rotation(self._cos_sin, inputs.positions)
-        eps = self.config.rms_norm_eps
-        for index, layer in enumerate(self._weights.layers):
-            cache = kv[index]
-            query = self._write_kv(inputs, layer, rms_norm(hidden, layer.input_norm, eps), cache, cos, sin)
-            if on_layer is not None:
-                on_layer(index)
-            attended = self._attend(inputs, query, cache, self.config.windows[index])
-            _add_linear(hidden, attended, layer.o, layer.o_bias)
-            gate_up = functional.linear(rms_norm(hidden, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias)
-            _add_linear(hidden, silu_mul(gate_up), layer.down, layer.down_bias)
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, vocab_size] for rows of hidden_states."""
-        return functional.linear(rms_norm(hidden, self._weights.norm, self.config.rms_norm_eps), self._weights.lm_head)
-
-    def _write_kv(
-        self, inputs: StepInputs, layer: LayerWeights, normed: Tensor, cache: Tensor, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        """Stores the layer's keys and values; returns the queries, [num_tokens, num_q_heads, head_dim]."""
-        config = self.config
-        num_q, num_kv = config.num_q_heads, config.num_kv_heads
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(-1, config.num_qkv_heads, config.head_dim)
-        rotated = normed_and_rotated(qkv, cos, sin, num_q, num_kv, layer.q_norm, layer.k_norm, config.rms_norm_eps)
-        # Rotated keys go back beside the values, so that one op writes both.
-        qkv[:, num_q : num_q + num_kv] = rotated[:, num_q:]
-        keys_values = qkv[:, num_q:].view(-1, 2, num_kv, config.head_dim)
-        write_kv(cache, inputs.block_ids, inputs.offsets, keys_values)
-        return rotated[:, :num_q]
-
-    def _attend(self, inputs: StepInputs, query: Tensor, cache: Tensor, window: int) -> Tensor:
-        """[num_tokens, num_q_heads * head_dim]"""
-        num_tokens = query.shape[0]
-        if len(inputs.decodes) == 1 and not inputs.prefills:
-            only = inputs.decodes[0]
-            return attend_decode(query, cache, only.plans[window], self._scale).view(num_tokens, -1)
-        if len(inputs.prefills) == 1 and not inputs.decodes:
-            return attend_prefill(query, cache, inputs.prefills[0].plans[window], self._scale).view(num_tokens, -1)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        for group in inputs.decodes:
-            if group.tokens is None:
-                out[: group.num_tokens] = attend_decode(
-                    query[: group.num_tokens], cache, group.plans[window], self._scale
-                )
-            else:
-                out[group.tokens] = attend_decode(query[group.tokens], cache, group.plans[window], self._scale)
-        for chunk in inputs.prefills:
-            mine = slice(chunk.start, chunk.stop)
-            out[mine] = attend_prefill(query[mine], cache, chunk.plans[window], self._scale)
-        return out.view(num_tokens, -1)
+    def fuse_norms(self) -> bool:
+        """Whether linears may apply the norms before them."""
 
 
-def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """residual += x @ weight^T + bias"""
-    residual.addmm_(x, weight.t())
-    if bias is not None:
-        residual.add_(bias)
+S = TypeVar("S", bound=Step)
+S_contra = TypeVar("S_contra", bound=Step, contravariant=True)
+
+
+class Buffers(NamedTuple):
+    """Memory that recorded segments read and write."""
+
+    residual: Tensor  # [num_tokens, hidden_size]
+    qkv: Tensor  # [num_tokens, num_qkv_heads * head_dim]
+    attended: Tensor  # [num_tokens, num_q_heads * head_dim]
+
+
+@dataclass(slots=True)
+class Flow:
+    """What segments and attentions of one step hand on, in memory of their own or in `buffers`."""
+
+    stream: Stream | None = None
+    query: Tensor | None = None
+    attended: Tensor | None = None
+    buffers: Buffers | None = None
+
+    @classmethod
+    def over(cls, buffers: Buffers) -> Flow:
+        """Returns the flow of recorded segments, at any of them."""
+        return cls(Stream(buffers.residual), buffers.qkv, buffers.attended, buffers)
+
+
+class SegmentGraphs(Protocol[S_contra]):
+    """Recorded segments."""
+
+    def begin(self, step: S_contra) -> Flow:
+        """Takes a step's inputs over. Returns the flow of its tokens."""
+
+    def replay(self, index: int) -> None:
+        """Queues segment `index` for the step."""
+
+
+class _Layer(NamedTuple, Generic[S]):
+    attention: Attention[S]
+    mlp: Mlp
+
+
+class Decoder(Generic[S]):
+    """A model's weights on a device, and the order of its ops."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, device: Device[S]) -> None:
+        # Called when a layer's keys and values of the step are written, or queued to be, with the layer.
+        self.on_written: Callable[[int], None] | None = None
+        self._config = config
+        self._device = device
+        # Where an update waits for the next norm, that norm is a launch anyway.
+        self._fuse_norms = not any(layer.attention.o_bias or layer.mlp.bias for layer in config.layers)
+        self.weights = weights
+
+    @property
+    def weights(self) -> ModelWeights:
+        """In use."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: ModelWeights) -> None:
+        """Graphs recorded before read the old ones."""
+        config, device = self._config, self._device
+        self._weights = weights
+        self._layers = [
+            _Layer(
+                Attention(index, spec.attention, layer.attention, config.rms_norm_eps, spec.residual_scale, device),
+                Mlp(layer.mlp, config.rms_norm_eps, spec.residual_scale, device),
+            )
+            for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
+        ]
+        self._norm = Norm(weights.norm, config.rms_norm_eps)
+        self._lm_head = Linear(weights.lm_head, device)
+
+    @property
+    def num_segments(self) -> int:
+        """One more than layers."""
+        return len(self._layers) + 1
+
+    def forward(self, step: S, graphs: SegmentGraphs[S] | None = None) -> Tensor:
+        """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the last
+        norm."""
+        flow = Flow() if graphs is None else graphs.begin(step)
+        run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
+        for index, layer in enumerate(self._layers):
+            run(index)
+            if self.on_written is not None:
+                self.on_written(index)
+            out = None if flow.buffers is None else flow.buffers.attended
+            assert flow.query is not None
+            flow.attended = layer.attention.attend(flow.query, step, out)
+        run(len(self._layers))
+        assert flow.stream is not None
+        return flow.stream.residual
+
+    def segment(self, index: int, step: S, flow: Flow) -> None:
+        """Runs everything between the attentions of layers index - 1 and index."""
+        if index == 0:
+            stream = flow.stream = self._embedded(step, flow.buffers)
+        else:
+            assert flow.stream is not None
+            assert flow.attended is not None
+            stream = flow.stream
+            before = self._layers[index - 1]
+            before.attention.finish(stream, flow.attended)
+            if flow.buffers is None:
+                flow.query = flow.attended = None  # frees them for the MLP
+            before.mlp.add(stream)
+        if index < len(self._layers):
+            out = None if flow.buffers is None else flow.buffers.qkv
+            flow.query = self._layers[index].attention.project(stream, step, out)
+        else:
+            stream.settled()
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns [num_rows, vocab_size] for rows of `forward`."""
+        logits = self._lm_head.project(Stream(hidden, fuse_norms=True), self._norm, out)
+        divisor = self._config.logits_divisor
+        return logits if divisor == 1 else logits.div_(divisor)
+
+    def _embedded(self, step: S, buffers: Buffers | None) -> Stream:
+        embedded = self._device.embed(self._weights.embed, step)
+        if self._config.embedding_scale != 1:
+            embedded.mul_(self._config.embedding_scale)
+        if buffers is None:
+            return Stream(embedded, fuse_norms=self._fuse_norms and step.fuse_norms)
+        return Stream(buffers.residual.copy_(embedded))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from baton.rpc.errors import InvalidRequest
@@ -71,3 +73,18 @@ class Fields:
         if default is None:
             raise InvalidRequest(f"{self.source}: {key} is missing; it must be {allowed}", field="model")
         return default
+
+
+def read_json(path: Path, why: str) -> dict[str, Any]:
+    """Reads the object in a JSON file. Raises InvalidRequest that names the file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidRequest(f"{path} is missing: {why}", field="model") from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="model") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}", field="model") from error
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{path} holds a {type(content).__name__}; it must hold an object", field="model")
+    return content

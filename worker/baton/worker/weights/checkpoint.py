@@ -9,7 +9,7 @@ from typing import Self
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.models.config import read_json
+from baton.worker.models.fields import read_json
 from baton.worker.weights.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"

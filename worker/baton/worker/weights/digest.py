@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
 
+from baton.worker.layers.spec import LayerSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.checkpoint import Checkpoint
 
 DIGEST_BYTES = 16
 _SAMPLES = 4  # a tensor
 _SAMPLE_BYTES = 64
-# What does not change the KV of a token.
-_IRRELEVANT = ("eos_token_ids", "initializer_range", "dtype", "max_position_embeddings")
 
 
 def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
-    """Over the config, and every tensor's name, type, shape and a few of its bytes."""
+    """Hashes the config, and every tensor's name, type, shape and a few of its bytes."""
     hasher = _config_hasher(config)
     for name in checkpoint.names:
         entry = checkpoint.entry(name)
@@ -29,12 +30,69 @@ def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
 
 
 def dummy_digest(config: ModelConfig, seed: int, device_type: str = "cpu") -> bytes:
-    """Of dummy weights, which each type of device draws in its own way."""
+    """Hashes the config of dummy weights, which each type of device draws in its own way."""
     hasher = _config_hasher(config)
     hasher.update(f"dummy:{seed}:{device_type}:{config.initializer_range!r}".encode())
     return hasher.digest()
 
 
+def kv_facts(config: ModelConfig) -> dict[str, Any]:
+    """Returns what changes the KV of a token, by name.
+
+    Workers of other versions hash the same facts: the names and values of the first part stay as they are, and what a
+    later version describes is left out where it has the value that earlier ones assume.
+    """
+    first = config.layers[0]
+    attention = first.attention
+    facts = {
+        "architecture": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": first.mlp.intermediate_size,
+        "num_layers": len(config.layers),
+        "num_q_heads": attention.num_q_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope": dataclasses.asdict(attention.rope),
+        "tie_embeddings": config.tie_embeddings,
+        "qkv_bias": attention.qkv_bias,
+        "o_bias": attention.o_bias,
+        "mlp_bias": first.mlp.bias,
+        "qk_norm": attention.qk_norm != "none",
+        "windows": config.windows,
+    }
+    return facts | _later_facts(config)
+
+
+def _later_facts(config: ModelConfig) -> dict[str, Any]:
+    first = config.layers[0]
+    usual_scale = float(first.attention.head_dim) ** -0.5
+    found = {
+        "score_scale": (first.attention.scale, usual_scale),
+        "norm_of_projection": (first.attention.qk_norm == "projection", False),
+        "input_norms": (first.input_norms, True),
+        "output_norms": (first.output_norms, False),
+        "residual_scale": (first.residual_scale, 1.0),
+        "embedding_scale": (config.embedding_scale, 1.0),
+        "logits_divisor": (config.logits_divisor, 1.0),
+        "other_layers": (_other_layers(config), {}),
+    }
+    return {name: value for name, (value, assumed) in found.items() if value != assumed}
+
+
+def _other_layers(config: ModelConfig) -> Mapping[int, Any]:
+    """What differs from layer 0 in more than its window."""
+    first = _without_window(config.layers[0])
+    return {
+        index: dataclasses.asdict(layer) for index, layer in enumerate(config.layers) if _without_window(layer) != first
+    }
+
+
+def _without_window(layer: LayerSpec) -> LayerSpec:
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=0))
+
+
 def _config_hasher(config: ModelConfig) -> hashlib.blake2b:
-    facts = {key: value for key, value in dataclasses.asdict(config).items() if key not in _IRRELEVANT}
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=DIGEST_BYTES, person=b"baton-model")
+    facts = json.dumps(kv_facts(config), sort_keys=True)
+    return hashlib.blake2b(facts.encode(), digest_size=DIGEST_BYTES, person=b"baton-model")

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from baton.rpc.errors import Mismatch
-from baton.worker.models.config import ModelConfig, load_config, parse_config
+from baton.worker.models.config import ModelConfig
 from baton.worker.models.presets import PRESETS
-from baton.worker.weights.build import ModelWeights, dummy_weights, load_weights
+from baton.worker.models.registry import load_config, parse_config
+from baton.worker.models.weights import ModelWeights
+from baton.worker.weights.build import dummy_weights, load_weights
 from baton.worker.weights.checkpoint import Checkpoint
-from baton.worker.weights.digest import dummy_digest, model_digest
+from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
 from baton.worker.weights.resolve import resolve_model
 
 _log = logging.getLogger(__name__)
 
 _DUMMY_SEED = 0
-_OF_NO_MATTER = ("initializer_range", "dtype")  # weights are converted when they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,23 @@ def read_config(model: str, load_format: str) -> ModelConfig:
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
     """Raises Mismatch, naming what differs, unless weights of one config fit the other."""
+    our_facts, their_facts = _served_facts(ours), _served_facts(theirs)
     different = [
-        f"{one.name} is {getattr(theirs, one.name)}, not {getattr(ours, one.name)}"
-        for one in dataclasses.fields(ours)
-        if one.name not in _OF_NO_MATTER and getattr(ours, one.name) != getattr(theirs, one.name)
+        f"{name} is {their_facts.get(name)}, not {our_facts.get(name)}"
+        for name in our_facts | their_facts
+        if our_facts.get(name) != their_facts.get(name)
     ]
     if different:
         raise Mismatch(
             f"model={source!r} has another architecture than what is served: {'; '.join(different)}", field="model"
         )
+
+
+def _served_facts(config: ModelConfig) -> dict[str, Any]:
+    return kv_facts(config) | {
+        "max_position_embeddings": config.max_position_embeddings,
+        "eos_token_ids": config.eos_token_ids,
+    }
 
 
 def load_model(

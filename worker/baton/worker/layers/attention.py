@@ -1,0 +1,66 @@
+"""The attention half of a decoder layer: its weights, and its order of ops on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from baton.worker.layers.device import Device
+from baton.worker.layers.linear import Linear, LinearWeights, OutputLinear
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.quantization.neighbours import Stream, norm_of
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Vectors and linears of one layer's attention."""
+
+    input_norm: Tensor | None  # [hidden_size]
+    qkv: LinearWeights  # [num_qkv_heads * head_dim, hidden_size]: queries, keys, values
+    q_norm: Tensor | None  # [head_dim], or [num_q_heads * head_dim] of the whole projection
+    k_norm: Tensor | None
+    o: LinearWeights  # [hidden_size, num_q_heads * head_dim]
+    output_norm: Tensor | None  # [hidden_size]
+
+
+class Attention(Generic[S]):
+    """norm -> q, k, v -> RoPE -> cache -> attention -> o -> norm -> residual stream"""
+
+    def __init__(
+        self, index: int, spec: AttentionSpec, weights: AttentionWeights, eps: float, scale: float, device: Device[S]
+    ) -> None:
+        norms = [norm_of(weights.q_norm, eps), norm_of(weights.k_norm, eps)]
+        of_heads = norms if spec.qk_norm == "head" else [None, None]
+        self._spec = spec
+        self._input_norm = norm_of(weights.input_norm, eps)
+        self._qkv = Linear(weights.qkv, device)
+        self._kernels = device.kernels
+        self._projection_norms = norms if spec.qk_norm == "projection" else [None, None]
+        self._ops = device.attention(index, spec, *of_heads)
+        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, eps), scale, device)
+
+    def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
+        """Stores the step's keys and values. Returns the queries for `attend`. `out` is memory for the projection."""
+        qkv = self._qkv.project(stream, self._input_norm, out)
+        self._norm_projections(qkv)
+        return self._ops.write(qkv, step)
+
+    def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
+        """Returns [num_tokens, num_q_heads * head_dim], in `out` if given."""
+        return self._ops.attend(query, step, out)
+
+    def finish(self, stream: Stream, attended: Tensor) -> None:
+        """Adds what attention returned, through o, to the stream."""
+        self._o.add(attended, stream)
+
+    def _norm_projections(self, qkv: Tensor) -> None:
+        spec, start = self._spec, 0
+        for norm, size in zip(self._projection_norms, (spec.q_size, spec.kv_size), strict=True):
+            if norm is not None:
+                heads = qkv[:, start : start + size]
+                heads.copy_(self._kernels.rms_norm(heads.contiguous(), norm.weight, norm.eps))
+            start += size

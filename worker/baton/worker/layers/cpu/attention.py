@@ -1,0 +1,63 @@
+"""One layer's attention on a CPU: RoPE, the write of K and V, and paged attention by PyTorch's ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.paged_attention import attend_decode, attend_prefill
+from baton.kernels.reference.rope_cache import normed_and_rotated, rotation, write_kv
+from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.quantization.neighbours import Norm
+
+
+class CpuAttention:
+    """Implements AttentionOps over cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+
+    def __init__(
+        self, cache: Tensor, spec: AttentionSpec, cos_sin: Tensor, q_norm: Norm | None, k_norm: Norm | None
+    ) -> None:
+        self._cache = cache
+        self._spec = spec
+        self._cos_sin = cos_sin
+        self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        self._eps = 0.0 if q_norm is None else q_norm.eps
+
+    def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
+        """Stores keys and values. Returns the rotated queries, [num_tokens, num_q_heads, head_dim]."""
+        spec = self._spec
+        num_q, num_kv = spec.num_q_heads, spec.num_kv_heads
+        heads = qkv.view(-1, spec.num_qkv_heads, spec.head_dim)
+        cos, sin = self._rotation(step)
+        rotated = normed_and_rotated(heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps)
+        # Rotated keys go back beside the values, so that one op writes both.
+        heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
+        keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
+        write_kv(self._cache, step.block_ids, step.offsets, keys_values)
+        return rotated[:, :num_q]
+
+    def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
+        """Returns the attention of what `write` returned. Nothing on a CPU needs `out`."""
+        assert out is None
+        cache, window, scale = self._cache, self._spec.window, self._spec.scale
+        num_tokens = query.shape[0]
+        if len(step.decodes) == 1 and not step.prefills:
+            return attend_decode(query, cache, step.decodes[0].plans[window], scale).view(num_tokens, -1)
+        if len(step.prefills) == 1 and not step.decodes:
+            return attend_prefill(query, cache, step.prefills[0].plans[window], scale).view(num_tokens, -1)
+        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in step.decodes:
+            mine = slice(group.num_tokens) if group.tokens is None else group.tokens
+            attended[mine] = attend_decode(query[mine], cache, group.plans[window], scale)
+        for chunk in step.prefills:
+            part = slice(chunk.start, chunk.stop)
+            attended[part] = attend_prefill(query[part], cache, chunk.plans[window], scale)
+        return attended.view(num_tokens, -1)
+
+    def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the step's positions, which the layers of one RoPE share."""
+        key = id(self._cos_sin)
+        if key not in step.rotations:
+            step.rotations[key] = rotation(self._cos_sin, step.positions)
+        return step.rotations[key]

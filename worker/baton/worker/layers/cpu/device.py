@@ -1,0 +1,47 @@
+"""A CPU for the decoder: PyTorch's own ops over blocks in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from baton.kernels.reference.rms_norm import rms_norm
+from baton.kernels.reference.silu_mul import silu_mul
+from baton.worker.layers.cpu.attention import CpuAttention
+from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.quantization.base import LinearOps, QuantMethod
+from baton.worker.quantization.neighbours import Norm
+
+
+class CpuKernels:
+    """Implements Kernels."""
+
+    rms_norm = staticmethod(rms_norm)
+    silu_mul = staticmethod(silu_mul)
+
+
+class CpuDevice:
+    """Implements baton.worker.layers.device.Device."""
+
+    def __init__(self, cache: Tensor, cos_sin: Mapping[RopeConfig, Tensor]) -> None:
+        self.kernels = CpuKernels()
+        self._cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
+        self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
+        self._linear_ops: dict[str, LinearOps] = {}
+
+    def linear_ops(self, method: QuantMethod) -> LinearOps:
+        """Returns the ops of a weight format."""
+        if method.name not in self._linear_ops:
+            self._linear_ops[method.name] = method.on_cpu(self.kernels)
+        return self._linear_ops[method.name]
+
+    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the tokens' rows of `table`."""
+        return table.index_select(0, step.token_ids)
+
+    def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CpuAttention:
+        """Returns layer `index`'s ops."""
+        return CpuAttention(self._cache[index], spec, self._cos_sin[spec.rope], q_norm, k_norm)

@@ -1,0 +1,181 @@
+"""Paged attention on a GPU: what all layers share, and one layer's ops. Never waits for the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.decode_cuts import DecodeCuts
+from baton.kernels.prefill_attention import TILE_ROWS, PrefillTiles, make_tiles, prefill_attention
+from baton.kernels.rope_cache import rope_and_cache
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.quantization.neighbours import Norm
+
+if TYPE_CHECKING:
+    from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+
+
+class PagedAttention:
+    """KV cache, block table and scratch memory of one rank. All layers' heads are of one shape.
+
+    `batch_invariant`: a token's result is the same, bit for bit, whatever else the step computes.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        windows: tuple[int, ...],
+        cache: Tensor,
+        block_table: Tensor,
+        max_seqs: int,
+        dtype: torch.dtype,
+        *,
+        kv_scale: Tensor | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        device = cache.device
+        self.cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
+        self.block_table = block_table  # [num_rows, max_blocks]
+        self.windows = windows  # of the layers
+        self.max_seqs = max_seqs
+        self.dtype = dtype  # of queries
+        # [2, num_kv_heads] fp32 a layer, of a quantized pool. Each in memory of its own, so that all are aligned alike.
+        self.kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(len(windows))]
+        self.decode_workspace = DecodeWorkspace(
+            max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
+        )
+        # Of Hopper's kernel, where card and shape allow it.
+        self.prefill_workspace = None if batch_invariant else _prefill_workspace(cache, spec.num_q_heads)
+        self._num_q_heads = spec.num_q_heads
+        self._invariant = batch_invariant
+
+    def reset(self) -> None:
+        """Restores what launches leave behind for one another after a step that failed midway."""
+        self.decode_workspace.arrived.zero_()
+        if self.prefill_workspace is not None:
+            self.prefill_workspace.arrived.zero_()
+
+    def tiles(self, chunk_lens: list[int], prefix_lens: list[int]) -> PrefillTiles:
+        """Cuts chunks behind their cached prefixes, for StepInputs."""
+        num_q_heads = 0 if self.prefill_workspace is None else self._num_q_heads
+        return make_tiles(chunk_lens, prefix_lens, TILE_ROWS, self.cache.device, num_q_heads)
+
+    def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
+        """Cuts sequences that decode: by a layer's window, a part for each max_seqs of them."""
+        parts = seq_lens.split(self.max_seqs) if len(seq_lens) else ()  # type: ignore[no-untyped-call]
+        return {
+            window: [
+                cut_for_decode(
+                    part,
+                    self.cache,
+                    self.dtype,
+                    quantized=self.kv_scales[0] is not None,
+                    window=window,
+                    batch_invariant=self._invariant,
+                )
+                for part in parts
+            ]
+            for window in set(self.windows)
+        }
+
+
+class CudaAttention:
+    """Implements AttentionOps: layer `index`."""
+
+    def __init__(
+        self,
+        index: int,
+        spec: AttentionSpec,
+        shared: PagedAttention,
+        cos_sin: Tensor,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+    ) -> None:
+        self.spec = spec
+        self._index = index
+        self._shared = shared
+        self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
+        self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        self._eps = 1e-6 if q_norm is None else q_norm.eps
+
+    def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
+        """Rotates the queries of qkv in place, writes K and V into the cache, and returns qkv."""
+        shared = self._shared
+        rope_and_cache(
+            qkv,
+            shared.cache[self._index],
+            step.positions,
+            step.slot_mapping,
+            self._cos_sin,
+            self.spec.num_q_heads,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            eps=self._eps,
+            kv_scale=shared.kv_scales[self._index],
+        )
+        return qkv
+
+    def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
+        """Returns the attention of the queries that lead each row of what `write` returned."""
+        spec, most = self.spec, self._shared.max_seqs
+        if out is None:
+            out = torch.empty(len(query), spec.q_size, dtype=query.dtype, device=query.device)
+        query = query[:, : spec.q_size].unflatten(1, (spec.num_q_heads, spec.head_dim))  # type: ignore[no-untyped-call]
+        heads = out.view(len(query), spec.num_q_heads, spec.head_dim)
+        # More decodes than rows: generated tokens that are computed again.
+        for first in range(0, step.num_decodes, most):
+            self.decode(query, heads, step, first, min(first + most, step.num_decodes))
+        if step.tiles is not None:
+            self.prefill(query, heads, step, step.tiles)
+        return out
+
+    def decode(self, query: Tensor, out: Tensor, step: StepInputs, first: int, last: int) -> None:
+        """Attends with one token of sequences `first` to `last`."""
+        shared = self._shared
+        decode_attention(
+            query[first:last],
+            shared.cache[self._index],
+            shared.block_table,
+            step.rows[first:last],
+            step.cuts[self.spec.window][first // shared.max_seqs],
+            self.spec.scale,
+            shared.decode_workspace,
+            out=out[first:last],
+            kv_scale=shared.kv_scales[self._index],
+        )
+
+    def prefill(self, query: Tensor, out: Tensor, step: StepInputs, tiles: PrefillTiles) -> None:
+        """Attends with the chunks behind the decodes."""
+        # The decodes' rows come first in query_start_loc too, so the chunks' offsets are theirs already.
+        decodes, shared, window = step.num_decodes, self._shared, self.spec.window
+        arguments = (
+            query,
+            shared.cache[self._index],
+            shared.block_table,
+            step.rows[decodes:],
+            step.seq_lens[decodes:],
+            step.query_start_loc[decodes:],
+            tiles,
+            self.spec.scale,
+        )
+        if shared.prefill_workspace is not None and not window:
+            from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+
+            prefill_attention_hopper(*arguments, workspace=shared.prefill_workspace, out=out)
+        else:
+            prefill_attention(*arguments, out=out, kv_scale=shared.kv_scales[self._index], window=window)
+
+
+def _prefill_workspace(cache: Tensor, num_q_heads: int) -> PrefillWorkspace | None:
+    head_dim, block_size = cache.shape[-1], cache.shape[-2]
+    hopper = torch.cuda.get_device_capability(cache.device)[0] == 9
+    half = cache.dtype in (torch.bfloat16, torch.float16)
+    if hopper and half and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
+        from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+
+        return PrefillWorkspace(num_q_heads, head_dim, cache.device)
+    return None

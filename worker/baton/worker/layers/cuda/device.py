@@ -1,0 +1,101 @@
+"""A GPU for the decoder: our kernels and cuBLAS. Launches kernels; never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.rms_norm import rms_norm
+from baton.kernels.silu_mul import silu_mul
+from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.quantization.base import LinearOps, QuantMethod
+from baton.worker.quantization.neighbours import Norm
+
+
+class CudaKernels:
+    """Implements Kernels."""
+
+    rms_norm = staticmethod(rms_norm)
+    silu_mul = staticmethod(silu_mul)
+
+
+class CudaDevice:
+    """Implements baton.worker.layers.device.Device."""
+
+    def __init__(
+        self, paged: PagedAttention, cos_sin: Mapping[RopeConfig, Tensor], *, batch_invariant: bool = False
+    ) -> None:
+        self.paged = paged
+        self.kernels = CudaKernels()
+        self._device = paged.cache.device
+        self._cos_sin = {rope: table.to(self._device) for rope, table in cos_sin.items()}
+        self._invariant = batch_invariant
+        self._linear_ops: dict[str, LinearOps] = {}
+        self._layers: dict[int, CudaAttention] = {}
+
+    def linear_ops(self, method: QuantMethod) -> LinearOps:
+        """Returns the ops of a weight format."""
+        if method.name not in self._linear_ops:
+            made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
+            self._linear_ops[method.name] = made
+        return self._linear_ops[method.name]
+
+    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the tokens' rows of `table`."""
+        return functional.embedding(step.tokens, table)
+
+    def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CudaAttention:
+        """Returns layer `index`'s ops."""
+        cos_sin = self._cos_sin[spec.rope]
+        self._layers[index] = CudaAttention(index, spec, self.paged, cos_sin, q_norm, k_norm)
+        return self._layers[index]
+
+    def reset(self) -> None:
+        """Restores scratch memory after a step that failed midway."""
+        self.paged.reset()
+        for ops in self._linear_ops.values():
+            ops.reset()
+
+    def warm_up(self) -> None:
+        """Launches attention in every form that no step of the warm-up asks for."""
+        self._warm_up_decode()
+        self._warm_up_cut_prefill()
+
+    def _warm_up_decode(self) -> None:
+        """In every form that some number of sequences has."""
+        device, paged, most = self._device, self.paged, self.paged.max_seqs
+        nothing = torch.zeros(most, dtype=torch.int32, device=device)
+        counts = {
+            most,
+            *(count for power in range(most.bit_length()) for count in (1 << power, 3 << power) if count < most),
+        }
+        cuts_of = {count: paged.cut(nothing[:count]) for count in sorted(counts)}
+        # Whatever fills the query stands between cuts and attention, which reads them before the kernel in front ends.
+        spec = self._layers[0].spec
+        qkv = torch.zeros(most, spec.num_qkv_heads * spec.head_dim, dtype=paged.dtype, device=device)
+        query = qkv[:, : spec.q_size].unflatten(1, (spec.num_q_heads, spec.head_dim))  # type: ignore[no-untyped-call]
+        out = torch.empty(most, spec.num_q_heads, spec.head_dim, dtype=paged.dtype, device=device)
+        for count, cuts in cuts_of.items():
+            step = StepInputs(nothing, nothing, nothing, nothing, nothing, nothing, count, None, cuts)
+            for layer in {layer.spec.window: layer for layer in self._layers.values()}.values():
+                layer.decode(query, out, step, 0, count)
+
+    def _warm_up_cut_prefill(self) -> None:
+        """A token behind the longest prefix, in the first block."""
+        seq_len = min(len(table) for table in self._cos_sin.values())
+        tiles = self.paged.tiles([1], [seq_len - 1])
+        layer = next((layer for layer in self._layers.values() if not layer.spec.window), None)
+        if tiles.parts is None or layer is None:
+            return
+        numbers = torch.tensor([0, seq_len, 0, 1], dtype=torch.int32, device=self._device)
+        spec = layer.spec
+        heads = torch.zeros(1, spec.num_q_heads, spec.head_dim, dtype=self.paged.dtype, device=self._device)
+        rows, seq_lens, starts = numbers[:1], numbers[1:2], numbers[2:]
+        step = StepInputs(rows, rows, rows, rows, seq_lens, starts, 0, tiles, {})
+        layer.prefill(heads, torch.empty_like(heads), step, tiles)

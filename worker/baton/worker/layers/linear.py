@@ -1,0 +1,66 @@
+"""A linear: its parameters, and the ops of its weight format on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from baton.worker.layers.device import Device
+from baton.worker.quantization.base import Params, QuantMethod
+from baton.worker.quantization.neighbours import Norm, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeights:
+    """A linear's parameters in their format."""
+
+    method: QuantMethod
+    params: Params
+
+
+class Linear:
+    """x @ weight^T + bias on a device. Only the format reads the weight."""
+
+    __slots__ = ("_ops", "_params")
+
+    def __init__(self, weights: LinearWeights, device: Device[Any]) -> None:
+        self._params = weights.params
+        self._ops = device.linear_ops(weights.method)
+
+    def project(self, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
+        """Returns the linear of the normed stream."""
+        return self._ops.project(self._params, stream, norm, out)
+
+    def gate(self, stream: Stream, norm: Norm | None) -> Tensor:
+        """Returns silu(first half) * second half of the linear of the normed stream."""
+        return self._ops.gate(self._params, stream, norm)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Returns the linear of x."""
+        return self._ops.multiply(self._params, x)
+
+    def add(self, x: Tensor, stream: Stream, scale: float) -> None:
+        """Adds scale * linear(x) to the stream."""
+        self._ops.add(self._params, x, stream, scale)
+
+
+class OutputLinear:
+    """The last linear of attention or MLP: its output is normed where the layer says so, scaled, and added."""
+
+    __slots__ = ("_kernels", "_linear", "_norm", "_scale")
+
+    def __init__(self, weights: LinearWeights, norm: Norm | None, scale: float, device: Device[Any]) -> None:
+        self._linear = Linear(weights, device)
+        self._kernels = device.kernels
+        self._norm = norm
+        self._scale = scale
+
+    def add(self, x: Tensor, stream: Stream) -> None:
+        """Adds the linear of x to the stream."""
+        if self._norm is None:
+            self._linear.add(x, stream, self._scale)
+            return
+        normed = self._kernels.rms_norm(self._linear.multiply(x), self._norm.weight, self._norm.eps)
+        stream.add(normed if self._scale == 1 else normed.mul_(self._scale))

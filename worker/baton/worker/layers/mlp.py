@@ -1,0 +1,35 @@
+"""The MLP half of a decoder layer: its weights, and its order of ops on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from baton.worker.layers.device import Device
+from baton.worker.layers.linear import Linear, LinearWeights, OutputLinear
+from baton.worker.quantization.neighbours import Stream, norm_of
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """Vectors and linears of one layer's MLP."""
+
+    input_norm: Tensor | None  # [hidden_size]
+    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first
+    down: LinearWeights  # [hidden_size, intermediate_size]
+    output_norm: Tensor | None  # [hidden_size]
+
+
+class Mlp:
+    """norm -> silu(gate) * up -> down -> norm -> residual stream"""
+
+    def __init__(self, weights: MlpWeights, eps: float, scale: float, device: Device[Any]) -> None:
+        self._input_norm = norm_of(weights.input_norm, eps)
+        self._gate_up = Linear(weights.gate_up, device)
+        self._down = OutputLinear(weights.down, norm_of(weights.output_norm, eps), scale, device)
+
+    def add(self, stream: Stream) -> None:
+        """Adds the MLP of the stream to the stream."""
+        self._down.add(self._gate_up.gate(stream, self._input_norm), stream)

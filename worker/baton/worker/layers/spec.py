@@ -1,0 +1,60 @@
+"""A decoder layer described as data: its attention, its MLP, its norms, its scales. Knows no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.worker.layers.rope_config import RopeConfig
+
+# Where queries and keys are normed: not at all, each head by itself, or all heads of a token together.
+QkNorm = Literal["none", "head", "projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Causal attention of grouped query heads."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    scale: float  # of the scores
+    window: int = 0  # keys that a query sees, itself included; 0: all
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QkNorm = "none"
+
+    @property
+    def num_qkv_heads(self) -> int:
+        """Heads of the fused projection: queries, keys, values."""
+        return self.num_q_heads + 2 * self.num_kv_heads
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries, and of what attention returns."""
+        return self.num_q_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """down(silu(gate(x)) * up(x))"""
+
+    intermediate_size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """residual += attention, then residual += MLP; each may norm its input, its output or both."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    input_norms: bool = True
+    output_norms: bool = False
+    residual_scale: float = 1.0  # of what is added to the residual stream

@@ -1,0 +1,25 @@
+"""What a checkpoint calls a decoder's tensors. Most architectures follow Llama's names; a family says where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names without ".weight" and ".bias"; those of a layer without its prefix."""
+
+    embed: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    lm_head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    attention_input_norm: str = "input_layernorm"
+    attention_output_norm: str = ""
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, fused in this order
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    o: str = "self_attn.o_proj"
+    mlp_input_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = ""
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, gates first
+    down: str = "mlp.down_proj"

@@ -1,0 +1,111 @@
+"""What most families read from config.json in one way. A family takes these parts and adds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.worker.layers.rope_config import rope_config
+from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.fields import Fields
+from baton.worker.models.names import TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How models of one architecture are read."""
+
+    architecture: str  # as config.json has it
+    model_type: str  # names the family where config.json has no architectures
+    read: Callable[[Fields], ModelConfig]
+
+
+def read_attention(fields: Fields) -> AttentionSpec:
+    """Reads heads and RoPE: no biases, no norms, no window."""
+    num_q_heads = fields.positive_int("num_attention_heads")
+    head_dim = fields.positive_int("head_dim", default=fields.positive_int("hidden_size") // num_q_heads)
+    num_kv_heads = fields.positive_int("num_key_value_heads", default=num_q_heads)
+    if num_q_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
+    if head_dim % 2:
+        raise fields.error("head_dim", "an even number")
+    return AttentionSpec(
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=rope_config(fields, read_max_position_embeddings(fields)),
+        scale=float(head_dim) ** -0.5,
+    )
+
+
+def read_mlp(fields: Fields) -> MlpSpec:
+    """Reads a gated SiLU MLP without biases."""
+    if fields.text("hidden_act", default="silu") != "silu":
+        raise fields.error("hidden_act", "silu")
+    return MlpSpec(fields.positive_int("intermediate_size"))
+
+
+def read_model(
+    fields: Fields,
+    architecture: str,
+    layers: list[LayerSpec],
+    *,
+    names: TensorNames = TensorNames(),  # noqa: B008 - frozen
+    embedding_scale: float = 1.0,
+    logits_divisor: float = 1.0,
+) -> ModelConfig:
+    """Reads what surrounds the layers."""
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.positive_int("vocab_size"),
+        hidden_size=fields.positive_int("hidden_size"),
+        layers=tuple(layers),
+        rms_norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
+        max_position_embeddings=read_max_position_embeddings(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings", default=False),
+        initializer_range=fields.positive_float("initializer_range", default=0.02),
+        dtype=fields.text("dtype", default=fields.text("torch_dtype", default="")),
+        eos_token_ids=_read_eos_token_ids(fields),
+        names=names,
+        embedding_scale=embedding_scale,
+        logits_divisor=logits_divisor,
+    )
+
+
+def read_num_layers(fields: Fields) -> int:
+    """Reads the number of layers."""
+    return fields.positive_int("num_hidden_layers")
+
+
+def read_windows(fields: Fields, num_layers: int, first: float = 0) -> list[int]:
+    """Reads sliding_window: of the layers that layer_types names, else of layer `first` and those behind it."""
+    if fields.raw.get("sliding_window") is None:
+        return [0] * num_layers
+    window = fields.positive_int("sliding_window")
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return [window if layer >= first else 0 for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise fields.error("layer_types", f"a list of {num_layers} x full_attention or sliding_attention")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def read_optional_windows(fields: Fields, num_layers: int) -> list[int]:
+    """Reads windows that hold only under use_sliding_window, without layer_types from max_window_layers on."""
+    if not fields.flag("use_sliding_window", default=False):
+        return [0] * num_layers
+    return read_windows(fields, num_layers, fields.number("max_window_layers", default=28))
+
+
+def read_max_position_embeddings(fields: Fields) -> int:
+    """Reads the length that the model was made for."""
+    return fields.positive_int("max_position_embeddings", default=2048)
+
+
+def _read_eos_token_ids(fields: Fields) -> tuple[int, ...]:
+    value = fields.raw.get("eos_token_id")
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token_id, int) for token_id in listed):
+        raise fields.error("eos_token_id", "an integer or a list of integers")
+    return tuple(listed)

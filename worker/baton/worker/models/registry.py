@@ -1,0 +1,56 @@
+"""From an architecture's name to its family, and from a model folder to its ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.families import llama, mistral, qwen2, qwen3
+from baton.worker.models.fields import Fields, read_json
+from baton.worker.models.reading import Family
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+
+FAMILIES: Mapping[str, Family] = {
+    family.architecture: family
+    for family in (
+        llama.FAMILY,
+        mistral.FAMILY,
+        qwen2.FAMILY,
+        qwen3.FAMILY,
+    )
+}
+_BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Reads config.json, and generation_config.json where there is one."""
+    raw = read_json(folder / CONFIG_FILE, "a Hugging Face model folder has one")
+    generation_path = folder / GENERATION_CONFIG_FILE
+    generation = read_json(generation_path, "") if generation_path.exists() else {}
+    if "eos_token_id" in generation:
+        raw = {**raw, "eos_token_id": generation["eos_token_id"]}
+    return parse_config(raw, str(folder / CONFIG_FILE))
+
+
+def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
+    """Returns the ModelConfig of a config.json. `source` names it in errors."""
+    fields = Fields(raw, source)
+    family = FAMILIES[_architecture_name(fields)]
+    if raw.get("auto_map"):
+        raise fields.error("auto_map", "absent: the model needs code of its own, and no code of a model folder is run")
+    if raw.get("quantization_config"):
+        raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")
+    return family.read(fields)
+
+
+def _architecture_name(fields: Fields) -> str:
+    names = fields.raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(fields.raw.get("model_type")))
+    if name in FAMILIES:
+        return str(name)
+    key = "architectures" if names else "model_type"
+    raise fields.error(key, f"one of {', '.join(FAMILIES)}")

@@ -1,0 +1,44 @@
+"""All weights of a decoder, as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.worker.layers.attention import AttentionWeights
+from baton.worker.layers.linear import LinearWeights
+from baton.worker.layers.mlp import MlpWeights
+from baton.worker.layers.tree import mapped, tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    attention: AttentionWeights
+    mlp: MlpWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """A decoder."""
+
+    embed: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden_size]
+    lm_head: LinearWeights  # [vocab_size, hidden_size]; over `embed` where tied
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Returns each tensor once, in an order that models of one architecture share."""
+        return tensors_of(self)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelWeights:
+        """Returns the same weights with each tensor changed, a shared one once."""
+        return mapped(self, change)

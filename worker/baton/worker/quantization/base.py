@@ -1,0 +1,86 @@
+"""How a linear's weight is kept: the interface of a weight format. Nothing outside a format reads its parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
+
+# The checkpoint's tensor of this name and shape, or InvalidRequest. It is copied at once: a view of a file will do.
+Source = Callable[[str, tuple[int, ...]], Tensor]
+Params = Mapping[str, Tensor]
+
+
+class Part(NamedTuple):
+    """Rows of a linear that the checkpoint keeps under a name of their own."""
+
+    name: str  # without ".weight"
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear's parts, one below the other, and what all of them have in common."""
+
+    parts: Sequence[Part]
+    in_features: int
+    bias: bool = False
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+
+class LinearOps(ABC):
+    """A format on a device. A format defines `multiply`; it overrides what it can fuse with its neighbours."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def reset(self) -> None:  # noqa: B027 - most formats have no scratch memory
+        """Restores scratch memory after a step that failed midway."""
+
+    @abstractmethod
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns x @ weight^T + bias."""
+
+    def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
+        """Returns the linear of the normed stream."""
+        return self.multiply(params, stream.normed(norm, self.kernels), out)
+
+    def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
+        """Returns silu(first half) * second half of the linear of the normed stream."""
+        return self.kernels.silu_mul(self.project(params, stream, norm))
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        """Adds scale * linear(x) to the stream."""
+        update = self.multiply(params, x)
+        stream.add(update if scale == 1 else update.mul_(scale))
+
+
+class QuantMethod(Protocol):
+    """A weight format."""
+
+    @property
+    def name(self) -> str:
+        """As the registry has it."""
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates a linear's parameters."""
+
+    def load(self, params: Params, shape: LinearShape, source: Source) -> None:
+        """Fills them from a checkpoint."""
+
+    def on_cpu(self, kernels: Kernels) -> LinearOps:
+        """Returns the format's ops on a CPU."""
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
+        """Returns the format's ops on a GPU, with scratch memory of their own. `batch_invariant`: a row's result is the
+        same, bit for bit, whatever other rows there are."""

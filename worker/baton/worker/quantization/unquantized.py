@@ -1,0 +1,139 @@
+"""Weights as they are computed with: one matrix, with what stands around it fused in where that is faster."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.worker.quantization.base import LinearOps, LinearShape, Params, Source
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
+
+# Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
+# up to small_linear's MAX_TOKENS those that add to the residual stream do.
+MAX_SMALL_TOKENS = 16
+# From so many tokens on a matrix product that adds its result to the residual stream saves more traffic than it costs.
+MIN_SUMMING_TOKENS = 1024
+
+
+class Unquantized:
+    """Implements QuantMethod: `weight` [out_features, in_features] and `bias` [out_features] in the model's dtype."""
+
+    name = "unquantized"
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates the matrix, and the bias where there is one."""
+        weight = torch.empty(shape.out_features, shape.in_features, dtype=dtype, device=device)
+        if not shape.bias:
+            return {"weight": weight}
+        return {"weight": weight, "bias": torch.empty(shape.out_features, dtype=dtype, device=device)}
+
+    def load(self, params: Params, shape: LinearShape, source: Source) -> None:
+        """Copies the parts one below the other, converted to the parameters' dtype."""
+        start = 0
+        for part in shape.parts:
+            rows = slice(start, start + part.rows)
+            params["weight"][rows] = source(f"{part.name}.weight", (part.rows, shape.in_features))
+            if shape.bias:
+                params["bias"][rows] = source(f"{part.name}.bias", (part.rows,))
+            start += part.rows
+
+    def on_cpu(self, kernels: Kernels) -> LinearOps:
+        """Returns PyTorch's own products."""
+        return _CpuOps(kernels)
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
+        """Returns products by cuBLAS and our kernels, by the number of tokens; by ours alone if batch-invariant."""
+        return _InvariantOps(kernels) if batch_invariant else _CudaOps(kernels, device)
+
+
+class _CpuOps(LinearOps):
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product = functional.linear(x, params["weight"], params.get("bias"))
+        return product if out is None else out.copy_(product)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        residual, bias = stream.settled(), params.get("bias")
+        residual.addmm_(x, params["weight"].t(), alpha=scale)
+        if bias is not None:
+            residual.add_(bias, alpha=scale)
+
+
+class _CudaOps(LinearOps):
+    def __init__(self, kernels: Kernels, device: torch.device) -> None:
+        from baton.kernels import small_linear  # not above: a CPU needs no Triton
+
+        super().__init__(kernels)
+        self._small_linear = small_linear.small_linear
+        self._max_adding_tokens = small_linear.MAX_TOKENS
+        self._workspace = small_linear.Workspace(device)
+
+    def reset(self) -> None:
+        self._workspace.arrived.zero_()
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        bias = params.get("bias")
+        if bias is None:
+            return torch.mm(x, params["weight"].t(), out=out)
+        return torch.addmm(bias, x, params["weight"].t(), out=out)
+
+    def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
+        if self._is_small(params, stream):
+            return self._small(params, stream, norm, out=out)
+        return super().project(params, stream, norm, out)
+
+    def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
+        if self._is_small(params, stream):
+            return self._small(params, stream, norm, gated=True)
+        return super().gate(params, stream, norm)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        if "bias" in params:
+            super().add(params, x, stream, scale)
+            return
+        weight, num_tokens = params["weight"], x.shape[0]
+        if num_tokens <= self._max_adding_tokens and scale == 1:
+            residual = stream.settled()
+            self._small_linear(x, weight, self._workspace, residual=residual, out=residual)
+        elif num_tokens >= MIN_SUMMING_TOKENS or scale != 1:
+            stream.settled().addmm_(x, weight.t(), alpha=scale)
+        else:
+            stream.add(self.multiply(params, x))
+
+    def _is_small(self, params: Params, stream: Stream) -> bool:
+        return stream.fuse_norms and stream.residual.shape[0] <= MAX_SMALL_TOKENS and "bias" not in params
+
+    def _small(
+        self, params: Params, stream: Stream, norm: Norm | None, *, gated: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        """The norm, the product and the gate in one launch."""
+        weight, eps = (None, 0.0) if norm is None else norm
+        return self._small_linear(
+            stream.settled(), params["weight"], self._workspace, norm=weight, eps=eps, gated=gated, out=out
+        )
+
+
+class _InvariantOps(LinearOps):
+    """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        from baton.kernels.matmul import matmul  # not above: a CPU needs no Triton
+
+        super().__init__(kernels)
+        self._matmul = matmul
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product, bias = self._matmul(x, params["weight"], out=out), params.get("bias")
+        return product if bias is None else product.add_(bias)
+
+    def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
+        if "bias" in params:
+            return super().gate(params, stream, norm)
+        return self._matmul(stream.normed(norm, self.kernels), params["weight"], gated=True)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        residual = stream.settled()
+        if "bias" in params or scale != 1:
+            residual.add_(self.multiply(params, x), alpha=scale)
+        else:
+            self._matmul(x, params["weight"], residual=residual, out=residual)
