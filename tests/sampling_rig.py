@@ -14,7 +14,7 @@ from baton.kernels.sampling import SamplingState, Sizes, sample_special, sample_
 from baton.kernels.sampling.columns import PENALIZED, WISHES
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.cuda.row_parameters import column_words, is_penalized, row_lists
-from baton.worker.executor.sampler import Sampler
+from baton.worker.executor.sampling.sampler import Sampler
 
 TINY = Sizes(part=1024, capacity=512, few=128, sample=1024, scan=2048)
 CLOSE = 1e-3  # of two tokens' noisy scores: what other roundings of exp and log can turn

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-Words = NDArray[np.int64]
 
 # Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 _MULTIPLIER_0 = 0xD2511F53
@@ -58,30 +54,6 @@ def gumbel_noise(words: Tensor) -> Tensor:
 
 
 def _words(seeds: Tensor, positions: Tensor, counters: Tensor) -> Tensor:
-    if seeds.is_cpu and counters.is_cpu:
-        return torch.from_numpy(_words_on_host(seeds.numpy(), positions.numpy(), counters.numpy()))
     key = ((seeds & _LOW).unsqueeze(-1), ((seeds >> 32) & _LOW).unsqueeze(-1))
     zero = torch.zeros_like(key[0])
     return philox4x32((counters, positions.unsqueeze(-1), zero, zero), key)
-
-
-def _words_on_host(seeds: NDArray[np.int64], positions: NDArray[np.int64], counters: NDArray[np.int64]) -> Words:
-    """philox4x32 in NumPy, whose small operations cost less; both halves of the counter side by side."""
-    low, shift = np.uint64(_LOW), np.uint64(32)
-    multipliers = np.array([_MULTIPLIER_0, _MULTIPLIER_1], np.uint64).reshape(2, 1, 1)
-    weyl = np.array([_WEYL_0, _WEYL_1], np.uint64).reshape(2, 1, 1)
-    bits = seeds.view(np.uint64)[:, None]
-    keys = np.stack((bits & low, bits >> shift))  # [2, num_rows, 1]
-    multiplied = np.zeros((2, len(seeds), counters.shape[1]), np.uint64)
-    added = np.zeros_like(multiplied)
-    multiplied[0] = counters
-    added[0] = positions[:, None]
-    for _ in range(_ROUNDS):
-        products = (multiplied * multipliers)[::-1]
-        multiplied = products >> shift
-        multiplied ^= added
-        multiplied ^= keys
-        added = products & low
-        keys = (keys + weyl) & low
-    words = np.stack((multiplied[0], added[0], multiplied[1], added[1]), axis=-1)
-    return words.view(np.int64)

@@ -1,12 +1,12 @@
 """Draws a token a row by Gumbel-max. A row's result depends on nothing but the row.
 
 A row's filters come down to one threshold on its scaled logits, found among its most likely tokens: cheap as long as
-few tokens pass, exact always, because the search widens until the threshold lies inside it.
+few tokens pass, exact always, because the search widens until the threshold lies inside it. Of equals the lowest
+token is drawn.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +29,8 @@ def sample(
 
     temperature [num_rows] fp32, 0 is greedy; top_k int64, 0 is off; top_p fp32, 1 is off; min_p fp32, 0 is off;
     seeds int64 with 64 bits of seed; positions int64: which output token this is. As in Hugging Face
-    Transformers, top_p counts within top_k and min_p is relative to the most likely token; ties pass together.
+    Transformers, top_p counts within top_k and min_p is relative to the most likely token; ties pass together, and a
+    row in which nothing may be drawn gets token 0.
     """
     warm = temperature > 0
     token_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device) if warm.all() else logits.argmax(-1)
@@ -57,29 +58,23 @@ def _draw_filtered(
     width = max(_FIRST_WIDTH, min(int(top_k.max()), vocab_size) + 1)
     while True:
         width = min(width, vocab_size)
-        values, token_ids = _largest(scaled, width)
-        threshold = _threshold(scaled, values, top_k, top_p, min_p)
-        if width == vocab_size or bool((values[:, -1] < threshold).all()):
+        values, token_ids = scaled.topk(width, dim=1)
+        threshold, lowest = _threshold(scaled, values, top_k, top_p, min_p)
+        if width == vocab_size or bool((values[:, -1] < lowest).all()):
             break
         width *= _WIDEN
     noisy = values + gumbel_noise(noise_words(seeds, positions, token_ids))
-    noisy.masked_fill_(values < threshold.unsqueeze(1), float("-inf"))
-    return token_ids.gather(1, noisy.argmax(1, keepdim=True)).squeeze(1)
+    noisy.masked_fill_(~(values >= threshold.unsqueeze(1)), float("-inf"))
+    best = (noisy == noisy.amax(1, keepdim=True)) & (noisy > float("-inf"))
+    lowest_id = token_ids.masked_fill(~best, vocab_size).amin(1)
+    return lowest_id.masked_fill(lowest_id == vocab_size, 0)
 
 
-def _largest(scaled: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of each row, descending, and their token ids; [num_rows, width] both."""
-    if not scaled.is_cpu or 4 * width > scaled.shape[1]:
-        values, token_ids = scaled.topk(width, dim=1)
-        return values, token_ids
-    # NumPy selects faster than torch does on a CPU.
-    selected = torch.from_numpy(np.argpartition(scaled.numpy(), -width, axis=1)[:, -width:])
-    values, order = scaled.gather(1, selected).sort(1, descending=True)
-    return values, selected.gather(1, order)
+def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The least scaled logit [num_rows] that may be drawn, and the least that decides this.
 
-
-def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The least scaled logit [num_rows] that may be drawn; values [num_rows, width]: the largest, descending."""
+    values [num_rows, width] are the largest, descending.
+    """
     limited = (top_k > 0).unsqueeze(1)
     kth = values.gather(1, (top_k.clamp(1, values.shape[1]) - 1).unsqueeze(1))
     passes = ~limited | (values >= kth)
@@ -94,4 +89,6 @@ def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min
         before -= mass
         passes &= (before < top_p.unsqueeze(1) * total) | (top_p >= 1).unsqueeze(1)
     least = values.masked_fill(~passes, float("inf")).amin(1)
-    return torch.maximum(least, values[:, 0] + torch.log(min_p))
+    threshold = torch.maximum(least, values[:, 0] + torch.log(min_p))
+    # All that tie with the kth count for top_p.
+    return threshold, torch.where(limited, kth, threshold.unsqueeze(1)).squeeze(1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from baton.kernels.sampling import columns
 from baton.worker.core import Int32, RowInit, SamplingParams
 from baton.worker.executor.output_rules import has_rules
-from baton.worker.executor.sampler import drawn_temperature
+from baton.worker.executor.sampling.sampler import drawn_temperature
 
 _LOW_64 = (1 << 64) - 1
 _ANY = -1  # in a sequence: before its first token

@@ -21,7 +21,7 @@ from baton.worker.executor.host_memory import HostMemory
 from baton.worker.executor.kv_memory import KvMemory
 from baton.worker.executor.prompt_logprobs import PromptLogprobs
 from baton.worker.executor.rows import Rows
-from baton.worker.executor.sampler import Sampler
+from baton.worker.executor.sampling.sampler import Sampler
 from baton.worker.executor.step_inputs import make_step_inputs
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.step import StepInputs

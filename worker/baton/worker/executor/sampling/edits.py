@@ -7,26 +7,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, force, suppress
-from baton.kernels.reference.token_mask import apply_token_masks
 from baton.worker.core import RowInit, SamplingParams, TokenMasks
 from baton.worker.executor.output_rules import OutputRules, has_rules
-from baton.worker.executor.token_counts import TokenCounts
+from baton.worker.executor.sampling.noise import Float32
+from baton.worker.executor.sampling.token_counts import TokenCounts
 
 _log = logging.getLogger(__name__)
 
 Ids = NDArray[np.int64]
+Penalties = tuple[float, float, float]  # repetition, frequency, presence
+
+_NEVER = np.float32("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdits:
     """One row's wishes. Empty arrays and None are no wish."""
 
-    penalties: tuple[float, float, float]  # repetition, frequency, presence
+    penalties: Penalties
     counts: TokenCounts | None  # None: no penalty
     bias_ids: Ids
     biases: NDArray[np.float32]
@@ -68,48 +68,66 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
     )
 
 
-def apply_edits(logits: Tensor, edits: Sequence[tuple[int, LogitsEdits]], num_outputs: NDArray[np.int64]) -> None:
-    """In place, for fp32 logits [num_rows, vocab_size]; edits are of (row of logits, wishes)."""
+def apply_edits(logits: Float32, edits: Sequence[tuple[int, LogitsEdits]], num_outputs: Ids) -> None:
+    """In place, for logits [num_rows, vocab_size]; edits are of (row of logits, wishes)."""
     biased = [(row, edit) for row, edit in edits if edit.bias_ids.size]
     if biased:
-        rows, token_ids = _columns((row, edit.bias_ids) for row, edit in biased)
-        add_bias(logits, rows, token_ids, torch.from_numpy(np.concatenate([edit.biases for _, edit in biased])))
-    penalized = [
-        (row, edit, edit.counts) for row, edit in edits if edit.counts is not None and edit.counts.token_ids.size
-    ]
-    if penalized:
-        rows, token_ids = _columns((row, counts.token_ids) for row, _, counts in penalized)
-        factors = np.array([edit.penalties for _, edit, _ in penalized], np.float32)
-        columns = torch.from_numpy(np.repeat(factors, [counts.token_ids.size for _, _, counts in penalized], axis=0))
-        output_counts = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in penalized]))
-        apply_penalties(logits, rows, token_ids, output_counts, *columns.unbind(1))
+        places = _places((row, edit.bias_ids) for row, edit in biased)
+        np.add.at(logits, places, np.concatenate([edit.biases for _, edit in biased]))
+    _apply_penalties(logits, [(row, edit.penalties, edit.counts) for row, edit in edits if edit.counts is not None])
     allowed = [(row, edit.allowed) for row, edit in edits if edit.allowed.size]
     if allowed:
-        allow_only(logits, *_columns(allowed))
+        places = _places(allowed)
+        kept = logits[places]
+        logits[[row for row, _ in allowed]] = _NEVER
+        logits[places] = kept
     suppressed = [(row, edit.suppressed) for row, edit in edits if num_outputs[row] < edit.min_tokens]
     if suppressed:
-        suppress(logits, *_columns(suppressed))
-    _apply_rules(logits, [(row, edit.rules) for row, edit in edits if edit.rules is not None])
+        logits[_places(suppressed)] = _NEVER
+    for row, edit in edits:
+        if edit.rules is not None:
+            _apply_rules(logits[row], edit.rules)
 
 
-def _apply_rules(logits: Tensor, rules: Sequence[tuple[int, OutputRules]]) -> None:
-    forbidden = [(row, np.array(ids, np.int64)) for row, rule in rules if (ids := rule.forbidden())]
+def _apply_penalties(logits: Float32, rows: Sequence[tuple[int, Penalties, TokenCounts]]) -> None:
+    """l / repetition if l > 0 else l * repetition, then - frequency * count - presence * [count > 0]."""
+    rows = [each for each in rows if each[2].token_ids.size]
+    if not rows:
+        return
+    sizes = [counts.token_ids.size for _, _, counts in rows]
+    repetition, frequency, presence = (
+        np.repeat(np.array(column, np.float32), sizes) for column in zip(*(each[1] for each in rows), strict=True)
+    )
+    output_counts = np.concatenate([counts.counts for _, _, counts in rows])
+    places = _places((row, counts.token_ids) for row, _, counts in rows)
+    seen = logits[places]
+    seen = np.where(seen > 0, seen / repetition, seen * repetition)
+    seen -= frequency * output_counts + presence * (output_counts > 0)
+    logits[places] = seen
+
+
+def _apply_rules(logits: Float32, rules: OutputRules) -> None:
+    """In place, for one row's logits [vocab_size]."""
+    forbidden = rules.forbidden()
     if forbidden:
-        suppress(logits, *_columns(forbidden))
-    forced = [(row, np.array([token_id], np.int64)) for row, rule in rules if (token_id := rule.forced()) is not None]
-    if forced:
-        force(logits, *_columns(forced))
+        logits[forbidden] = _NEVER
+    forced = rules.forced()
+    if forced is not None:
+        logits[:] = _NEVER
+        logits[forced] = 0.0
 
 
-def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
+def apply_masks(logits: Float32, masks: TokenMasks) -> None:
     """In place, for logits [num_rows, vocab_size]: what a mask forbids becomes -inf."""
-    apply_token_masks(logits, torch.from_numpy(masks.indices), torch.from_numpy(masks.bits))
+    kept = np.unpackbits(masks.bits.astype("<i4", copy=False).view(np.uint8), axis=1, bitorder="little")
+    for row, each in zip(masks.indices.tolist(), kept, strict=True):
+        logits[row, each[: logits.shape[1]] == 0] = _NEVER
 
 
-def _columns(parts: Iterable[tuple[int, Ids]]) -> tuple[Tensor, Tensor]:
+def _places(parts: Iterable[tuple[int, Ids]]) -> tuple[Ids, Ids]:
     listed = list(parts)
     rows = np.repeat([row for row, _ in listed], [ids.size for _, ids in listed])
-    return torch.from_numpy(rows), torch.from_numpy(np.concatenate([ids for _, ids in listed]))
+    return rows, np.concatenate([ids for _, ids in listed])
 
 
 def _suppresses(sampling: SamplingParams) -> bool:

@@ -15,7 +15,7 @@ class TokenCounts:
         prompt = np.flatnonzero(np.bincount(prompt_token_ids)) if len(prompt_token_ids) else np.empty(0, np.int64)
         self._size = len(prompt)
         self._token_ids = np.concatenate((prompt, np.zeros(64, np.int64)))
-        self._counts = np.zeros(len(self._token_ids), np.int64)
+        self._counts = np.zeros(len(self._token_ids), np.float32)
         self._place = {token_id: index for index, token_id in enumerate(prompt.tolist())}
         for token_id in output_token_ids:
             self.add(token_id)
@@ -26,7 +26,7 @@ class TokenCounts:
         return self._token_ids[: self._size]
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> NDArray[np.float32]:
         """How often each of token_ids is in the output."""
         return self._counts[: self._size]
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
-from baton.kernels.reference.sampling import sample
 from baton.worker.core import RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.executor.logits_edits import LogitsEdits, apply_edits, apply_masks, edits_of
 from baton.worker.executor.rows import Int64
+from baton.worker.executor.sampling.draw import Draws, draw_tokens
+from baton.worker.executor.sampling.edits import LogitsEdits, apply_edits, apply_masks, edits_of
 
 _NO_LOGPROBS = -1
 _COLDEST = 1e-5  # what lower temperatures would draw is the argmax
@@ -30,11 +29,13 @@ class Sampler:
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._temperature = np.zeros(num_rows, np.float32)
-        self._top_k = np.zeros(num_rows, np.int64)
-        self._top_p = np.ones(num_rows, np.float32)
-        self._min_p = np.zeros(num_rows, np.float32)
-        self._seed = np.zeros(num_rows, np.int64)
+        self._draws = Draws(
+            temperature=np.zeros(num_rows, np.float32),
+            top_k=np.zeros(num_rows, np.int64),
+            top_p=np.ones(num_rows, np.float32),
+            min_p=np.zeros(num_rows, np.float32),
+            seeds=np.zeros(num_rows, np.uint64),
+        )
         self._num_logprobs = np.full(num_rows, _NO_LOGPROBS)
         self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives, where the request says which
         self._edits: dict[int, LogitsEdits] = {}  # by row
@@ -42,11 +43,12 @@ class Sampler:
     def admit(self, init: RowInit) -> None:
         """Takes a row's parameters and, where they count, its tokens."""
         row, sampling = init.row, init.sampling
-        self._temperature[row] = drawn_temperature(sampling)
-        self._top_k[row] = min(sampling.top_k, self._vocab_size)
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        self._seed[row] = np.uint64(sampling.seed & _LOW_64).astype(np.int64)
+        draws = self._draws
+        draws.temperature[row] = drawn_temperature(sampling)
+        draws.top_k[row] = min(sampling.top_k, self._vocab_size)
+        draws.top_p[row] = sampling.top_p
+        draws.min_p[row] = sampling.min_p
+        draws.seeds[row] = sampling.seed & _LOW_64
         wanted = sampling.logprobs
         self._num_logprobs[row] = _NO_LOGPROBS if wanted is None else min(wanted, self._vocab_size)
         self._chosen.pop(row, None)
@@ -78,13 +80,13 @@ class Sampler:
         asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
         # Taken before the edits: logprobs are the model's own.
         raw = logits[torch.from_numpy(asking)] if asking.size else None
+        edited = logits.float().numpy()
         edits = self._edits_of(rows)
         if edits:
-            logits = logits.float()
-            apply_edits(logits, edits, num_outputs)
+            apply_edits(edited, edits, num_outputs)
         if masks is not None:
-            apply_masks(logits, masks)
-        token_ids = self._draw(logits, rows, num_outputs)
+            apply_masks(edited, masks)
+        token_ids = draw_tokens(edited, self._draws.of(rows), num_outputs)
         for index, edit in edits:
             edit.add(int(token_ids[index]))
         if raw is None:
@@ -107,23 +109,6 @@ class Sampler:
         if not self._edits:
             return []
         return [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
-
-    def _draw(self, logits: Tensor, rows: Int64, num_outputs: Int64) -> Int64:
-        temperature = self._temperature[rows]
-        if not temperature.any():
-            drawn = logits.argmax(-1)
-        else:
-            columns = (
-                temperature,
-                self._top_k[rows],
-                self._top_p[rows],
-                self._min_p[rows],
-                self._seed[rows],
-                num_outputs,
-            )
-            drawn = sample(logits, *(torch.from_numpy(column) for column in columns))
-        token_ids: NDArray[np.int64] = drawn.numpy()
-        return token_ids
 
 
 def _logprobs(raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:
