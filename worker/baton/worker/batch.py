@@ -122,8 +122,11 @@ class Batch:
 
     def short_rows(self, rows: Int32) -> Int32:
         """Those of these decoding rows that have no block for all that they may compute in a step."""
-        wanted = np.minimum(self.num_computed[rows] + self.max_step_tokens, self.limit[rows] - 1)
-        return rows[wanted > self.capacity[rows]]
+        computed, capacity = self.num_computed[rows], self.capacity[rows]
+        if self.max_step_tokens == 1:
+            return rows[computed >= capacity]
+        wanted = np.minimum(computed + self.max_step_tokens, self.limit[rows] - 1)
+        return rows[wanted > capacity]
 
     def has_block(self, row: int) -> bool:
         """Whether the row can compute at least one more token in the blocks that it has."""

@@ -155,15 +155,7 @@ class StepsInFlight:
         for index, (first, entries) in result.prompt_logprobs.items():
             if scheduled.states[index].phase is not Phase.DONE:
                 self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
-        place = 0
-        for index in range(plan.num_decodes):
-            state = scheduled.states[index]
-            self._append_sampled(state, token_ids[place], result.logprobs.get(place))
-            place += 1
-            if counts[index] > 1:
-                stop = place + counts[index] - 1
-                self._append_further(state, int(plan.rows[index]), token_ids[place:stop], place, result.logprobs)
-                place = stop
+        place = self._append_decoded(scheduled, token_ids, counts[: plan.num_decodes], result.logprobs)
         for index in range(plan.num_decodes, len(scheduled.states)):
             state = scheduled.states[index]
             if state.phase is Phase.DONE:
@@ -190,6 +182,25 @@ class StepsInFlight:
             if state.first_token is None:
                 state.first_token = self._clock()
             self._append_token(state, token_id, logprobs)
+
+    def _append_decoded(
+        self, scheduled: ScheduledStep, token_ids: list[int], counts: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> int:
+        """Gives the requests that decode their tokens. Returns how many these were."""
+        num_tokens = sum(counts)
+        if num_tokens == len(counts):
+            for index in range(num_tokens):
+                self._append_sampled(scheduled.states[index], token_ids[index], logprobs.get(index))
+            return num_tokens
+        place = 0
+        for index, count in enumerate(counts):
+            state = scheduled.states[index]
+            self._append_sampled(state, token_ids[place], logprobs.get(place))
+            stop = place + count
+            further = token_ids[place + 1 : stop]
+            self._append_further(state, int(scheduled.plan.rows[index]), further, place + 1, logprobs)
+            place = stop
+        return num_tokens
 
     def _append_further(
         self, state: RequestState, row: int, token_ids: list[int], place: int, logprobs: Mapping[int, TokenLogprobs]
