@@ -1,9 +1,13 @@
 """`truncation: auto`: the oldest items go, whole units at a time, and what instructs the model stays."""
 
+from functools import partial
+
 import pytest
 from rest_harness import INFO, rest_side, say
 
-from baton.gateway.responses.truncation import longest_that_fits, parted, units_of
+from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted, units_of
+from baton.gateway.served_model import ServedModel
+from baton.v1 import types_pb2
 
 CONTEXT = INFO.max_model_len
 
@@ -102,6 +106,17 @@ async def test_of_very_many_items_more_than_the_fewest_may_go():
     assert sum(tries) < 60_000
 
 
+async def test_where_the_whole_may_fit_it_is_tried_too():
+    items = [message("a") for _ in range(3000)]
+
+    async def tried(kept, most):
+        return Fitting(kept, len(kept)) if len(kept) <= most else None
+
+    for most, least in ((3100, 3000), (3000, 3000), (2999, 2999), (1700, 1698)):
+        found = await longest_that_fits(parted(items), most, partial(tried, most=most), 0)
+        assert least <= len(found.kept) <= min(most, 3000)
+
+
 async def ask(rest, given, **fields):
     return await rest.post("/v1/responses", {"input": given, **fields})
 
@@ -125,6 +140,38 @@ async def test_a_truncated_prompt_leaves_room_for_its_answer():
         assert "\n0: the" not in text
         listed = await rest.request("GET", f"/v1/responses/{answer.json['id']}/input_items?limit=100")
         assert len(listed.json["data"]) == 61  # what was left out is kept with the response
+
+
+async def test_a_conversation_of_many_items_stays_whole_where_it_fits():
+    info = types_pb2.ModelInfo()
+    info.CopyFrom(INFO)
+    info.max_model_len = 65_536
+    items = [message("a") for _ in range(MANY_ITEMS + 1)]
+    async with rest_side(say("ok")) as rest:
+        rest.catalog.models()[0].info = info
+        for given, num_kept in ((items, len(items)), ([*items, message("dog " * 70_000)], None)):
+            answers = [await ask(rest, given, truncation=truncation) for truncation in ("auto", "disabled")]
+            if num_kept is None:
+                assert [answer.status for answer in answers] == [400, 400]
+                assert all("maximum context length" in answer.error["message"] for answer in answers)
+            else:
+                auto, disabled = (one.request.prompt_token_ids for one in rest.generator.started)
+                assert auto == disabled
+
+
+async def test_of_many_items_the_whole_is_not_rendered_where_it_cannot_fit(monkeypatch):
+    numbers = []
+    encode = ServedModel.encode_chat
+
+    async def counted(model, messages, **fields):
+        numbers.append(len(messages))
+        return await encode(model, messages, **fields)
+
+    monkeypatch.setattr(ServedModel, "encode_chat", counted)
+    async with rest_side(say("ok")) as rest:
+        answer = await ask(rest, [message("a") for _ in range(16_000)], truncation="auto")
+        assert answer.status == 200, answer.body
+    assert sum(numbers) < 4000
 
 
 async def test_one_item_that_is_too_long_is_an_error():

@@ -8,7 +8,7 @@ still whole in the prompt is the template's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -91,8 +91,9 @@ class ClientText:
 
         Raises InvalidRequest for values that are nested too deeply.
         """
+        texts: list[str] = []
         try:
-            texts = [text for value in values for text in texts_of(value)]
+            add_texts(values, texts)
         except RecursionError:
             raise InvalidRequest("the chat is nested too deeply", field="messages") from None
         anchors = [anchor for anchor in self._anchors if any(anchor in text for text in texts)]
@@ -129,14 +130,14 @@ def _overlap(literal: str, text: str, anchor: str) -> bool:
     return False
 
 
-def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a value, keys of dictionaries included."""
+def add_texts(value: Any, texts: list[str]) -> None:
+    """Adds every text in a value to `texts`, keys of dictionaries included."""
     if isinstance(value, str):
-        yield value
+        texts.append(value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from texts_of(key)
-            yield from texts_of(item)
+            add_texts(key, texts)
+            add_texts(item, texts)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from texts_of(item)
+            add_texts(item, texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 def new_item_id(kind: str) -> str:
     """A name for an item of this type."""
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]:

@@ -22,7 +22,7 @@ from baton.gateway.responses.output import OutputItems
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.shelf import ResponseShelf
 from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
-from baton.gateway.responses.truncation import longest_that_fits, parted
+from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
 from baton.gateway.responses.turns import FIELDS, check_request, conversation_of, new_response, turn_of
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
 from baton.gateway.served_model import ServedModel
@@ -183,15 +183,8 @@ class ResponseService:
 
         made = partial(turn_of, request, [*context, *items], served)
         turn = replace(await self._beside(made, context, items, request.tools, request.instructions), asked=asked)
-        try:
-            return prepared(turn, await self._encode(model, turn), names=served.names)
-        except ContextTooLong:
-            if request.truncation != "auto":
-                raise
-            found = await self._truncated(model, request, turn, [*context, *items])
-            if found is None:
-                raise
-            return prepared(found.turn, found.token_ids, names=served.names)
+        fitting = await self._fitting(model, request, turn, [*context, *items])
+        return prepared(fitting.turn, fitting.token_ids, names=served.names)
 
     async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
         """Returns the items that come before the request's, and the conversation that they are of, if any."""
@@ -208,10 +201,34 @@ class ResponseService:
         await self._beside(partial(check_turn, model, turn), turn.messages, turn.tools.tools)
         return await encode_turn(model, turn)
 
-    async def _truncated(
+    async def _fitting(
         self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item]
+    ) -> _Fitting:
+        """Returns the turn, over the latest items alone where it is too long and may be truncated.
+
+        Raises ContextTooLong.
+        """
+        truncates = request.truncation == "auto"
+        if truncates and len(items) > MANY_ITEMS:
+            found = await self._truncated(model, request, turn, items, 0)
+            if found is not None:
+                return found
+            truncates = False
+        try:
+            return _Fitting(turn, await self._encode(model, turn))
+        except ContextTooLong:
+            found = await self._truncated(model, request, turn, items, 1) if truncates else None
+            if found is None:
+                raise
+            return found
+
+    async def _truncated(
+        self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item], fewest: int
     ) -> _Fitting | None:
-        """Returns the turn over the latest items that leave room for an answer, or else for its first token."""
+        """Returns the turn over the latest items that leave room for an answer, or else for its first token.
+
+        At least `fewest` units are left out.
+        """
         context = model.require_info().max_model_len
         conversation = await self._beside(partial(parted, items), items)
         wanted = min(request.max_output_tokens or context // 8, context // 2)
@@ -224,9 +241,10 @@ class ResponseService:
                     token_ids = await self._encode(model, shorter)
                 except ContextTooLong:
                     return None
-                return _Fitting(shorter, token_ids) if len(token_ids) + room <= context else None
+                least = room if len(kept) < len(items) else 1
+                return _Fitting(shorter, token_ids) if len(token_ids) + least <= context else None
 
-            found = await longest_that_fits(conversation, context - room, tried)
+            found = await longest_that_fits(conversation, context - room, tried, fewest)
             if found is not None:
                 return found
         return None

@@ -17,8 +17,10 @@ _ITEM_CHARS = 32  # that an item counts beside its text: what the template write
 _FIRST_CHARS = 2  # a token; a first try that fits teaches how many it really has
 _MAX_TRIES = 12
 _CAUTION = 0.99  # a guess that is a little too long teaches less than one that fits
+_NEAR = 1.15  # of the room: a whole conversation that would have so many tokens is tried
 _HALVED_UNITS = 64  # among fewer no guess is made
 _MAX_TRIED_ITEMS = 10_000  # of all tries together: half a second's work
+MANY_ITEMS = 4000  # of more the whole conversation is tried only where shorter ones say that it may fit
 
 
 class Fit(Protocol):
@@ -62,16 +64,17 @@ def parted(items: Sequence[Item]) -> Parted:
 
 
 async def longest_that_fits(
-    conversation: Parted, room: int, tried: Callable[[list[Item]], Awaitable[F | None]]
+    conversation: Parted, room: int, tried: Callable[[list[Item]], Awaitable[F | None]], fewest: int = 1
 ) -> F | None:
     """Drops the fewest of the oldest units for which `tried` returns a value, and returns that; None: none does.
 
-    What instructs the model stays, and the last unit does. `room` is how many tokens fit, by which the search guesses.
-    Of a conversation of very many items more than the fewest may go.
+    What instructs the model stays, and the last unit does. `room` is how many tokens fit, by which the search guesses;
+    `fewest` are the units that are known to be too many. Of a conversation of very many items more than the fewest may
+    go.
     """
-    low, high = 1, len(conversation.starts) - 1
+    low, high = fewest, len(conversation.starts) - 1
     best: F | None = None
-    search = _Search(conversation, room)
+    search = _Search(conversation, room, may_be_whole=fewest == 0)
     num_tries = num_items = 0
     while low <= high:
         if best is not None and (num_tries >= _MAX_TRIES or num_items >= _MAX_TRIED_ITEMS):
@@ -92,8 +95,9 @@ async def longest_that_fits(
 class _Search:
     """Guesses the first unit by how many tokens fitted so far, and steps from there, further with every step."""
 
-    def __init__(self, conversation: Parted, room: int) -> None:
+    def __init__(self, conversation: Parted, room: int, *, may_be_whole: bool) -> None:
         self._conversation = conversation
+        self._may_be_whole = may_be_whole
         self._room = room
         self._first = conversation.first_of_size(_FIRST_CHARS * room)
         self._step = 1
@@ -115,8 +119,12 @@ class _Search:
     def fits(self, first: int, num_tokens: int) -> None:
         """Chooses the next try after a prompt that fits the context."""
         self._has_fitted = True
-        size = _CAUTION * self._conversation.sizes[first] * self._room / max(1, num_tokens)
-        guessed = self._conversation.first_of_size(size)
+        sizes = self._conversation.sizes
+        size = sizes[first] * self._room / max(1, num_tokens)
+        if self._may_be_whole and sizes[0] <= _NEAR * size:
+            self._may_be_whole, self._first = False, 0
+            return
+        guessed = self._conversation.first_of_size(_CAUTION * size)
         if guessed < first - self._step:
             self._first, self._step = guessed, max(1, (first - guessed) // 64)
         else:
