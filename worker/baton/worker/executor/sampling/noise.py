@@ -28,7 +28,8 @@ def noise_words(seeds: UInt64, positions: Int64, token_ids: Int64) -> UInt32:
     """
     counters, lanes = np.divmod(token_ids, LANES)
     words = np.stack(_philox(seeds[None], positions[None], counters[None]))
-    return words[lanes, 0, np.arange(len(lanes))].astype(np.uint32)
+    taken: UInt32 = words[lanes, 0, np.arange(len(lanes))].astype(np.uint32)
+    return taken
 
 
 def vocabulary_noise_words(seeds: UInt64, positions: Int64, vocab_size: int) -> UInt32:
