@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import ports
 import psutil
+from child_environment import child_environment
 from redis_program import redis_program
 
 from baton.rpc.channel import Dial
@@ -97,7 +98,7 @@ class Service:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT,
-                env={**os.environ, **self.plan.secrets, **self.environ},
+                env=child_environment({**self.plan.secrets, **self.environ}),
             )  # fmt: skip
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:

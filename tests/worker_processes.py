@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+from child_environment import child_environment
 from worker_harness import Stream
 
 from baton.rpc.channel import open_channel
@@ -46,7 +47,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "baton.services.cli", "worker", *words, "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", **self.environ},
+                env=child_environment({"PYTHONFAULTHANDLER": "1", **self.environ}),
                 start_new_session=True, cwd=ROOT,
             )  # fmt: skip
 
