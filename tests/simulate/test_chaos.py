@@ -8,7 +8,8 @@ import pytest
 
 from baton.kvstore import watch
 from baton.services.cli import main
-from baton.services.simulate.chaos import ChaosReport, ChaosTotals, run_chaos
+from baton.services.simulate.chaos import ChaosReport, ChaosTotals
+from baton.services.simulate.chaos_runs import run_chaos
 from baton.services.simulate.checker import STEADY, Counts
 
 

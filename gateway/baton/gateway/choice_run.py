@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from baton.gateway.choice import Choice
+from baton.gateway.delta_outlet import DeltaOutlet
 from baton.gateway.placement_use import PlacementUse
 from baton.gateway.retry_budget import Loss, loss_of
 from baton.gateway.worker_stream import WorkerStream
 from baton.rpc.errors import ServiceError, Unavailable
 from baton.v1 import types_pb2, worker_pb2
 
-if TYPE_CHECKING:
-    from baton.gateway.running_generation import RunningGeneration
-
 _FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+class ChoiceOwner(Protocol):
+    """The request that a choice belongs to, as the choice's run sees it."""
+
+    outlet: DeltaOutlet
+
+    def take(
+        self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> None:
+        """Takes a choice's new tokens."""
+
+    def stop_early(self, run: ChoiceRun) -> None:
+        """Ends the worker's part of a choice that a stop string ended."""
+
+    def find_better(self, run: ChoiceRun) -> None:
+        """Looks for another worker: the device of this one is stuck."""
+
+    def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
+        """Handles the death of a prefill worker that computed the choice's prompt."""
+
+    def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
+        """Takes a finished choice's counts; None: they will not come."""
+
+    def lose(self, run: ChoiceRun, error: ServiceError) -> None:
+        """Moves the choice to another worker, or fails the request."""
 
 
 class ChoiceRun:
@@ -23,7 +47,7 @@ class ChoiceRun:
 
     __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use", "waits")
 
-    def __init__(self, generation: RunningGeneration, choice: Choice, use: PlacementUse, stream: WorkerStream) -> None:
+    def __init__(self, generation: ChoiceOwner, choice: Choice, use: PlacementUse, stream: WorkerStream) -> None:
         self._generation = generation
         self._num_before = len(choice.output_token_ids)
         self.choice = choice

@@ -170,12 +170,3 @@ class MemoryResponseStore:
         if kept is not None:
             self.num_bytes -= kept.num_bytes
         return kept
-
-
-def make_response_store(redis_url: str, ttl: float, max_bytes: int) -> ResponseStore:
-    """The store that the settings ask for. Raises InvalidRequest for a wrong URL."""
-    if redis_url:
-        from baton.gateway.redis_response_store import RedisResponseStore
-
-        return RedisResponseStore(redis_url, ttl)
-    return MemoryResponseStore(ttl, max_bytes)

@@ -37,7 +37,7 @@ from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.request_trace import GatewayTracing
-from baton.gateway.response_store import make_response_store
+from baton.gateway.response_stores import make_response_store
 from baton.gateway.responses.rpc_calls import ResponseCalls
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.shelf import ResponseShelf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,9 +12,25 @@ from prometheus_client.registry import Collector
 from baton.kvstore.index import Index
 from baton.kvstore.watch import WatchHub
 
-if TYPE_CHECKING:
-    from baton.kvstore.peers import Peers
-    from baton.kvstore.write_behind import WriteBehind
+
+class StoreWriter(Protocol):
+    """What is measured of the writes to the store."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last exchange with the store went well."""
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Encoded changes that wait for the store."""
+
+
+class ConnectedPeers(Protocol):
+    """What is measured of the other replicas."""
+
+    @property
+    def num_connected(self) -> int:
+        """Replicas whose streams are open."""
 
 
 class KvstoreMetrics:
@@ -51,7 +67,7 @@ class IndexCollector(Collector):
 class StoreCollector(Collector):
     """The way to the store, at scrape time."""
 
-    def __init__(self, writer: WriteBehind) -> None:
+    def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
 
     def collect(self) -> Iterable[Metric]:
@@ -67,7 +83,7 @@ class StoreCollector(Collector):
 class PeersCollector(Collector):
     """The other replicas, at scrape time."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: ConnectedPeers) -> None:
         self._peers = peers
 
     def collect(self) -> Iterable[Metric]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +10,7 @@ from google.protobuf.message import Message
 from baton.rpc.errors import DeadlineExceeded, Unavailable
 from baton.rpc.server import Context
 from baton.v1 import control_pb2, control_pb2_grpc
+from baton.worker.control_methods import Method
 from baton.worker.engine_host import EngineHost
 
 _log = logging.getLogger(__name__)
@@ -19,22 +19,6 @@ _WRITE_SECONDS = 110.0  # for a profile's trace, which can be large
 _HALT_SECONDS = 60.0  # what 0 means as a request's timeout_ms
 _LOAD_SECONDS = 600.0  # for weights to be read, and memory to be taken
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
-
-
-class Method(enum.IntEnum):
-    """What a call to the engine asks for."""
-
-    DRAIN = 1
-    GET_STATS = 2
-    RESET_PREFIX_CACHE = 3
-    AWAIT_IDLE = 4  # answered when no request is left
-    START_PROFILE = 5
-    STOP_PROFILE = 6
-    PAUSE = 7
-    RESUME = 8
-    SLEEP = 9
-    WAKE_UP = 10
-    RELOAD_WEIGHTS = 11
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from baton.rpc.errors import ServiceError, Unsupported, status_of
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
-from baton.worker.control import Method
+from baton.worker.control_methods import Method
 from baton.worker.lifecycle import Lifecycle, Refuse, Reply
 from baton.worker.link import Kind
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.block_pool import PoolAudit
-from baton.worker.control import Method
+from baton.worker.control_methods import Method
 from baton.worker.core import Request
 from baton.worker.engine import Engine
 from baton.worker.engine_control import EngineControl

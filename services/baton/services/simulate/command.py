@@ -45,7 +45,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _chaos(config: SimulateConfig) -> int:
     """Runs the seeds, a line each where there are few, and says what was wrong."""
-    from baton.services.simulate.chaos import ChaosTotals, run_seeds
+    from baton.services.simulate.chaos import ChaosTotals
+    from baton.services.simulate.chaos_runs import run_seeds
 
     assert config.chaos is not None, "asked for"
     seeds = range(config.chaos, config.chaos + config.chaos_seeds)

@@ -1,0 +1,21 @@
+"""The calls that the front makes to the engine, by number."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Method(enum.IntEnum):
+    """What a call to the engine asks for."""
+
+    DRAIN = 1
+    GET_STATS = 2
+    RESET_PREFIX_CACHE = 3
+    AWAIT_IDLE = 4  # answered when no request is left
+    START_PROFILE = 5
+    STOP_PROFILE = 6
+    PAUSE = 7
+    RESUME = 8
+    SLEEP = 9
+    WAKE_UP = 10
+    RELOAD_WEIGHTS = 11
