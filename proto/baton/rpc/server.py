@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.rpc.channel import SERVER_OPTIONS
 from baton.rpc.errors import InternalError, InvalidRequest, ServiceError, Unavailable, abort_with
+from baton.rpc.field_count import MAX_FIELDS, UNCOUNTED_BYTES, TooManyFields, check_fields
 from baton.rpc.identity_check import Check, IdentityCheck
 from baton.rpc.reflection import add_reflection
 from baton.rpc.tls import EdgeTls, Tls
@@ -151,25 +153,52 @@ class _Undecodable(NamedTuple):
     reason: str
 
 
+class _Large(NamedTuple):
+    """Stands in for a large request, whose fields are counted beside the event loop before it is parsed."""
+
+    data: bytes
+    deserialize: Callable[[bytes], Any]
+    message: Descriptor
+
+    async def read(self) -> Any:
+        """Returns the request."""
+        try:
+            await asyncio.to_thread(check_fields, self.data, self.message)
+        except TooManyFields:
+            return _Undecodable(f"it has more than {MAX_FIELDS} fields in all its messages")
+        return self.deserialize(self.data)
+
+
 def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def decode(data: bytes) -> Any:
+    message = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
+
+    def parse(data: bytes) -> Any:
         try:
             return deserialize(data)
         except DecodeError as error:
             return _Undecodable(str(error))
 
+    def decode(data: bytes) -> Any:
+        if message is None or len(data) <= UNCOUNTED_BYTES:
+            return parse(data)
+        return _Large(data, parse, message)
+
     return decode
 
 
-async def _check_call(request: Any, context: Context, method: str, check: Check | None) -> None:
+async def _checked(request: Any, context: Context, method: str, check: Check | None) -> Any:
+    """Returns the request of a client that may call the method."""
     if check is not None:
         try:
             check(context)
         except ServiceError:
             await _hear_out(request)
             raise
+    if isinstance(request, _Large):
+        request = await request.read()
     if isinstance(request, _Undecodable):
         raise InvalidRequest(f"the request of {method} cannot be decoded: {request.reason}")
+    return request
 
 
 async def _hear_out(request: Any) -> None:
@@ -183,7 +212,7 @@ async def _hear_out(request: Any) -> None:
 def _unary(behavior: Callable[..., Any], method: str, check: Check | None) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
-            await _check_call(request, context, method, check)
+            request = await _checked(request, context, method, check)
             return await behavior(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
@@ -199,7 +228,7 @@ def _stream(behavior: Callable[..., Any], method: str, check: Check | None) -> C
 
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            await _check_call(request, context, method, check)
+            request = await _checked(request, context, method, check)
             async for response in behavior(request, context):
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
