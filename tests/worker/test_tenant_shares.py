@@ -117,6 +117,16 @@ def test_a_decode_without_a_block_takes_it_from_the_tenant_that_holds_most():
     assert neighbour.num_preemptions == attackers[0].num_preemptions == 0
 
 
+def test_a_prompt_goes_on_though_a_more_urgent_one_finds_no_room():
+    scheduler = make_scheduler(16)
+    running = place(scheduler, 40, tenant="a", priority=1, prefill_only=True)
+    assert chunks(run_step(scheduler)) == {running: 16}
+    urgent = place(scheduler, 40, tenant="b")
+    assert chunks(run_step(scheduler)) == {running: 16}
+    assert chunks(run_step(scheduler)) == {running: 8}
+    assert urgent.phase is Phase.WAITING
+
+
 def test_a_tenant_that_comes_back_has_saved_nothing_up():
     clock = TenantClock()
     clock.advance(["a", "b"])

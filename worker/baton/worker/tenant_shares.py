@@ -87,8 +87,9 @@ class TenantShares:
         lines = {state.line for state in self._places.batch.prefilling} | set(self._places.waiting.lines)
         for _, group in groupby(sorted(lines, key=lambda line: line.priority), lambda line: line.priority):
             step.divide(sorted(group, key=self._order))
-            if draft.budget <= 0 or step.line_is_held:
+            if draft.budget <= 0:
                 return
+            step.end_priority()
 
     def _order(self, line: Line) -> tuple[float, tuple[int, float, int]]:
         ranks = [state.rank for state in self._places.batch.prefilling if state.line == line]
@@ -116,10 +117,10 @@ class _Step:
         self._waits: set[Line] = set()  # nothing more of it is admitted in this step
         self._pass_until = float("inf")  # what a tenant may have used that passes requests without room
 
-    @property
-    def line_is_held(self) -> bool:
-        """Whether a request waits that less urgent ones may not pass."""
-        return self._pass_until < float("inf")
+    def end_priority(self) -> None:
+        """Less urgent requests pass none that found no room. Those that run go on: they may be what it waits for."""
+        if self._pass_until < float("inf"):
+            self._admit = None
 
     def divide(self, lines: list[Line]) -> None:
         """Serves lines of one priority: an even part each, then what is left."""
