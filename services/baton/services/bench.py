@@ -8,10 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[3]
+from baton.services.checkout import CHECKOUT
 
-
-def main(argv: Sequence[str], folder: Path = _CHECKOUT / "tests" / "bench") -> int:
+def main(argv: Sequence[str], folder: Path = CHECKOUT / "tests" / "bench") -> int:
     """Lists the benchmarks, or runs the one named first with the arguments that follow."""
     programs = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
     asks_for_help = not argv or argv[0] in ("--help", "-h", "list")

@@ -52,11 +52,19 @@ TOOLS: Mapping[str, str] = {
     "simulate": "Runs a simulated fleet under virtual time.",
 }
 
-# Where a tool's main() is, unless in baton.services by its own name.
+# The module of each tool's main().
 _MODULES: Mapping[str, str] = {
+    "up": "baton.services.up",
+    "certs": "baton.services.certs",
     **dict.fromkeys(OPERATIONS, "baton.services.operate"),
+    "keys": "baton.services.keys",
     "doctor": "baton.services.doctor.command",
+    "collect-env": "baton.services.collect_env",
+    "traces": "baton.services.traces",
+    "probe": "baton.services.probe",
+    "top": "baton.services.top",
     "metrics": "baton.services.metrics_table",
+    "bench": "baton.services.bench",
     "simulate": "baton.services.simulate.command",
 }
 _WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
@@ -114,7 +122,7 @@ def _likely(command: str) -> str:
 
 
 def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    module = importlib.import_module(_MODULES.get(name, f"baton.services.{name.replace('-', '_')}"))
+    module = importlib.import_module(_MODULES[name])
     if name in OPERATIONS:
         code: int = module.main(name, argv, environ)
     elif name == "doctor":

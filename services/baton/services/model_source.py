@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from baton.services import extras
+from baton.services.checkout import CHECKOUT, PACKAGE
 from baton.services.settings import SettingsError
 
 _SAMPLE = Path("models") / "storyteller-7m"
-# A checkout has it at its top, a wheel beside this module.
-SAMPLE_MODELS = (Path(__file__).resolve().parents[3] / _SAMPLE, Path(__file__).resolve().parent / _SAMPLE)
+# A checkout has it at its top, a wheel in this package.
+SAMPLE_MODELS = (CHECKOUT / _SAMPLE, PACKAGE / _SAMPLE)
 
 
 def resolve_model(model: str) -> str:
