@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvstore_node import blocks
 
-from baton.router.fleet import Fleet
-from baton.router.placer import Placer
-from baton.router.prefix_index import PrefixIndex
+from baton.router.fleet.fleet import Fleet
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.placement.placer import Placer
 from baton.v1 import kv_pb2, router_pb2
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fleet_node import state
 
-from baton.router.in_flight import PendingLoad
-from baton.router.rates import Rates
-from baton.router.standing import Demand, standing_of
-from baton.router.step_model import StepTimes
-from baton.router.worker_view import view_of
+from baton.router.fleet.rates import Rates
+from baton.router.fleet.worker_view import view_of
+from baton.router.learning.step_model import StepTimes
+from baton.router.placement.standing import Demand, standing_of
+from baton.router.requests.in_flight import PendingLoad
 from baton.v1 import types_pb2
 
 PREFILL, DECODE, BOTH = (

@@ -36,7 +36,7 @@ from fleet_node import ScriptedWorker, state
 from redis_program import redis_program
 from report import facts_line, machine_facts, render_table, write_json
 
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
 from baton.services import ports
 from baton.v1 import index_pb2, kv_pb2

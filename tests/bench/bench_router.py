@@ -33,7 +33,7 @@ from kvstore_node import FakeWorker
 
 from baton.gateway.router_link import RouterLink
 from baton.kvstore.index import Index
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
 from baton.services import ports
 from baton.v1 import kv_pb2, router_pb2, router_pb2_grpc

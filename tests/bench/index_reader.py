@@ -13,8 +13,8 @@ import json
 import sys
 import time
 
-from baton.router.index_client import IndexClient
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 
 
 async def main(address: str) -> None:

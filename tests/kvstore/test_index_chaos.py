@@ -15,8 +15,8 @@ import redis
 from index_fleet import Node, Roamer
 from kvstore_node import blocks, eventually
 
-from baton.router.index_client import IndexClient
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 
 NUM_WORKERS = 4
 UNIVERSE = 400  # block numbers of each worker

@@ -12,8 +12,8 @@ from index_fleet import Node
 from kvstore_node import eventually
 from worker_harness import NAMESPACE, running_worker, submit
 
-from baton.router.index_client import IndexClient
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import hash_blocks
 
 BLOCK_SIZE = 16

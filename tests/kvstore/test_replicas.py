@@ -12,8 +12,8 @@ import pytest
 from kvstore_node import FakeWorker, Replica, eventually
 from stack import wait_until
 
-from baton.router.index_client import IndexClient
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from router_views import RATES, standing, view
 
-from baton.router.board import Board
+from baton.router.placement.board import Board
 
 
 class Maker:

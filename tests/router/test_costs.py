@@ -3,8 +3,8 @@
 import pytest
 from router_views import BOTH, DECODE, PREFILL, demand, standing
 
-from baton.router import costs
-from baton.router.in_flight import PendingLoad
+from baton.router.placement import costs
+from baton.router.requests.in_flight import PendingLoad
 
 FLOOR = 0.0202  # one request's step at the test's rates
 

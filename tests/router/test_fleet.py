@@ -6,7 +6,7 @@ import pytest
 from fleet_node import DIGEST, layout, state
 from router_views import BOTH, DECODE, PREFILL
 
-from baton.router.fleet import Fleet
+from baton.router.fleet.fleet import Fleet
 from baton.rpc.errors import NotFound
 
 

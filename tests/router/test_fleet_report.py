@@ -8,7 +8,7 @@ import pytest
 from fleet_node import state
 from router_views import DECODE, PREFILL
 
-from baton.router.fleet_report import bounds_of
+from baton.router.grpc.fleet_report import bounds_of
 from baton.v1 import router_pb2
 
 

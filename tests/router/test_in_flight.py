@@ -2,8 +2,8 @@
 
 from kvstore_node import blocks
 
-from baton.router.in_flight import InFlight, Placed, Share
-from baton.router.prompt_sketch import sketch_of
+from baton.router.requests.in_flight import InFlight, Placed, Share
+from baton.router.requests.prompt_sketch import sketch_of
 
 
 def begin(flight, placement_id, now, *shares, prompt=(), **fields):

@@ -6,9 +6,9 @@ import grpc
 import pytest
 from kvstore_node import blocks, eventually, stored
 
-from baton.router import index_client
-from baton.router.index_client import IndexClient
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index import client as index_client
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import SERVER_OPTIONS
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 

@@ -9,15 +9,15 @@ from fleet_node import load, state
 from placer_world import World
 from router_views import DECODE, PREFILL, RATES, standing, view
 
-from baton.router.calibration import Arrivals, Bias
-from baton.router.in_flight import PendingLoad, Share
-from baton.router.learnt import Learnt
-from baton.router.placed_adapters import PlacedAdapters
-from baton.router.prompt_sketch import sketch_of
-from baton.router.rates import GUESS, RateModel, fleet_rates, rates_of
-from baton.router.sessions import Sessions
-from baton.router.standing import Objectives, standing_of
-from baton.router.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
+from baton.router.fleet.rates import GUESS, RateModel, fleet_rates, rates_of
+from baton.router.learning.calibration import Arrivals, Bias
+from baton.router.learning.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
+from baton.router.placement.learnt import Learnt
+from baton.router.placement.standing import Objectives, standing_of
+from baton.router.requests.in_flight import PendingLoad, Share
+from baton.router.requests.placed_adapters import PlacedAdapters
+from baton.router.requests.prompt_sketch import sketch_of
+from baton.router.requests.sessions import Sessions
 from baton.v1 import router_pb2
 
 # Rates.

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from baton.router.output_lengths import OutputLengths
+from baton.router.learning.output_lengths import OutputLengths
 
 PACE = 0.03  # seconds between tokens
 MEDIAN, SIGMA = 250.0, 0.8

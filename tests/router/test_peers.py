@@ -10,12 +10,12 @@ from byte_proxy import ByteProxy
 from fleet_node import state
 from kvstore_node import blocks, eventually
 
-from baton.router import in_flight
-from baton.router.fleet import Cordon, Fleet
-from baton.router.in_flight import InFlight, Placed, Share
-from baton.router.peer_news import PeerNews
-from baton.router.peers import Peers
-from baton.router.prompt_sketch import sketch_of
+from baton.router.fleet.fleet import Cordon, Fleet
+from baton.router.peers.news import PeerNews
+from baton.router.peers.peers import Peers
+from baton.router.requests import in_flight
+from baton.router.requests.in_flight import InFlight, Placed, Share
+from baton.router.requests.prompt_sketch import sketch_of
 from baton.v1 import router_pb2
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from placer_world import World
 from router_views import BOTH, DECODE, PREFILL, RATES, demand, standing
 
-from baton.router import costs
-from baton.router.fair_share import exceeds_share, queue_bound
-from baton.router.in_flight import PendingLoad, TenantLoad
-from baton.router.placement import Asked, candidates, decide
-from baton.router.policy import rank
-from baton.router.standing import Demand, Traffic
+from baton.router.placement import costs
+from baton.router.placement.decision import Asked, candidates, decide
+from baton.router.placement.fair_share import exceeds_share, queue_bound
+from baton.router.placement.policy import rank
+from baton.router.placement.standing import Demand, Traffic
+from baton.router.requests.in_flight import PendingLoad, TenantLoad
 from baton.rpc.errors import NoCapacity, ServiceError
 from baton.v1 import router_pb2, types_pb2
 

@@ -5,7 +5,7 @@ import logging
 
 from kvstore_node import eventually
 
-from baton.router.placement_log import PlacementLog
+from baton.router.grpc.placement_log import PlacementLog
 
 
 async def test_a_placement_alone_has_a_record_with_its_request_id(caplog):

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from baton.router import placement_queue
-from baton.router.placement_queue import PlacementQueue
+from baton.router.grpc import placement_queue
+from baton.router.grpc.placement_queue import PlacementQueue
 from baton.rpc.errors import InvalidRequest, NotFound
 from baton.v1 import router_pb2
 

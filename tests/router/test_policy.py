@@ -4,11 +4,11 @@ import pytest
 from fleet_node import layout, state
 from router_views import BOTH, DECODE, PREFILL, RATES, demand, faster, standing
 
-from baton.router import costs
-from baton.router.in_flight import PendingLoad
-from baton.router.policy import rank
-from baton.router.standing import standing_of
-from baton.router.worker_view import view_of
+from baton.router.fleet.worker_view import view_of
+from baton.router.placement import costs
+from baton.router.placement.policy import rank
+from baton.router.placement.standing import standing_of
+from baton.router.requests.in_flight import PendingLoad
 from baton.v1 import kv_pb2
 
 

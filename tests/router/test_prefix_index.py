@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvstore_node import blocks, removed, stored
 
-from baton.router.index_changes import sorted_set
-from baton.router.index_holders import MAX_SLOTS, Holders
-from baton.router.prefix_index import HeldPrefix, PrefixIndex
+from baton.router.index.changes import sorted_set
+from baton.router.index.holders import MAX_SLOTS, Holders
+from baton.router.index.prefix_index import HeldPrefix, PrefixIndex
 from baton.rpc.errors import NoCapacity
 from baton.v1 import kv_pb2
 

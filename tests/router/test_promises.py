@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from router_views import RATES, demand, standing
 
-from baton.router import costs
-from baton.router.in_flight import TenantLoad
-from baton.router.placement import Asked, admitted
-from baton.router.policy import Option
-from baton.router.promises import Kept, Promise, Promises, promise_of
-from baton.router.standing import Objectives, Traffic
+from baton.router.placement import costs
+from baton.router.placement.decision import Asked, admitted
+from baton.router.placement.policy import Option
+from baton.router.placement.promises import Kept, Promise, Promises, promise_of
+from baton.router.placement.standing import Objectives, Traffic
+from baton.router.requests.in_flight import TenantLoad
 from baton.rpc.errors import NoCapacity
 from baton.v1 import types_pb2
 

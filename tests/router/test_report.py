@@ -8,8 +8,8 @@ from fleet_node import state
 from placer_world import World
 from prometheus_client import CollectorRegistry
 
+from baton.router.grpc.servicer import RouterServicer
 from baton.router.metrics import RouterMetrics
-from baton.router.router_servicer import RouterServicer
 from baton.v1 import router_pb2
 
 COUNT = 100

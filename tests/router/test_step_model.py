@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.router.step_model import StepModel, drawn_to_fleet, fleet_times
+from baton.router.learning.step_model import StepModel, drawn_to_fleet, fleet_times
 
 
 def test_nothing_observed_is_nothing_known():

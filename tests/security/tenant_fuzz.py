@@ -25,7 +25,7 @@ from baton.gateway.admitted import _as_tenants
 from baton.gateway.generation import GenerationRequest
 from baton.gateway.generator import _make_prompt
 from baton.gateway.prompt_hashes import PromptHashes
-from baton.router.prefix_index import PrefixIndex
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.executor import VirtualExecutor

@@ -73,7 +73,7 @@ def test_chaos_replays_from_its_seed_in_any_process():
 
 def test_an_index_that_hears_nothing_is_found_out(monkeypatch):
     """The checker itself: a router whose index takes no removals believes in phantoms."""
-    from baton.router.prefix_index import PrefixIndex
+    from baton.router.index.prefix_index import PrefixIndex
 
     apply_all = PrefixIndex.apply_all
 

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.router.fleet import Fleet
-from baton.router.index_client import IndexClient
-from baton.router.peers import Peers
-from baton.router.placer import Outcome, Placer
-from baton.router.prefix_index import PrefixIndex
+from baton.router.fleet.fleet import Fleet
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.peers.peers import Peers
+from baton.router.placement.placer import Outcome, Placer
 
 _PLACE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 

@@ -17,20 +17,20 @@ from baton.router.discovery.kubernetes_api import KubernetesApi
 from baton.router.discovery.metrics import DiscoveryCollector
 from baton.router.discovery.pace import Pace
 from baton.router.discovery.sources import discovery_of
-from baton.router.fleet import Fleet
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.worker_watch import WorkerWatch
 from baton.router.garbage import rare_collections
-from baton.router.index_client import IndexClient
+from baton.router.grpc.placement_spans import PlacementSpans
+from baton.router.grpc.servicer import SERVICE_NAME, RouterServicer
+from baton.router.index.client import IndexClient
+from baton.router.index.prefix_index import PrefixIndex
 from baton.router.metrics import RouterCollector, RouterMetrics
-from baton.router.peer_news import PeerNews
-from baton.router.peer_servicer import SERVICE_NAME as PEER_SERVICE_NAME
-from baton.router.peer_servicer import RouterPeerServicer
-from baton.router.peers import Peers
-from baton.router.placement_spans import PlacementSpans
-from baton.router.placer import Placer
-from baton.router.prefix_index import PrefixIndex
-from baton.router.router_servicer import SERVICE_NAME, RouterServicer
-from baton.router.standing import Objectives
-from baton.router.worker_watch import WorkerWatch
+from baton.router.peers.news import PeerNews
+from baton.router.peers.peers import Peers
+from baton.router.peers.servicer import SERVICE_NAME as PEER_SERVICE_NAME
+from baton.router.peers.servicer import RouterPeerServicer
+from baton.router.placement.placer import Placer
+from baton.router.placement.standing import Objectives
 from baton.rpc.channel import Dial
 from baton.rpc.identity import KVSTORE, ROUTER, WORKER
 from baton.rpc.metrics_endpoint import metrics_endpoint

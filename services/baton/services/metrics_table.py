@@ -85,12 +85,12 @@ def _gateway() -> Iterator[MetricRow]:
 def _router() -> Iterator[MetricRow]:
     from baton.router.discovery.addresses import StaticDiscovery
     from baton.router.discovery.metrics import DiscoveryCollector
-    from baton.router.fleet import Fleet
-    from baton.router.index_client import IndexClient
+    from baton.router.fleet.fleet import Fleet
+    from baton.router.index.client import IndexClient
+    from baton.router.index.prefix_index import PrefixIndex
     from baton.router.metrics import RouterCollector, RouterMetrics
-    from baton.router.peers import Peers
-    from baton.router.placer import Placer
-    from baton.router.prefix_index import PrefixIndex
+    from baton.router.peers.peers import Peers
+    from baton.router.placement.placer import Placer
     from baton.rpc.tls_metrics import TlsCollector
     from baton.rpc.tracing import TracingCollector
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.router.worker_view import WorkerView
+from baton.router.fleet.worker_view import WorkerView
 from baton.rpc.errors import Unavailable
 from baton.services.simulate.policy import RouterParts
 from baton.v1 import router_pb2, types_pb2

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.router.index_client import IndexClient
+from baton.router.index.client import IndexClient
 from baton.services.simulate.checker import BLIND, DISTURBED, STEADY, WIRE_SECONDS, Checker, Counts, Mark, Phantom
 from baton.services.simulate.device import DeviceModel
 from baton.services.simulate.policy import BatonPolicy, PolicyFactory

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton.router.fleet import Fleet
-from baton.router.prefix_index import PrefixIndex
+from baton.router.fleet.fleet import Fleet
+from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES
 from baton.services.simulate.worker import SimWorker
 from baton.worker.core import BlockHash

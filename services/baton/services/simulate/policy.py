@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.router.fleet import Fleet
-from baton.router.placer import Placer
-from baton.router.prefix_index import PrefixIndex
-from baton.router.standing import Objectives
+from baton.router.fleet.fleet import Fleet
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.placement.placer import Placer
+from baton.router.placement.standing import Objectives
 from baton.v1 import router_pb2
 
 

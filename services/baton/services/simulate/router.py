@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.fleet import Fleet
-from baton.router.prefix_index import PrefixIndex
+from baton.router.fleet.fleet import Fleet
+from baton.router.index.prefix_index import PrefixIndex
 from baton.services.simulate.policy import Policy, PolicyFactory, RouterParts
 from baton.services.simulate.timeline import Clock
 from baton.services.simulate.worker import SimWorker

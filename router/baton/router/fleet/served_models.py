@@ -1,0 +1,68 @@
+"""Which models are served, and which workers do not fit them. Pure functions over the live workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from baton.router.fleet.worker_view import WorkerView
+from baton.v1 import types_pb2
+
+Models = Mapping[str, types_pb2.ModelInfo]  # by name
+
+
+def served_models(
+    live: Sequence[tuple[WorkerView, types_pb2.ModelInfo]], before: Models
+) -> dict[str, types_pb2.ModelInfo]:
+    """One model a name: what most of the workers that can decode say; the one served before wins a tie.
+
+    The context is the shortest of those workers', so that every placement can hold every request.
+    """
+    served: dict[str, types_pb2.ModelInfo] = {}
+    names = {info.name for view, info in live if view.can_decode}
+    for name in sorted(names):
+        infos = [info for view, info in live if view.can_decode and info.name == name]
+        votes = Counter(_key(info) for info in infos)
+        old = _key(before[name]) if name in before else None
+        chosen = max(votes, key=lambda key: (votes[key], key == old, key))
+        served[name] = min((info for info in infos if _key(info) == chosen), key=lambda info: info.max_model_len)
+    return served
+
+
+def serves(view: WorkerView, model: types_pb2.ModelInfo) -> bool:
+    """Whether a worker has this very model and, where it decodes, blocks of the size that prompts are hashed in."""
+    return view.model_digest == model.digest and (view.block_size == model.block_size or not view.can_decode)
+
+
+def find_mismatches(live: Sequence[WorkerView], models: Models) -> dict[str, str]:
+    """What is wrong with live workers that are never used for what they are there for, by worker id."""
+    problems: dict[str, str] = {}
+    for view in live:
+        model = models.get(view.model_name)
+        partners = [other for other in live if other.can_decode and other.model_name == view.model_name]
+        if model is not None and not serves(view, model):
+            problems[view.worker_id] = (
+                f"its model {view.model_name!r} is not the one that is served under this name: digest "
+                f"{_digest(view.model_digest)}, blocks of {view.block_size} tokens, against "
+                f"{_digest(model.digest)}, {model.block_size}"
+            )
+        elif not view.can_decode and partners and all(other.layout != view.layout for other in partners):
+            other = partners[0]
+            problems[view.worker_id] = (
+                f"its KV layout fits no decode worker's: digest {_digest(view.model_digest)}, {_words(view)} against "
+                f"{other.worker_id}'s digest {_digest(other.model_digest)}, {_words(other)}"
+            )
+    return problems
+
+
+def _key(info: types_pb2.ModelInfo) -> tuple[bytes, int]:
+    return info.digest, info.block_size
+
+
+def _digest(digest: bytes) -> str:
+    return digest.hex() or "none"
+
+
+def _words(view: WorkerView) -> str:
+    _, simulated, layers, heads, head_dim, tp_size = view.layout
+    return f"{layers} {'simulated ' if simulated else ''}layers, {heads} heads of {head_dim}, tp {tp_size}"

@@ -1,0 +1,122 @@
+"""A worker as placement sees it: its last state as a frozen value. Knows no connection and no other worker."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.router.learning.step_model import StepTimes
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+
+_PREFILLS = (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
+_DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
+
+# What must be equal for KV to pass from one worker to another. Senders convert block sizes and dtypes.
+LayoutKey = tuple[bytes, bool, int, int, int, int]
+
+
+class Speeds(NamedTuple):
+    """What is believed of a worker's speeds. 0, or None: not known yet."""
+
+    prefill_tokens_per_second: float
+    transfer_bytes_per_second: float
+    restore_bytes_per_second: float
+    step: StepTimes | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker's last state. Rates are 0 where the worker does not know them yet."""
+
+    worker_id: str
+    epoch: int
+    address: str
+    role: types_pb2.WorkerRole.ValueType
+    model_name: str
+    model_digest: bytes
+    layout: LayoutKey
+    num_layers: int
+    block_size: int
+    draining: bool
+    cordoned: bool
+    received: float  # monotonic seconds
+    num_running: int
+    queue_depth: int
+    num_pending_prefill_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    max_num_requests: int
+    prefill_tokens_per_second: float
+    transfer_bytes_per_second: float
+    kv_bytes_per_token: int
+    step: StepTimes | None  # None: not known yet
+    num_context_tokens: int = 0  # of all running requests
+    restore_bytes_per_second: float = 0.0
+    adapter_load_seconds: float = 0.0
+    adapters: frozenset[str] = frozenset()  # on the device
+    can_decode: bool = True  # requests can be submitted to it
+    can_prefill_for_others: bool = True  # decode workers can ask it for a prompt's KV
+    mixes_phases: bool = True  # decodes run beside the prefills that others ask of it
+    stalled: bool = False  # its device is stuck; it may come back
+    max_prompt_tokens: float = math.inf  # that its pool can ever hold, beside one token of output
+
+
+def view_of(
+    state: worker_pb2.WorkerState,
+    address: str,
+    cordoned: bool,
+    received: float,
+    speeds: Speeds | None,
+    terminating: bool = False,
+) -> WorkerView:
+    """Returns the view that a state stands for. `speeds` None: those of the state. `terminating`: it drains or will."""
+    load = state.load
+    if speeds is None:
+        told = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
+        speeds = Speeds(*told, step=None)
+    return WorkerView(
+        worker_id=state.worker_id,
+        epoch=state.epoch,
+        address=address,
+        role=state.role,
+        model_name=state.model.name,
+        model_digest=state.model.digest,
+        layout=layout_key(state.layout),
+        num_layers=state.layout.num_layers,
+        block_size=state.model.block_size,
+        draining=state.draining or terminating,
+        cordoned=cordoned,
+        received=received,
+        num_running=load.num_running,
+        queue_depth=load.queue_depth,
+        num_pending_prefill_tokens=load.num_pending_prefill_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        max_num_requests=load.max_num_requests,
+        prefill_tokens_per_second=speeds.prefill_tokens_per_second,
+        transfer_bytes_per_second=speeds.transfer_bytes_per_second,
+        kv_bytes_per_token=load.kv_bytes_per_token,
+        step=speeds.step,
+        num_context_tokens=load.num_context_tokens,
+        restore_bytes_per_second=speeds.restore_bytes_per_second,
+        adapter_load_seconds=load.adapter_load_seconds,
+        adapters=frozenset(state.adapters),
+        can_decode=state.role in _DECODES,
+        can_prefill_for_others=state.role in _PREFILLS,
+        stalled=state.stalled,
+        mixes_phases=state.role == types_pb2.WORKER_ROLE_BOTH,
+        max_prompt_tokens=load.num_blocks * state.model.block_size - 1 if load.num_blocks else math.inf,
+    )
+
+
+def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:
+    """Equal keys: KV can pass between the two."""
+    return (
+        layout.model_digest,
+        layout.dtype == kv_pb2.KV_DTYPE_SIMULATED,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        layout.tp_size or 1,
+    )

@@ -1,0 +1,60 @@
+"""How workers stand that know nothing of a request: made once, and again where something has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baton.router.fleet.rates import Rates
+from baton.router.fleet.worker_view import WorkerView
+from baton.router.placement.standing import Standing
+
+_FRESH_SECONDS = 0.01  # for which a backlog is believed: it shrinks by itself
+
+Make = Callable[[WorkerView, Rates, float], Standing]  # worker, what it is taken to be like, now
+
+
+class Board:
+    """One model's workers. `changed`: those whose load has become another one; the board empties it."""
+
+    def __init__(self, make: Make, changed: set[str]) -> None:
+        self.changed = changed
+        self.standings: list[Standing] = []  # in the order of the views
+        self.places: dict[str, int] = {}  # by worker
+        self._make = make
+        self._views: Sequence[WorkerView] = ()
+        self._fallback: Rates | None = None
+        self._backlogs: dict[str, float] = {}  # by worker, where prompts are computed: when that was looked at
+
+    def bring_up(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
+        """Shows these workers as of now. `views`: another sequence whenever one of them is another one."""
+        if views is not self._views or fallback is not self._fallback:
+            self._take(views, fallback, now)
+        changed = self.changed
+        for worker_id, at in self._backlogs.items():
+            if now - at >= _FRESH_SECONDS:
+                changed.add(worker_id)
+        for worker_id in changed:
+            place = self.places.get(worker_id)
+            if place is None:
+                continue
+            self.standings[place] = self._made(views[place], fallback, now)
+        changed.clear()
+
+    def _take(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
+        before, self._views = self._views, views
+        places = {view.worker_id: place for place, view in enumerate(views)}
+        if fallback is self._fallback and places == self.places:
+            self.changed.update([view.worker_id for view, old in zip(views, before, strict=True) if view is not old])
+            return
+        self._fallback, self.places = fallback, places
+        self._backlogs.clear()
+        self.changed.clear()
+        self.standings = [self._made(view, fallback, now) for view in views]
+
+    def _made(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
+        standing = self._make(view, fallback, now)
+        if standing.backlog_seconds:
+            self._backlogs[view.worker_id] = now
+        else:
+            self._backlogs.pop(view.worker_id, None)
+        return standing

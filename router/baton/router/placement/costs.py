@@ -1,0 +1,242 @@
+"""What a placement costs, in seconds of delay added: to the request itself, and to those it meets. Pure functions.
+
+A second between tokens is felt less than one before the first token, by `Standing.stream_part`.
+
+Everything is computed from the workers' states, their measured rates, and the placements that are on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffic
+
+# submit, started, accept, first token, complete: what a hand-over costs when nothing has to be moved.
+_HANDOVER_SECONDS = 0.002
+_MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
+
+
+class Costs(NamedTuple):
+    """Seconds, one field for each router.proto CostKind."""
+
+    queue: float
+    prefill: float
+    transfer: float
+    decode: float
+    memory: float
+    restore: float = 0.0
+    adapter: float = 0.0
+    later: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
+
+    @property
+    def to_first_token(self) -> float:
+        """The part that passes before the first token."""
+        return self.queue + self.prefill + self.transfer + self.restore + self.adapter
+
+
+def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Costs:
+    """The cost of decoding there, whoever prefills. `floor_seconds` is the fastest step that any worker offers."""
+    step = decode.rates.step
+    beside, num_output_tokens = decode.num_beside, demand.num_output_tokens
+    context = demand.num_prompt_tokens + num_output_tokens / 2
+    own = num_output_tokens * max(0.0, decode.step_seconds(demand) - floor_seconds)
+    # The others are half through, on average.
+    others = beside * (step.slope + step.context_slope * context) * num_output_tokens / 2
+    return Costs(
+        _seat_seconds(decode, demand),
+        0.0,
+        0.0,
+        (own + others * echo(decode, demand)) * decode.stream_part(demand),
+        _memory_seconds(decode, demand),
+        0.0,
+        decode.adapter_seconds(demand) if demand.adapter else 0.0,
+    )
+
+
+def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
+    """The decode worker prefills: its batch stands still meanwhile."""
+    prefill = decode.prefill_seconds(demand) * traffic.bias
+    restore = decode.restore_seconds() if decode.num_host_tokens else 0.0
+    return Costs(
+        max(alone.queue, decode.backlog_seconds),
+        prefill,
+        0.0,
+        alone.decode + _stall_seconds(decode, decode.num_beside, prefill, demand),
+        alone.memory,
+        restore,
+        alone.adapter,
+        _later_seconds(decode, prefill, traffic),
+    )
+
+
+def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
+    """Another worker prefills and sends the KV while it computes."""
+    seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
+    num_bytes = max(0, demand.num_prompt_tokens - decode.num_cached_tokens) * decode.view.kv_bytes_per_token
+    moving = num_bytes / decode.rates.transfer_bytes_per_second
+    # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
+    exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
+    restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
+    return Costs(
+        # Prompts that the decode worker computes itself go before what others have computed for it.
+        max(alone.queue, prefill.backlog_seconds, decode.backlog_seconds - seconds),
+        seconds,
+        exposed + _HANDOVER_SECONDS,
+        alone.decode + _stall_seconds(prefill, prefill.num_stalled, seconds, demand),
+        alone.memory,
+        restore,
+        max(alone.adapter, prefill.adapter_seconds(demand)),
+        _later_seconds(prefill, seconds, traffic),
+    )
+
+
+class Screened(NamedTuple):
+    """What all decode workers cost, without the parts."""
+
+    totals: list[float]  # of local, for each
+    # What each adds at least to a remote prefill, its transfer and hand-over included: with its queue, and without.
+    queued: list[float]
+    alone: list[float]
+    stalls: list[float]  # seconds that its streams feel of each one that it prefills
+
+
+def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
+    """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
+    prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
+    places = demand.num_choices
+    strained = demand.itl_seconds > 0
+    part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
+    half = output / 2
+    context = prompt + half
+    bias, arrivals = traffic.bias, traffic.placements_per_second
+    totals: list[float] = []
+    queued: list[float] = []
+    without: list[float] = []
+    stalls: list[float] = []
+    for one in decodes:
+        view, rates, cached, requests, beside, _, coming, backlog, host, behind, _, _, stalled = one
+        step, block_size, speed = rates.step, view.block_size or 1, rates.prefill_tokens_per_second
+        uncached = prompt - cached
+        prefill = (uncached if uncached > 1 else 1) / speed * bias
+        own_step = step.base + step.slope * (beside + 1) + step.context_slope * (view.num_context_tokens + context)
+        felt = part * own_step / (1.0 - stalled) if strained else part
+        alone = stall = 0.0
+        if beside:
+            slowed = beside * (step.slope + step.context_slope * context)
+            growth = slowed / own_step
+            echoed = 1.0 / (1.0 - (growth if growth < _MOST_GROWTH else _MOST_GROWTH))
+            alone = slowed * half * echoed
+            stall = beside * felt * echoed
+        if own_step > floor_seconds:
+            alone += output * (own_step - floor_seconds)
+        alone *= felt
+        missing = (uncached + output + beside * half) / block_size + coming - view.num_free_blocks
+        if missing > 0:
+            alone += missing * block_size / speed
+        if adapter:
+            alone += one.adapter_seconds(demand)
+        excess = requests + places - behind - view.max_num_requests
+        queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
+        moving = (uncached if uncached > 0 else 0) * view.kv_bytes_per_token / rates.transfer_bytes_per_second
+        there = alone + moving / (view.num_layers or 1) + _HANDOVER_SECONDS
+        without.append(there)
+        queued.append(there + queue)
+        stalls.append(stall)
+        later = prefill * (arrivals * (backlog + prefill / 2) + behind)
+        total = (queue if queue > backlog else backlog) + prefill * (1 + stall) + alone + later
+        totals.append(total + one.restore_seconds() if host else total)
+    return Screened(totals, queued, without, stalls)
+
+
+class RemoteBounds(NamedTuple):
+    """What prefilling costs at least at each worker, whoever decodes: with its queue, and without."""
+
+    queued: list[float]
+    work: list[float]
+    seconds: list[float]  # of the prefill alone
+
+
+def remote_bounds(
+    prefills: Sequence[Standing], demand: Demand, traffic: Traffic, stalls: Sequence[float] | None = None
+) -> RemoteBounds:
+    """Bounds for every prefill worker, in one pass. `stalls`: those of `screen`, if it was given the same workers."""
+    prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
+    if stalls is None:
+        stalls = [_stall_seconds(one, one.num_stalled, 1.0, demand) for one in prefills]
+    queued: list[float] = []
+    work: list[float] = []
+    alone: list[float] = []
+    for one, stall in zip(prefills, stalls, strict=True):
+        uncached, backlog = prompt - one.num_cached_tokens, one.backlog_seconds
+        seconds = (uncached if uncached > 1 else 1) / one.rates.prefill_tokens_per_second * bias
+        there = seconds * (1.0 + stall + arrivals * (backlog + seconds / 2) + one.num_behind)
+        alone.append(seconds)
+        work.append(there)
+        queued.append(backlog + there)
+    return RemoteBounds(queued, work, alone)
+
+
+def not_hidden(decode: Standing, moving: float, backlog: float, prefill: float) -> float:
+    """Seconds that a pair costs beyond the bounds of both its sides: its prefill, behind such a backlog, ends before
+    the transfer, or before the decode worker's own prompts."""
+    exposed = moving - prefill - moving / max(1, decode.view.num_layers)
+    waits = decode.backlog_seconds - prefill - backlog
+    return (exposed if exposed > 0 else 0.0) + (waits if waits > 0 else 0.0)
+
+
+def echo(one: Standing, demand: Demand) -> float:
+    """What a delay of a batch grows to: streams that stay longer slow those that come, and these the next ones."""
+    step = one.rates.step
+    context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+    growth = one.num_beside * (step.slope + step.context_slope * context) / one.step_seconds(demand)
+    return 1.0 / (1.0 - min(growth, _MOST_GROWTH))
+
+
+def least_transfer(decode: Standing, demand: Demand) -> float:
+    """What a hand-over to there costs at least, whoever prefills."""
+    return moving_seconds(decode, demand) / max(1, decode.view.num_layers) + _HANDOVER_SECONDS
+
+
+def moving_seconds(decode: Standing, demand: Demand) -> float:
+    """Sending what the decode worker does not hold, were nothing hidden."""
+    num_tokens = max(0, demand.num_prompt_tokens - decode.num_cached_tokens)
+    return num_tokens * decode.view.kv_bytes_per_token / decode.rates.transfer_bytes_per_second
+
+
+def seconds_per_seat(decode: Standing, demand: Demand) -> float:
+    """How often a place in a full batch becomes free."""
+    seats = max(1, decode.view.max_num_requests)
+    step = decode.rates.step.seconds(seats, decode.view.num_context_tokens)
+    return demand.num_output_tokens * step / seats
+
+
+def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
+    """Those that this one overtakes, and those expected to come until it is computed, wait for it."""
+    coming = traffic.placements_per_second * (one.backlog_seconds + work / 2)
+    return work * (coming + one.num_behind)
+
+
+def _stall_seconds(one: Standing, num_stalled: int, seconds: float, demand: Demand) -> float:
+    """Streams stand still for so long."""
+    return num_stalled * seconds * echo(one, demand) * one.stream_part(demand) if num_stalled else 0.0
+
+
+def _seat_seconds(decode: Standing, demand: Demand) -> float:
+    excess = decode.num_requests + demand.num_choices - decode.num_behind - decode.view.max_num_requests
+    return excess * seconds_per_seat(decode, demand) if excess > 0 else 0.0
+
+
+def _memory_seconds(decode: Standing, demand: Demand) -> float:
+    """What is missing when everything beside has grown must be preempted, and computed again."""
+    view = decode.view
+    block_size = view.block_size or 1
+    own = demand.num_prompt_tokens - decode.num_cached_tokens + demand.num_output_tokens
+    growth = decode.num_beside * demand.num_output_tokens / 2
+    missing = (own + growth) / block_size + decode.num_coming_blocks - view.num_free_blocks
+    return missing * block_size / decode.rates.prefill_tokens_per_second if missing > 0 else 0.0

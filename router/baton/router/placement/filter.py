@@ -1,0 +1,55 @@
+"""Which workers may take a request, and why the others may not. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from baton.router.fleet.served_models import serves
+from baton.router.fleet.worker_view import WorkerView
+from baton.router.placement.standing import Demand, Standing
+from baton.v1 import types_pb2
+
+
+def usable(
+    views: Sequence[WorkerView], model: types_pb2.ModelInfo, excluded: Collection[str]
+) -> tuple[list[WorkerView], dict[str, str]]:
+    """Live workers that serve the model and take new requests; and for each other one the reason.
+
+    Those whose devices are stuck are among them only where no other one decodes.
+    """
+    kept: list[WorkerView] = []
+    stuck: list[WorkerView] = []
+    refused: dict[str, str] = {}
+    for view in views:
+        if not serves(view, model):
+            continue
+        if view.worker_id in excluded:
+            refused[view.worker_id] = "has just failed this request"
+        elif view.draining:
+            refused[view.worker_id] = "drains"
+        elif view.cordoned:
+            refused[view.worker_id] = "is cordoned"
+        elif view.stalled:
+            stuck.append(view)
+            refused[view.worker_id] = "is stuck in a step"
+        else:
+            kept.append(view)
+    if stuck and not any(view.can_decode for view in kept):
+        kept += [view for view in stuck if view.can_decode]
+        refused = {worker_id: reason for worker_id, reason in refused.items() if worker_id not in _ids(kept)}
+    return kept, refused
+
+
+def _ids(views: Sequence[WorkerView]) -> set[str]:
+    return {view.worker_id for view in views}
+
+
+def with_room(standings: Sequence[Standing], demand: Demand, max_queue_depth: int) -> list[Standing]:
+    """Those whose pools can ever hold the prompt and one token, and whose queues are within their bound."""
+    num_tokens = demand.num_prompt_tokens
+    return [one for one in standings if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
+
+
+def can_ever_hold(standing: Standing, demand: Demand) -> bool:
+    """Whether the prompt and one token fit the worker's pool at all. A pool of unknown size holds everything."""
+    return demand.num_prompt_tokens <= standing.view.max_prompt_tokens

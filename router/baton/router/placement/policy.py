@@ -1,0 +1,142 @@
+"""The choice: every way to run a request, costed, the cheapest first. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.router.placement import costs
+from baton.router.placement.costs import Costs, RemoteBounds, Screened
+from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffic
+
+# With many workers only the best of each side are paired.
+_PAIRED_DECODES = 4
+_PAIRED_PREFILLS = 4
+_LOCALS = 2  # of which the parts of the cost are told
+_EQUAL = 1.0 - 1e-9  # sums of the same parts, added in another order
+
+
+class Option(NamedTuple):
+    """One way to run a request."""
+
+    decode: Standing
+    prefill: Standing | None  # None: the decode worker prefills
+    costs: Costs
+    total: float  # seconds
+    turn: int  # between equals the lowest wins
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that need not be computed."""
+        there = self.decode.num_cached_tokens
+        return there if self.prefill is None else max(there, self.prefill.num_cached_tokens)
+
+
+def rank(
+    decodes: Sequence[Standing],
+    prefills: Sequence[Standing],
+    demand: Demand,
+    rotation: int = 0,
+    traffic: Traffic = NO_TRAFFIC,
+    complete: bool = False,
+    spare: bool = True,
+) -> list[Option]:
+    """The options, best first. Between equals the session wins, then `rotation`, a growing number, decides.
+
+    Unless `complete`, only the best ones: pairs that cannot win, whatever the transfer takes, are left out; without
+    `spare` only the first is of use, and others are left out where that is quicker.
+    """
+    if not decodes:
+        return []
+    floor = min([one.rates.step.base + one.rates.step.slope for one in decodes])
+    screened = costs.screen(decodes, demand, floor, traffic)
+    decider = _Decider(decodes, prefills, demand, floor, rotation, traffic, spare or complete)
+    totals = screened.totals
+    if spare or complete:
+        places = sorted(range(len(totals)), key=lambda place: (totals[place], decider.turn(place)))
+        del places[len(totals) if complete else _LOCALS :]
+    else:
+        least = min(totals)
+        places = [min((place for place, total in enumerate(totals) if total == least), key=decider.turn)]
+    options = list(map(decider.local, places))
+    if prefills:
+        stalls = screened.stalls if prefills is decodes else None
+        bounds = costs.remote_bounds(prefills, demand, traffic, stalls)
+        best = math.inf if complete else options[0].total
+        if max(min(bounds.queued) + min(screened.alone), min(bounds.work) + min(screened.queued)) <= best:
+            options += decider.pairs(screened, bounds, best)
+    # Not disaggregating needs one worker less: it wins between equals.
+    options.sort(key=lambda option: (option.total, option.prefill is not None, option.turn))
+    return options
+
+
+@dataclass(slots=True)
+class _Decider:
+    """One decision's values, for the options that are costed in full."""
+
+    decodes: Sequence[Standing]
+    prefills: Sequence[Standing]
+    demand: Demand
+    floor: float
+    rotation: int
+    traffic: Traffic
+    spare: bool
+
+    def turn(self, place: int) -> int:
+        """Of a decode worker: between equals the lowest wins."""
+        return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
+
+    def local(self, place: int) -> Option:
+        """A decode worker prefills itself."""
+        decode = self.decodes[place]
+        alone = costs.decode_alone(decode, self.demand, self.floor)
+        cost = costs.local(decode, self.demand, alone, self.traffic)
+        return Option(decode, None, cost, sum(cost), self.turn(place))
+
+    def pairs(self, screened: Screened, bounds: RemoteBounds, best: float) -> list[Option]:
+        """Two stages: each side is ranked by what it costs on its own, then the first are paired while they may win.
+
+        `best`: the total that a pair must not exceed; infinite: all first ones.
+        """
+        count, least_work, least_alone = len(bounds.work), min(bounds.work), min(screened.alone)
+        sides = [
+            (seconds, self.turn(place), place)
+            for place, seconds in enumerate(screened.queued)
+            if seconds + least_work <= best
+        ]
+        partners = [
+            (seconds, (place - self.rotation) % count, place)
+            for place, seconds in enumerate(bounds.queued)
+            if seconds + least_alone <= best
+        ]
+        sides.sort()
+        partners.sort()
+        options: list[Option] = []
+        for _, turn, side in sides[:_PAIRED_DECODES]:
+            decode, alone = self.decodes[side], None
+            moving = costs.moving_seconds(decode, self.demand)
+            num_paired = 0
+            for bound, _, place in partners:
+                least = bound + screened.alone[side]
+                # Bounds are met where a prompt's transfer hides: between equals the first one stays.
+                if num_paired == _PAIRED_PREFILLS or least >= best * _EQUAL:
+                    break
+                prefill = self.prefills[place]
+                if _fit(decode, prefill):
+                    num_paired += 1
+                    if not self.spare:
+                        # Mostly all that the bounds leave out: it is quicker than a pair's costs.
+                        least += costs.not_hidden(decode, moving, prefill.backlog_seconds, bounds.seconds[place])
+                        if least >= best * _EQUAL:
+                            continue
+                    alone = alone or costs.decode_alone(decode, self.demand, self.floor)
+                    cost = costs.remote(decode, prefill, self.demand, alone, self.traffic)
+                    options.append(Option(decode, prefill, cost, sum(cost), turn))
+                    best = best if best == math.inf else min(best, options[-1].total)
+        return options
+
+
+def _fit(decode: Standing, prefill: Standing) -> bool:
+    return prefill.view.worker_id != decode.view.worker_id and prefill.view.layout == decode.view.layout

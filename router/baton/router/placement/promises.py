@@ -1,0 +1,165 @@
+"""What a placement promises its reader, how far such promises are kept, and whether one more adds good streams. Pure.
+
+A stream is good if its first token and its mean gap keep the objectives. One more request is worth its own chance to be
+good, and costs the others theirs: it is admitted while it adds more than it takes. Both are counted in streams.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from baton.router.placement.costs import Costs
+from baton.router.placement.standing import Demand, Objectives, Standing, Traffic
+
+_MEMORY_OUTCOMES = 50.0  # that are remembered at least
+_MEMORY_SECONDS = 10.0  # in which others are forgotten
+_PRIOR_OUTCOMES = 10.0  # that the prior spread, and the prior slope, count for
+_PRIOR_SPREAD = 0.4
+_PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slope instead of 1
+_LEAST_SPREAD = 0.1
+_MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
+_MOST_STALLED = 0.95
+_PATIENCE = 2.0  # times what an idle worker takes: nobody expects a long prompt's first token sooner
+_LIKELY = 0.5  # a chance below it is not worth its work
+_MOST_GROWTH = 0.7  # of steps with their batch: beyond it a queue grows, not the batch
+
+
+class Promise(NamedTuple):
+    """What is expected of one stream, in seconds."""
+
+    first_token: float
+    between: float  # two tokens, on average
+
+
+class Kept:
+    """How actual times follow the promised ones, in logarithms: a line with memory, and the spread around it."""
+
+    def __init__(self) -> None:
+        self.num_outcomes = 0
+        self._known = 0.0  # outcomes that the means stand for
+        self._heard = 0.0
+        self._promised = 0.0  # mean
+        self._offset = 0.0  # mean of what came later than promised
+        self._varied = _PRIOR_VARIED  # of what was promised
+        self._together = _PRIOR_VARIED
+        self._square = _PRIOR_SPREAD**2
+
+    def observe(self, promised: float, actual: float, now: float = 0.0, part: float = 1.0) -> None:
+        """One outcome. `part`: what it counts for, beside others."""
+        if promised <= 0 or actual <= 0:
+            return
+        promise, came = math.log(promised), math.log(actual)
+        self.num_outcomes += 1
+        # However quickly outcomes come, they tell of the last seconds, and of a whole batch.
+        faded = self._known * math.exp(min(0.0, self._heard - now) / _MEMORY_SECONDS)
+        self._known = max(faded, min(self._known, _MEMORY_OUTCOMES)) + part
+        self._heard = max(self._heard, now)
+        weight, drawn = part / self._known, part / (self._known + _PRIOR_OUTCOMES)
+        off = min(max(came - self._expected(promise), -_MOST_OFF), _MOST_OFF)
+        self._square += drawn * (off * off * min(part, 1.0) - self._square)
+        dx, dy = promise - self._promised, came - promise - self._offset
+        self._promised += weight * dx
+        self._offset += weight * dy
+        if self.num_outcomes > 1:
+            self._varied += drawn * (dx * dx - self._varied)
+            self._together += drawn * (dx * (dx + dy) - self._together)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm around the line."""
+        return max(_LEAST_SPREAD, math.sqrt(self._square))
+
+    def distance(self, promised: float, limit: float) -> float:
+        """How many spreads what is expected of a promise stays below a limit."""
+        return (math.log(limit) - self._expected(math.log(max(promised, 1e-6)))) / self.spread
+
+    def _expected(self, promise: float) -> float:
+        slope = (self._together + _PRIOR_VARIED) / (self._varied + _PRIOR_VARIED)
+        return self._promised + self._offset + min(max(slope, 0.0), 1.0) * (promise - self._promised)
+
+
+class Promises:
+    """Grows with every outcome."""
+
+    def __init__(self) -> None:
+        self.first_token = Kept()
+        self.between = Kept()
+
+    def observe(
+        self, promise: Promise, first_token: float, between: float, now: float = 0.0, length: float = 1.0
+    ) -> None:
+        """How one stream went; `between` 0: it had too few tokens to tell. `length`: how many times the usual one.
+
+        A batch consists of long streams more than of short ones, and the short ones end first.
+        """
+        self.first_token.observe(promise.first_token, first_token, now)
+        if between:
+            self.between.observe(promise.between, between, now, length)
+
+    def gain(
+        self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
+    ) -> float:
+        """Good streams that the placement adds, those that it spoils taken off."""
+        promise = promise_of(decode, costs, demand, now)
+        alone = _alone(decode, costs, demand)
+        own = 1.0
+        for kept, promised, idle, limit in (
+            (self.first_token, promise.first_token, alone.first_token, limits.ttft_seconds),
+            (self.between, promise.between, alone.between, limits.itl_seconds),
+        ):
+            own *= _below(kept.distance(promised, max(limit, _PATIENCE * idle)))
+        if own < _LIKELY:
+            # Where all is late one more spoils nothing; but those to come could be good once the queue is gone.
+            return own - 1.0
+        return own - self._spoilt(decode, prefill, costs, demand, promise, limits, now)
+
+    def _spoilt(
+        self,
+        decode: Standing,
+        prefill: Standing | None,
+        costs: Costs,
+        demand: Demand,
+        promise: Promise,
+        limits: Objectives,
+        now: Traffic,
+    ) -> float:
+        stalled = min(_MOST_STALLED, decode.stalled_part)
+        step, beside = decode.rates.step, decode.num_beside
+        seconds = decode.step_seconds(demand)
+        context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+        growth = (step.slope + step.context_slope * context) / seconds
+        longer = beside * growth
+        if prefill is None:
+            prefills = decode.prefill_seconds(demand)
+            longer += beside * prefills / (now.num_output_tokens * promise.between * (1.0 - stalled))
+        # Slower streams stay longer, and make the others slower.
+        longer /= 1.0 - min(_MOST_GROWTH, beside * growth)
+        between = self.between
+        spoilt = longer * _density(between.distance(promise.between, limits.itl_seconds)) / between.spread
+        computes = prefill or decode
+        behind = computes.num_behind + now.placements_per_second * (computes.backlog_seconds + costs.prefill)
+        later = behind * costs.prefill / max(promise.first_token, costs.prefill)
+        first = self.first_token
+        return spoilt + later * _density(first.distance(promise.first_token, limits.ttft_seconds)) / first.spread
+
+
+def promise_of(decode: Standing, costs: Costs, demand: Demand, now: Traffic) -> Promise:
+    """What such a placement is expected to bring: a worker that has few prompts now gets its part of those to come."""
+    stalled = min(_MOST_STALLED, max(decode.stalled_part, now.lasting_stall))
+    return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - stalled))
+
+
+def _alone(decode: Standing, costs: Costs, demand: Demand) -> Promise:
+    """The same on a worker that has nothing else to do."""
+    step = decode.rates.step
+    context = demand.num_prompt_tokens + demand.num_output_tokens / 2
+    return Promise(costs.to_first_token - costs.queue, step.seconds(1, context))
+
+
+def _below(distance: float) -> float:
+    return 0.5 * math.erfc(-distance / math.sqrt(2.0))
+
+
+def _density(distance: float) -> float:
+    return math.exp(-0.5 * distance * distance) / math.sqrt(2.0 * math.pi)

@@ -1,0 +1,149 @@
+"""One worker at the moment of one placement: what is used many times, derived once. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.router.fleet.rates import Rates
+from baton.router.fleet.worker_view import WorkerView
+from baton.router.requests.in_flight import PendingLoad
+
+
+class Demand(NamedTuple):
+    """What a request asks for."""
+
+    num_prompt_tokens: int
+    num_output_tokens: float  # expected
+    adapter: str = ""  # empty: the model itself
+    stream_part: float = 1.0  # what a second between tokens counts for, against one before the first token
+    itl_seconds: float = 0.0  # the objective between tokens. 0: a second counts the same however slow a stream is
+    num_choices: int = 1  # places that it takes in a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What readers expect: the seconds before the first token, and between two tokens on average."""
+
+    ttft_seconds: float = 1.0
+    itl_seconds: float = 0.05
+    sheds: bool = False  # requests are refused that would spoil more streams than they add
+
+    def stream_part(self, num_output_tokens: float) -> float:
+        """A delay is felt by the part of its objective that it takes, and that of a long answer has more room."""
+        return min(1.0, self.ttft_seconds / (max(1.0, num_output_tokens) * self.itl_seconds))
+
+
+class Traffic(NamedTuple):
+    """What comes to each worker, on average."""
+
+    placements_per_second: float = 0.0
+    bias: float = 1.0  # local prefills take so many times what is estimated
+    remote_bias: float = 1.0  # and remote ones
+    num_output_tokens: float = 1.0  # of those that are served already
+    lasting_stall: float = 0.0  # the part of the time in which decodes stand still for prompts, over a stream's life
+
+
+NO_TRAFFIC = Traffic()
+
+
+class Standing(NamedTuple):
+    """One worker at the moment of one placement."""
+
+    view: WorkerView
+    rates: Rates
+    num_cached_tokens: int  # of this request's prompt, those in host memory included
+    num_requests: int  # running, waiting, and on their way
+    num_beside: int  # requests in the batch beside this one
+    num_waiting: int  # requests that find no place in the batch
+    num_coming_blocks: int  # of requests on their way
+    backlog_seconds: float  # prompts that are computed before this one
+    num_host_tokens: int = 0  # cached tokens that must be brought back from host memory
+    num_behind: float = 0.0  # waiting requests that this one overtakes
+    is_preferred: bool = False  # the request's session was here
+    has_adapter: bool = False  # the request's adapter is being loaded here
+    stalled_part: float = 0.0  # of the time, in which its decodes stand still for prompts
+
+    def with_prefix(self, num_cached_tokens: int, num_host_tokens: int, is_preferred: bool) -> Standing:
+        """The same worker, as it stands for a request whose prompt it knows so far."""
+        view, rates, _, requests, beside, waiting, blocks, backlog, _, behind, _, has_adapter, stalled = self
+        return Standing(
+            view, rates, num_cached_tokens, requests, beside, waiting, blocks, backlog, num_host_tokens, behind,
+            is_preferred, has_adapter, stalled,
+        )  # fmt: skip
+
+    @property
+    def num_stalled(self) -> int:
+        """Requests that stand still while it prefills for another worker."""
+        return self.num_beside if self.view.mixes_phases else 0
+
+    def step_seconds(self, demand: Demand) -> float:
+        """A decode step with the request in the batch, half through."""
+        step = self.rates.step
+        context = self.view.num_context_tokens + demand.num_prompt_tokens + demand.num_output_tokens / 2
+        return step.base + step.slope * (self.num_beside + 1) + step.context_slope * context
+
+    def stream_part(self, demand: Demand) -> float:
+        """What a second between tokens counts for here: more, the more of their objective the streams take already."""
+        if not demand.itl_seconds:
+            return demand.stream_part
+        return demand.stream_part * self.step_seconds(demand) / (demand.itl_seconds * (1.0 - self.stalled_part))
+
+    def prefill_seconds(self, demand: Demand) -> float:
+        """Computing what is not cached; a whole hit still computes one token."""
+        return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second
+
+    def restore_seconds(self) -> float:
+        """Bringing back what host memory holds."""
+        if not self.num_host_tokens:
+            return 0.0
+        return self.num_host_tokens * self.view.kv_bytes_per_token / self.rates.restore_bytes_per_second
+
+    def adapter_seconds(self, demand: Demand) -> float:
+        """Loading the adapter, where it is not loaded."""
+        if not demand.adapter or self.has_adapter or demand.adapter in self.view.adapters:
+            return 0.0
+        return self.rates.adapter_load_seconds
+
+
+def standing_of(
+    view: WorkerView,
+    pending: PendingLoad,
+    rates: Rates,
+    num_cached_tokens: int,
+    num_host_tokens: int = 0,
+    ahead: float = 1.0,
+    is_preferred: bool = False,
+    has_adapter: bool = False,
+    stalled_part: float = 0.0,
+    given_seconds: float = math.inf,
+    age_seconds: float = 0.0,
+) -> Standing:
+    """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken.
+
+    `given_seconds`: what is left of all prompts given to it, had it nothing else to do; `age_seconds`: the view's age.
+    """
+    num_requests = view.num_running + view.queue_depth + pending.num_requests
+    seats = view.max_num_requests
+    speed = rates.prefill_tokens_per_second
+    told = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
+    # A state may show placements of just before it, or not: then no more is left than what was given.
+    at_least = told + pending.num_unseen_tokens / speed
+    backlog_seconds = max(at_least, min(told + pending.num_prefill_tokens / speed, given_seconds)) * ahead
+    num_waiting = max(view.queue_depth, num_requests - seats)
+    return Standing(
+        view,
+        rates,
+        num_cached_tokens,
+        num_requests,
+        num_requests if num_requests < seats else seats,
+        num_waiting,
+        pending.num_blocks,
+        backlog_seconds,
+        num_host_tokens,
+        num_waiting * (1.0 - ahead),
+        is_preferred,
+        has_adapter,
+        stalled_part,
+    )

@@ -1,0 +1,210 @@
+"""The fleet as one request meets it: which workers are usable, and how each stands. Does no I/O, decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.rates import Rates
+from baton.router.fleet.worker_view import WorkerView
+from baton.router.index.prefix_index import HeldPrefix, PrefixIndex
+from baton.router.placement import filter as filters
+from baton.router.placement.board import Board
+from baton.router.placement.explain import Decisions
+from baton.router.placement.learnt import Learnt
+from baton.router.placement.standing import Standing, standing_of
+from baton.router.requests.in_flight import InFlight
+from baton.router.requests.placed_adapters import PlacedAdapters
+from baton.router.requests.sessions import LastPlace, Sessions
+from baton.rpc.errors import Unavailable
+from baton.v1 import router_pb2, types_pb2
+
+_NO_WORKER_RETRY_MS = 1000
+_NOTHING_HELD = HeldPrefix(0, 0)
+
+
+class Usable(NamedTuple):
+    """Which workers may take a request, whatever else it asks for."""
+
+    views: list[WorkerView]
+    refused: Mapping[str, str]  # worker id -> why
+    num_decodes: int  # that requests can be submitted to
+    has_prefills: bool  # workers for prompts alone
+
+
+class Standings:
+    """Makes them from all that a router knows; what does not depend on the request is made once for each state."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        in_flight: InFlight,
+        learnt: Learnt,
+        sessions: Sessions,
+        adapters: PlacedAdapters,
+        decisions: Decisions,
+    ) -> None:
+        self._fleet = fleet
+        self._index = index
+        self._in_flight = in_flight
+        self._learnt = learnt
+        self._sessions = sessions
+        self._adapters = adapters
+        self._decisions = decisions
+        self._boards: dict[str, Board] = {}  # by model
+        self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
+
+    def forget_models(self) -> None:
+        """The models are others now."""
+        self._usable.clear()
+        for board in self._boards.values():
+            self._in_flight.unwatch(board.changed)
+        self._boards.clear()
+
+    def usable(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Usable:
+        """The usable workers, made once for each state of the fleet. Unavailable: none can decode."""
+        excluded = self._still_excluded(request)
+        known = self._usable.get(model.name)
+        if not excluded and known is not None and known[0] == self._fleet.version and known[1] is model:
+            usable = known[2]
+        else:
+            views, refused = filters.usable(self._fleet.alive(), model, excluded)
+            has_prefills = any(view.can_prefill_for_others and not view.mixes_phases for view in views)
+            usable = Usable(views, refused, sum([view.can_decode for view in views]), has_prefills)
+            if not excluded:
+                self._usable[model.name] = (self._fleet.version, model, usable)
+        if not usable.num_decodes:
+            reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(usable.refused.items()))
+            raise Unavailable(
+                f"no worker can decode for model {model.name!r} now: {reasons}",
+                phase=types_pb2.PHASE_PLACEMENT,
+                retry_after_ms=_NO_WORKER_RETRY_MS,
+            )
+        return usable
+
+    def of(
+        self,
+        request: router_pb2.PlaceRequest,
+        hashes: bytes,
+        model: types_pb2.ModelInfo,
+        views: Sequence[WorkerView],
+        now: float,
+    ) -> list[Standing]:
+        """How each of the workers stands, for a request with these block hashes."""
+        held = self._index.find(hashes) if hashes else {}
+        coming = self._in_flight.expected_prefixes(hashes)
+        session = self._sessions.find(request.session_id, now) if request.session_id else None
+        fallback = self._learnt.fleet_rates(model.digest, views, now)
+        most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
+        if request.adapter or self._in_flight.has_less_urgent(request.priority):
+            return [self._standing(view, request, hashes, held, coming, session, most, fallback, now) for view in views]
+        board = self._board(model.name)
+        board.bring_up(views, fallback, now)
+        standings = board.standings.copy()
+        special = held.keys() | coming.keys() if coming else held.keys()
+        if session is not None:
+            special = {*special, session.worker_id}
+        for worker_id in special:
+            place = board.places.get(worker_id)
+            if place is not None:
+                num_tokens, num_host_tokens = self._cached_tokens(views[place], held, coming, session, most, hashes)
+                is_preferred = session is not None and session.worker_id == worker_id
+                standings[place] = standings[place].with_prefix(num_tokens, num_host_tokens, is_preferred)
+        return standings
+
+    def _standing(
+        self,
+        view: WorkerView,
+        request: router_pb2.PlaceRequest,
+        hashes: bytes,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        most: int,
+        fallback: Rates,
+        now: float,
+    ) -> Standing:
+        worker_id = view.worker_id
+        is_preferred = session is not None and session.worker_id == worker_id
+        has_adapter = bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now)
+        num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
+        ahead = self._in_flight.part_ahead(worker_id, request.priority)
+        rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
+        return standing_of(
+            view,
+            load,
+            rates,
+            num_tokens,
+            num_host_tokens,
+            ahead,
+            is_preferred,
+            has_adapter,
+            *self._learnt.given(worker_id, now),
+            now - view.received,
+        )
+
+    def _board(self, model: str) -> Board:
+        board = self._boards.get(model)
+        if board is None:
+            board = self._boards[model] = Board(self._plain_standing, self._in_flight.watch())
+        return board
+
+    def _plain_standing(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
+        load, rates = self._in_flight.load(view.worker_id), self._learnt.rates(view, fallback)
+        stalled_part, given_seconds = self._learnt.given(view.worker_id, now)
+        age_seconds = now - view.received
+        return standing_of(
+            view, load, rates, 0, stalled_part=stalled_part, given_seconds=given_seconds, age_seconds=age_seconds
+        )
+
+    def _cached_tokens(
+        self,
+        view: WorkerView,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        most: int,
+        block_hashes: bytes,
+    ) -> tuple[int, int]:
+        """How many of the prompt's tokens a worker holds or is about to, and how many in host memory only."""
+        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, block_hashes)
+        num_blocks = min(most, num_blocks)
+        return num_blocks * view.block_size, min(num_host_blocks, num_blocks) * view.block_size
+
+    def _held_blocks(
+        self,
+        view: WorkerView,
+        held: Mapping[str, HeldPrefix],
+        coming: Mapping[str, int],
+        session: LastPlace | None,
+        block_hashes: bytes,
+    ) -> tuple[int, int]:
+        """How many of the prompt's first blocks a worker holds or is about to, and how many in host memory only."""
+        worker_id = view.worker_id
+        epoch = self._index.epoch(worker_id)
+        found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
+        soon = coming.get(worker_id, 0)
+        if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
+            # Nobody tells what the worker holds: the session's last prompt is taken to be there.
+            soon = max(soon, session.sketch.common_blocks(block_hashes))
+        num_blocks = found.device + found.host
+        if soon <= found.device:
+            return num_blocks, found.host
+        # What others bring to the device before this one must not be brought twice.
+        return max(num_blocks, soon), max(0, num_blocks - soon)
+
+    def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
+        """Without those that started anew after they were given the request."""
+        if not request.excluded_worker_ids:
+            return ()
+        last = self._decisions.last_of(request.request_id)
+        excluded = set(request.excluded_worker_ids)
+        if last is None:
+            return excluded
+        for worker_id in request.excluded_worker_ids:
+            worker = self._fleet.find(worker_id)
+            if worker is not None and worker.alive and worker.alive_since > last.placed:
+                excluded.discard(worker_id)
+        return excluded

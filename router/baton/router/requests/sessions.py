@@ -1,0 +1,46 @@
+"""Where each session's last request ran, and how much of its prompt must be there. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from baton.router.requests.prompt_sketch import Sketch
+
+_CAPACITY = 50_000
+_FORGET_SECONDS = 1800.0
+_HASHES = 16  # remembered of each prompt
+
+
+class LastPlace(NamedTuple):
+    """The worker of a session's last request."""
+
+    worker_id: str
+    epoch: int
+    sketch: Sketch
+    at: float
+
+
+class Sessions:
+    """The last place of each session; the oldest go first."""
+
+    def __init__(self, capacity: int = _CAPACITY) -> None:
+        self._capacity = capacity
+        self._places: OrderedDict[str, LastPlace] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, session_id: str, now: float) -> LastPlace | None:
+        """The session's last place. None: there is none, or it is too long ago."""
+        place = self._places.get(session_id) if session_id else None
+        return place if place is not None and now - place.at < _FORGET_SECONDS else None
+
+    def remember(self, session_id: str, worker_id: str, epoch: int, sketch: Sketch, now: float) -> None:
+        """A request of the session was placed."""
+        if not session_id:
+            return
+        self._places[session_id] = LastPlace(worker_id, epoch, sketch.thinned(_HASHES), now)
+        self._places.move_to_end(session_id)
+        if len(self._places) > self._capacity:
+            self._places.popitem(last=False)
