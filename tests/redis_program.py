@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from baton.kvstore.embedded_redis import find_server
+from baton.kvstore.store.embedded_redis import find_server
 
 
 def redis_program() -> str:

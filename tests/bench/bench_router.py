@@ -32,7 +32,7 @@ from fleet_node import ScriptedWorker, state
 from kvstore_node import FakeWorker
 
 from baton.gateway.router_link import RouterLink
-from baton.kvstore.index import Index
+from baton.kvstore.index.index import Index
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
 from baton.services import ports

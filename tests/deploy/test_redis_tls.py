@@ -17,7 +17,7 @@ from redis_program import tls_redis_program
 from tls_rig import make_certs
 
 from baton.kvstore.config import KvstoreConfig
-from baton.kvstore.redis_connection import RedisConnection
+from baton.kvstore.store.redis_connection import RedisConnection
 
 _PASSWORD = "0123456789abcdef"
 _URL = re.search(r'--from-literal="url=(\S+)"', (ROOT / "deploy" / "README.md").read_text())

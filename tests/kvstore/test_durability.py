@@ -13,13 +13,13 @@ import redis
 from kvstore_node import eventually, split, stored
 from prometheus_client import CollectorRegistry
 
-from baton.kvstore import embedded_redis
-from baton.kvstore.index import Index
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.speakers import Speaker, Speakers
+from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
 from baton.kvstore.metrics import KvstoreMetrics
-from baton.kvstore.redis_store import RedisStore
-from baton.kvstore.speakers import Speaker, Speakers
-from baton.kvstore.worker_blocks import WorkerBlocks, restore
-from baton.kvstore.write_behind import WriteBehind
+from baton.kvstore.store import embedded_redis
+from baton.kvstore.store.redis_store import RedisStore
+from baton.kvstore.store.write_behind import WriteBehind
 from baton.v1 import kv_pb2
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvstore_node import block, blocks, removed, split, stored
 
-from baton.kvstore.index import Applied, Index, IndexListener
-from baton.kvstore.worker_blocks import WorkerBlocks, restore
+from baton.kvstore.index.index import Applied, Index, IndexListener
+from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 

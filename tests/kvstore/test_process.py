@@ -14,7 +14,7 @@ import psutil
 import pytest
 from stack import wait_until
 
-from baton.kvstore import embedded_redis
+from baton.kvstore.store import embedded_redis
 from baton.services.readiness import is_ready
 from baton.services.tandem import Probe
 

@@ -4,9 +4,9 @@ import pytest
 from kvstore_node import eventually, split
 from redis_cluster import RedisCluster
 
-from baton.kvstore.redis_store import RedisStore
-from baton.kvstore.store import StoreError
-from baton.kvstore.worker_blocks import restore
+from baton.kvstore.index.worker_blocks import restore
+from baton.kvstore.store.redis_store import RedisStore
+from baton.kvstore.store.store import StoreError
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.kvstore.speakers import Speaker, Speakers
+from baton.kvstore.index.speakers import Speaker, Speakers
 
 
 @pytest.fixture

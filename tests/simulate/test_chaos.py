@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from baton.kvstore import watch
+from baton.kvstore.index import watch
 from baton.services.cli import main
 from baton.services.simulate.chaos import ChaosReport, ChaosTotals
 from baton.services.simulate.chaos_runs import run_chaos

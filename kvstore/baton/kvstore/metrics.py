@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.kvstore.index import Index
-from baton.kvstore.watch import WatchHub
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.watch import WatchHub
 
 
 class StoreWriter(Protocol):

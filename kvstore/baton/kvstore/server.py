@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import prometheus_client
 
-from baton.kvstore.compactor import Compactor
 from baton.kvstore.config import KvstoreConfig
-from baton.kvstore.index import Index
-from baton.kvstore.index_servicer import SERVICE_NAME, IndexServicer
-from baton.kvstore.membership import Membership
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.servicer import SERVICE_NAME, IndexServicer
+from baton.kvstore.index.speakers import Speakers
+from baton.kvstore.index.watch import WatchHub
 from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, PeersCollector, StoreCollector
-from baton.kvstore.peer_link import PeerLink
-from baton.kvstore.peers import Peers
-from baton.kvstore.speakers import Speakers
-from baton.kvstore.watch import WatchHub
-from baton.kvstore.write_behind import WriteBehind
+from baton.kvstore.peers.link import PeerLink
+from baton.kvstore.peers.peers import Peers
+from baton.kvstore.store.compactor import Compactor
+from baton.kvstore.store.write_behind import WriteBehind
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
 from baton.rpc.identity import KVSTORE
@@ -33,7 +33,7 @@ from baton.rpc.tls import Tls
 from baton.rpc.tls_metrics import TlsCollector
 
 if TYPE_CHECKING:
-    from baton.kvstore.redis_store import RedisStore
+    from baton.kvstore.store.redis_store import RedisStore
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ async def _open_store(config: KvstoreConfig) -> AsyncIterator[RedisStore | None]
     if config.store == "memory":
         yield None
         return
-    from baton.kvstore import embedded_redis
+    from baton.kvstore.store import embedded_redis
     from baton.rpc.errors import Unavailable
 
     program = embedded_redis.find_server()
@@ -115,7 +115,7 @@ async def _open_store(config: KvstoreConfig) -> AsyncIterator[RedisStore | None]
 
 @contextlib.asynccontextmanager
 async def _redis_store(config: KvstoreConfig, url: str) -> AsyncIterator[RedisStore]:
-    from baton.kvstore.redis_store import RedisStore
+    from baton.kvstore.store.redis_store import RedisStore
 
     store = RedisStore(url, config.redis_namespace, config.redis_timeout_ms / 1000)
     try:

@@ -107,12 +107,12 @@ def _router() -> Iterator[MetricRow]:
 
 
 def _kvstore() -> Iterator[MetricRow]:
-    from baton.kvstore.index import Index
+    from baton.kvstore.index.index import Index
+    from baton.kvstore.index.speakers import Speakers
+    from baton.kvstore.index.watch import WatchHub
     from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, PeersCollector, StoreCollector
-    from baton.kvstore.peers import Peers
-    from baton.kvstore.speakers import Speakers
-    from baton.kvstore.watch import WatchHub
-    from baton.kvstore.write_behind import WriteBehind
+    from baton.kvstore.peers.peers import Peers
+    from baton.kvstore.store.write_behind import WriteBehind
     from baton.rpc.tls_metrics import TlsCollector
 
     registry = CollectorRegistry()

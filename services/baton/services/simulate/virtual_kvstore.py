@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 import prometheus_client
 
-from baton.kvstore.index import Index
-from baton.kvstore.index_servicer import IndexServicer
-from baton.kvstore.membership import Membership
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.servicer import IndexServicer
+from baton.kvstore.index.speakers import Speakers
+from baton.kvstore.index.watch import WatchHub
 from baton.kvstore.metrics import KvstoreMetrics
-from baton.kvstore.speakers import Speakers
-from baton.kvstore.store import StoredWorker, StoreError
-from baton.kvstore.watch import WatchHub
-from baton.kvstore.write_behind import WriteBehind
+from baton.kvstore.store.store import StoredWorker, StoreError
+from baton.kvstore.store.write_behind import WriteBehind
 from baton.services.simulate.virtual_rpc import Link
 from baton.v1 import kv_pb2
 

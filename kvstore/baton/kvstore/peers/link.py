@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from baton.kvstore.index import Applied, Index
-from baton.kvstore.membership import Membership
-from baton.kvstore.speakers import Speaker
+from baton.kvstore.index.index import Applied, Index
+from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.speakers import Speaker
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import InvalidRequest, problem_of
 from baton.v1 import index_pb2, index_pb2_grpc

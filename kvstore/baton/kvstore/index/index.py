@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
-from baton.kvstore.worker_blocks import Base, WorkerBlocks
+from baton.kvstore.index.worker_blocks import Base, WorkerBlocks
 from baton.v1 import kv_pb2
 
 

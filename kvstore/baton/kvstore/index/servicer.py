@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from baton.kvstore.index import Index
-from baton.kvstore.membership import Membership
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.publish_session import PublishSession
+from baton.kvstore.index.speakers import Speaker
+from baton.kvstore.index.watch import WatchHub
 from baton.kvstore.metrics import KvstoreMetrics
-from baton.kvstore.publish_session import PublishSession
-from baton.kvstore.speakers import Speaker
-from baton.kvstore.watch import WatchHub
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unavailable
 from baton.v1 import index_pb2
 

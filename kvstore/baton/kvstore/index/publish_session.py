@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.kvstore.index import Applied, Index
+from baton.kvstore.index.index import Applied, Index
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import index_pb2, kv_pb2
 

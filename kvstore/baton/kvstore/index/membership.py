@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from baton.kvstore.index import Index
-from baton.kvstore.leases import Leases
+from baton.kvstore.index.index import Index
+from baton.kvstore.index.leases import Leases
+from baton.kvstore.index.speakers import Speaker, Speakers
 from baton.kvstore.metrics import KvstoreMetrics
-from baton.kvstore.speakers import Speaker, Speakers
 
 _log = logging.getLogger(__name__)
 

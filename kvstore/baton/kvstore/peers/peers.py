@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.kvstore.peer_link import PeerLink
-from baton.kvstore.store import StoreError
+from baton.kvstore.peers.link import PeerLink
+from baton.kvstore.store.store import StoreError
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from baton.kvstore.index import Index, IndexListener
-from baton.kvstore.worker_blocks import WorkerBlocks
+from baton.kvstore.index.index import Index, IndexListener
+from baton.kvstore.index.worker_blocks import WorkerBlocks
 
 _log = logging.getLogger(__name__)
 

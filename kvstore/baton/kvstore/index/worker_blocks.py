@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.kvstore.packed_blocks import Tiers, changes_of, check_change, encode_parts, fold, join_parts
+from baton.kvstore.index.packed_blocks import Tiers, changes_of, check_change, encode_parts, fold, join_parts
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2

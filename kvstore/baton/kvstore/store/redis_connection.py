@@ -12,7 +12,7 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from baton.kvstore.store import StoreError
+from baton.kvstore.store.store import StoreError
 
 _CONNECTIONS = 4
 

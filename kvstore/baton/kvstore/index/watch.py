@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from baton.kvstore.index import Index, IndexListener
-from baton.kvstore.speakers import Speakers
-from baton.kvstore.worker_blocks import WorkerBlocks
+from baton.kvstore.index.index import Index, IndexListener
+from baton.kvstore.index.speakers import Speakers
+from baton.kvstore.index.worker_blocks import WorkerBlocks
 from baton.rpc.errors import NoCapacity
 from baton.v1 import index_pb2
 

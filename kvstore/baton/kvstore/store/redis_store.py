@@ -22,8 +22,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from baton.kvstore.redis_connection import RedisConnection
-from baton.kvstore.store import StoredWorker, StoreError
+from baton.kvstore.store.redis_connection import RedisConnection
+from baton.kvstore.store.store import StoredWorker, StoreError
 from baton.v1 import kv_pb2
 
 _RETENTION_SECONDS = 7 * 24 * 3600

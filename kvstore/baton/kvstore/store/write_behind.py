@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from baton.kvstore.index import Index, IndexListener
+from baton.kvstore.index.index import Index, IndexListener
+from baton.kvstore.index.speakers import Speakers
+from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
 from baton.kvstore.metrics import KvstoreMetrics
-from baton.kvstore.speakers import Speakers
-from baton.kvstore.store import Store, StoredWorker, StoreError
-from baton.kvstore.worker_blocks import WorkerBlocks, restore
+from baton.kvstore.store.store import Store, StoredWorker, StoreError
 from baton.rpc.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
