@@ -20,7 +20,7 @@ from fleet_node import ScriptedWorker, state
 from stack import Service
 
 from baton.rpc.channel import open_channel
-from baton.services import tandem
+from baton.services.up import tandem
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2
 
 MODEL = "storyteller-7m"

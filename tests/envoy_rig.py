@@ -19,7 +19,7 @@ from access_rig import key_file
 from stack import MODEL, MODEL_NAME, Service, Stack, start_stack, wait_until
 from tls_rig import make_certs
 
-from baton.services import tandem
+from baton.services.up import tandem
 
 # By the names that tests use; the tenants below.
 KEYS: dict[str, dict[str, Any]] = {

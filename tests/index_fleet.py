@@ -16,8 +16,8 @@ from kvstore_node import blocks, removed, stored
 from stack import wait_until
 
 from baton.rpc.channel import open_channel
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 from baton.worker.event_window import EventWindow
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from baton.services.simulate.policy import BatonPolicy
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.simulation import Simulation
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import WORKLOADS, generate
+from baton.services.simulate.cluster.policy import BatonPolicy
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.cluster.simulation import Simulation
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import WORKLOADS, generate
 
 
 def make_simulation(texts: Texts, factory=BatonPolicy, roles=("both",) * 3, **values) -> Simulation:

@@ -26,8 +26,8 @@ from child_environment import child_environment
 from redis_program import redis_program
 
 from baton.rpc.channel import Dial
-from baton.services import tandem
-from baton.services.readiness import is_ready
+from baton.services.up import tandem
+from baton.services.up.readiness import is_ready
 from baton.v1 import control_pb2, control_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[1]

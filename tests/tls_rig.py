@@ -12,7 +12,7 @@ from pathlib import Path
 from baton.rpc.channel import Dial
 from baton.rpc.tls import Tls
 from baton.rpc.tls_files import TlsFiles
-from baton.services import certs
+from baton.services.certs import command as certs
 
 EXPIRED = {"days": 0.0}
 NOT_YET = {"backdate_minutes": -10.0}  # as a clock that is ten minutes behind sees a certificate of now

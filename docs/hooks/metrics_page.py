@@ -6,7 +6,7 @@ from itertools import groupby
 
 from markdown_text import GENERATED_NOTE, cell, code, table
 
-from baton.services.metrics_table import all_metrics
+from baton.services.tools.metrics_table import all_metrics
 
 
 def metrics_page() -> str:

@@ -8,7 +8,7 @@ import importlib
 from markdown_text import GENERATED_NOTE, cell, code, table
 
 from baton.services.cli import SERVICES
-from baton.services.run import ProcessConfig
+from baton.services.process.run import ProcessConfig
 from baton.services.settings import Option, options_of
 
 _HEAD = ("flag", "default", "what it does", "allowed values")

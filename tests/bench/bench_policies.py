@@ -24,9 +24,9 @@ from bench.policies.clairvoyant import run_bound
 from bench.report import render_table, write_json
 
 from baton.services.simulate.cell import BATON, SHEDDING, Cell, run_cells
-from baton.services.simulate.metrics import Limits, Summary
+from baton.services.simulate.cluster.metrics import Limits, Summary
+from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.output import plot, table
-from baton.services.simulate.settings import ClusterSettings
 
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 _GRID = {

@@ -20,8 +20,8 @@ sys.path.extend(
 from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.services.simulate.cell import BATON, Cell, run_cells
-from baton.services.simulate.metrics import Summary
-from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.cluster.metrics import Summary
+from baton.services.simulate.cluster.settings import ClusterSettings
 
 _HEADER = (
     "requests/s",

@@ -32,10 +32,10 @@ from worker_harness import submit
 
 from baton.rpc.channel import Dial
 from baton.rpc.identity import GATEWAY, WORKER
-from baton.services.certs import tls_flags
+from baton.services.certs.command import tls_flags
 from baton.services.ports import free_ports
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 from baton.v1 import worker_pb2, worker_pb2_grpc
 
 _PROMPT_TOKENS = 32

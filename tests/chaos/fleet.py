@@ -20,7 +20,7 @@ from engine_processes import engines_of
 from stack import MODEL, MODEL_NAME, RedisServer, Service
 
 from baton.rpc.address import split_address
-from baton.services.tandem import Probe, ServicePlan
+from baton.services.up.tandem import Probe, ServicePlan
 from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 
 _CLOCK_FOLDER = Path(__file__).parent / "clock"

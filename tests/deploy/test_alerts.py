@@ -8,7 +8,7 @@ import subprocess
 import yaml
 from deploy_tools import ROOT, prometheus_tool
 
-from baton.services.metrics_table import all_metrics
+from baton.services.tools.metrics_table import all_metrics
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 _RUNBOOK = ROOT / "deploy" / "README.md"

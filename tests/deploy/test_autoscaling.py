@@ -10,7 +10,7 @@ from deploy_tools import kustomize
 from fleet_variants import KUBERNETES, VARIANTS, commented_replacements, wrapped
 from manifests import OVERLAYS, named, of_kind, rendered
 
-from baton.services.metrics_table import all_metrics
+from baton.services.tools.metrics_table import all_metrics
 
 _ALL = (*OVERLAYS, *VARIANTS)
 _SETTINGS = {

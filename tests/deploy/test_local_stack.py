@@ -14,7 +14,7 @@ import yaml
 from deploy_tools import ROOT, prometheus_tool
 from stack import wait_until
 
-from baton.services import tandem
+from baton.services.up import tandem
 
 LOCAL = ROOT / "deploy" / "local"
 
@@ -71,7 +71,7 @@ def test_prometheus_finds_every_service_of_up(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys):
-    from baton.services import up
+    from baton.services.up import command as up
 
     assert up.main(["--executor", "sim", "--metrics-targets", "/proc/no/such/file", "--rest-listen", "127.0.0.1:0",
                     "--grpc-listen", "127.0.0.1:0"], {}) == 2  # fmt: skip

@@ -30,8 +30,8 @@ from manifests import (
 
 from baton.services import settings
 from baton.services.cli import SERVICES
-from baton.services.probe import ProbeConfig
-from baton.services.run import ProcessConfig
+from baton.services.process.run import ProcessConfig
+from baton.services.tools.probe import ProbeConfig
 
 _ALL = (*OVERLAYS, *VARIANTS)
 _CRD_KINDS = {"HTTPRoute", "GRPCRoute", "BackendTLSPolicy", "PodMonitor", "ScaledObject"}

@@ -7,7 +7,7 @@ import re
 from deploy_tools import ROOT
 
 from baton.services import cli
-from baton.services.metrics_table import all_metrics, markdown
+from baton.services.tools.metrics_table import all_metrics, markdown
 
 TABLE = ROOT / "deploy" / "metrics.md"
 

@@ -25,8 +25,8 @@ from manifests import arguments, container_of, environment, named, pod_of
 from redis_program import redis_program
 from stack import run_async, wait_until
 
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 
 _OVERLAY = "cpu-demo"
 _PODS = {

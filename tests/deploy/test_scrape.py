@@ -15,7 +15,7 @@ import yaml
 from deploy_tools import ROOT, prometheus_tool
 from stack import MODEL_NAME, RedisServer, Stack, start_stack, wait_until
 
-from baton.services.metrics_table import all_metrics
+from baton.services.tools.metrics_table import all_metrics
 
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 _PROMPT = "Tell me a long story about a dog and a river. " * 40

@@ -16,8 +16,8 @@ from commands_page import commands, help_text
 from repository_pages import REPOSITORY_PAGES
 
 from baton.services import cli, settings
-from baton.services.metrics_table import all_metrics
-from baton.services.run import ProcessConfig
+from baton.services.process.run import ProcessConfig
+from baton.services.tools.metrics_table import all_metrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

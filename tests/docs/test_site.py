@@ -15,7 +15,7 @@ from markdown_text import cell
 from repository_pages import rewrite_links
 
 from baton.services.cli import SERVICES, TOOLS
-from baton.services.metrics_table import all_metrics
+from baton.services.tools.metrics_table import all_metrics
 from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, response_pb2, router_pb2, types_pb2, worker_pb2
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import stack
 from kubernetes_api_server import api_server_thread, endpoint, slice_of
 from stack import MODEL, MODEL_NAME, Stack, wait_until
 
-from baton.services import tandem
+from baton.services.up import tandem
 from baton.v1 import router_pb2, router_pb2_grpc
 
 NUM_TOKENS = 300

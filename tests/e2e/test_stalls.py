@@ -14,7 +14,7 @@ import pytest
 import stack
 from stack import MODEL_NAME, Service, Stack, metric, wait_until
 
-from baton.services.readiness import is_ready
+from baton.services.up.readiness import is_ready
 from baton.v1 import router_pb2, router_pb2_grpc
 
 NUM_TOKENS = 250

@@ -15,8 +15,8 @@ import pytest
 from stack import wait_until
 
 from baton.kvstore.store import embedded_redis
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 
 
 @pytest.fixture

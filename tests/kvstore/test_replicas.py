@@ -14,8 +14,8 @@ from stack import wait_until
 
 from baton.router.index.client import IndexClient
 from baton.router.index.prefix_index import PrefixIndex
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 
 
 @pytest.fixture

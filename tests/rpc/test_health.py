@@ -11,8 +11,8 @@ from tls_rig import dial_as, make_certs, tls_of
 from baton.rpc.channel import Dial
 from baton.rpc.identity import OPERATOR, ROUTER
 from baton.rpc.server import RpcServer
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 
 NOT_SERVING, SERVING = health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING
 

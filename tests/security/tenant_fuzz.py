@@ -27,13 +27,13 @@ from baton.gateway.generator import _make_prompt
 from baton.gateway.prompt_hashes import PromptHashes
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
-from baton.services.simulate.device import DeviceModel
-from baton.services.simulate.executor import VirtualExecutor
-from baton.services.simulate.policy import BatonPolicy
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.simulation import Simulation
-from baton.services.simulate.timeline import Clock
-from baton.services.simulate.workloads import Arrival
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.services.simulate.cluster.executor import VirtualExecutor
+from baton.services.simulate.cluster.policy import BatonPolicy
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.cluster.simulation import Simulation
+from baton.services.simulate.requests.workloads import Arrival
+from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import kv_pb2, types_pb2
 from baton.worker.cache_events import StoredEvent
 from baton.worker.core import BlockHash, BlockId, Request, SamplingParams, StepPlan, StopConditions

@@ -16,8 +16,8 @@ from baton.gateway.generation import GenerationRequest
 from baton.gateway.generator import _make_prompt
 from baton.gateway.prompt_hashes import PromptHashes
 from baton.rpc.block_hash import HASH_BYTES
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import WORKLOADS, generate
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import WORKLOADS, generate
 from baton.v1 import types_pb2
 
 INFO = types_pb2.ModelInfo(name="m", digest=bytes(range(16)), max_model_len=4096, block_size=4)

@@ -13,8 +13,8 @@ import pytest
 from stack import MODEL, ROOT, RedisServer, wait_until
 
 from baton.services import cli
-from baton.services.certs import main as make_certs
-from baton.services.certs import tls_flags
+from baton.services.certs.command import main as make_certs
+from baton.services.certs.command import tls_flags
 
 _LISTEN = ("--listen", "127.0.0.1:0")
 _EDGE = ("--rest-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")

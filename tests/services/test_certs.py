@@ -11,7 +11,7 @@ import pytest
 from tls_rig import make_certs, tls_of
 
 from baton.rpc.identity import SERVICES
-from baton.services import certs
+from baton.services.certs import command as certs
 from baton.services.cli import main
 
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from baton.services import bench, cli
+from baton.services import cli
+from baton.services.tools import bench
 
 
 def test_help_lists_every_command(capsys):
@@ -51,14 +52,14 @@ def test_ctrl_c_while_a_service_imports_its_code_prints_no_traceback(service, tm
 
 def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "baton.services.certificates", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.services.certs.certificates", raising=False)
     assert cli.main(["certs", "--dir", "nowhere"], {}) == cli.EXIT_NOT_INSTALLED
     expected = 'baton certs: the package cryptography is not installed; pip install "baton-inference[certs]"\n'
     assert capsys.readouterr().err == expected
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
-    monkeypatch.setitem(sys.modules, "baton.services.certs", None)
+    monkeypatch.setitem(sys.modules, "baton.services.certs.command", None)
     with pytest.raises(ModuleNotFoundError, match=r"baton\.services\.certs"):
         cli.main(["certs"], {})
 

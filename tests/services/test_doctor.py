@@ -10,22 +10,11 @@ import pytest
 
 from baton.rpc.tls_files import TlsFiles
 from baton.services import cli, extras
-from baton.services.certs import main as make_certs
-from baton.services.certs import tls_flags
-from baton.services.doctor import (
-    certificates,
-    clocks,
-    fabric,
-    gpus,
-    kubernetes,
-    limits,
-    listening,
-    model,
-    peers,
-    redis_server,
-    versions,
-)
+from baton.services.certs.command import main as make_certs
+from baton.services.certs.command import tls_flags
 from baton.services.doctor.finding import Level
+from baton.services.doctor.machine import clocks, fabric, gpus, limits, versions
+from baton.services.doctor.service import certificates, kubernetes, listening, model, peers, redis_server
 from baton.services.doctor.targets import Address, Targets, targets_of
 
 WORKER = Targets(service="worker", executor="cuda", model="m", needs_weights=True)

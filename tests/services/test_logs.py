@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from baton.services import logs
+from baton.services.process import logs
 
 
 @pytest.fixture

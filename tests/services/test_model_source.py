@@ -1,8 +1,8 @@
 import pytest
 
-from baton.services import model_source
-from baton.services.model_source import SAMPLE_MODELS, resolve_model
 from baton.services.settings import SettingsError
+from baton.services.up import model_source
+from baton.services.up.model_source import SAMPLE_MODELS, resolve_model
 
 
 def test_the_checkouts_sample_model_is_the_default():

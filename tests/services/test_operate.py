@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from worker_harness import running_worker
 
-from baton.services import cli, operate
+from baton.services import cli
+from baton.services.tools import operate
 from baton.v1 import control_pb2
 
 

@@ -9,7 +9,8 @@ from tls_rig import files_of, make_certs, tls_of
 
 from baton.rpc.identity import ROUTER
 from baton.rpc.server import RpcServer
-from baton.services import cli, probe
+from baton.services import cli
+from baton.services.tools import probe
 
 
 async def _exit_code(*flags) -> int:

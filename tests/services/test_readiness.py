@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from baton.rpc.server import RpcServer
-from baton.services.readiness import is_ready
-from baton.services.tandem import Probe
+from baton.services.up.readiness import is_ready
+from baton.services.up.tandem import Probe
 
 
 async def test_grpc_health_decides():

@@ -11,7 +11,7 @@ RACER = """
 import asyncio, gc, sys
 from dataclasses import dataclass
 from baton.rpc.errors import InvalidRequest, Unavailable
-from baton.services.run import run_service
+from baton.services.process.run import run_service
 
 @dataclass(frozen=True)
 class RacerConfig:

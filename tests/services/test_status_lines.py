@@ -1,6 +1,6 @@
 import io
 
-from baton.services.status_lines import StatusLines
+from baton.services.up.status_lines import StatusLines
 
 
 class Terminal(io.StringIO):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.services import tandem
 from baton.services.settings import SettingsError
-from baton.services.tandem import UpConfig
+from baton.services.up import tandem
+from baton.services.up.tandem import UpConfig
 
 
 def plan(**config):

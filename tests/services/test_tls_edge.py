@@ -14,8 +14,8 @@ import pytest
 from stack import MODEL, Service, metric, wait_until
 from tls_rig import EXPIRED, der_of, make_certs, replace_files
 
-from baton.services import tandem
 from baton.services.settings import SettingsError
+from baton.services.up import tandem
 from baton.v1 import inference_pb2, inference_pb2_grpc
 
 

@@ -8,8 +8,8 @@ import ports
 from stack import Service, metric, wait_until
 from tls_rig import make_certs, metrics_over_tls
 
-from baton.services.certs import tls_flags
-from baton.services.tandem import Probe, ServicePlan, TlsPlan, UpConfig, plan_tls
+from baton.services.certs.command import tls_flags
+from baton.services.up.tandem import Probe, ServicePlan, TlsPlan, UpConfig, plan_tls
 
 READY_SECONDS = 60
 

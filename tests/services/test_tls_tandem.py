@@ -33,7 +33,7 @@ from baton.rpc.identity_table import ACCEPTED
 from baton.rpc.reflection import V1, V1ALPHA
 from baton.rpc.server import RpcServer
 from baton.rpc.tls_files import TlsFiles
-from baton.services.certs import tls_flags
+from baton.services.certs.command import tls_flags
 from baton.v1 import control_pb2, control_pb2_grpc, index_pb2, index_pb2_grpc, router_pb2, types_pb2, worker_pb2
 
 CONNECT_SECONDS = 10.0

@@ -22,7 +22,8 @@ from console_fleet import gateway_service, run_fleet, start_gateway
 from stack import wait_until
 from tls_rig import make_certs
 
-from baton.services import cli, top
+from baton.services import cli
+from baton.services.top import command as top
 
 NUM_WORKERS = 4
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")

@@ -11,10 +11,11 @@ import pytest
 from baton.gateway.console.fleet_view import FleetView
 from baton.gateway.router_client import RouterWord
 from baton.rpc.errors import InvalidRequest
-from baton.services import top_text, top_words
-from baton.services.top_client import Gateway
-from baton.services.top_screen import Picture, press
-from baton.services.top_table import cut
+from baton.services.top import text as top_text
+from baton.services.top import words
+from baton.services.top.client import Gateway
+from baton.services.top.screen import Picture, press
+from baton.services.top.table import cut
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 
@@ -50,23 +51,23 @@ TIMES = {0.0: "0.00 ms", 0.0123: "12.3 ms", 0.5: "500 ms", 2: "2.00 s", 150: "2 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), *NUMBERS.items()])
 def test_numbers_have_three_figures(value, text):
-    assert top_words.short(value) == text
+    assert words.short(value) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), *TIMES.items()])
 def test_durations_are_in_the_unit_that_fits(seconds, text):
-    assert top_words.duration(seconds) == text
+    assert words.duration(seconds) == text
 
 
 def test_a_bar_is_within_its_line_whatever_it_stands_for():
     for start, length in ((0, 0), (0, 10), (10, 0), (9.99, 0.01), (0, 20)):
-        assert len(top_words.span(start, length, 10, 40)) == 40
-        assert "#" in top_words.span(start, length, 10, 40)
-    assert top_words.span(0, 0, 0, 4) == "    "
+        assert len(words.span(start, length, 10, 40)) == 40
+        assert "#" in words.span(start, length, 10, 40)
+    assert words.span(0, 0, 0, 4) == "    "
 
 
 def test_names_are_sorted_by_their_numbers():
-    assert sorted(["w10", "w2", "w1"], key=top_words.natural) == ["w1", "w2", "w10"]
+    assert sorted(["w10", "w2", "w1"], key=words.natural) == ["w1", "w2", "w10"]
     lines = [line.split()[0] for line in top_text.report(snapshot_of(12), 120) if line.startswith("w")]
     assert lines == [f"w{at}" for at in range(12)]
 

@@ -18,8 +18,8 @@ from baton.rpc.errors import InvalidRequest
 from baton.rpc.trace_context import new_trace, sampled_context
 from baton.rpc.tracing import Endpoint, Tracer, TracingCollector
 from baton.services import cli
-from baton.services.trace_view import Span, render
-from baton.services.traces import Traces
+from baton.services.traces.command import Traces
+from baton.services.traces.view import Span, render
 
 MS = 1_000_000
 

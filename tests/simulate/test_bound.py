@@ -3,8 +3,8 @@ from dataclasses import replace
 from bench.policies.clairvoyant import pooled, run_bound
 
 from baton.services.simulate.cell import Cell, run_cell
-from baton.services.simulate.metrics import Limits
-from baton.services.simulate.settings import ClusterSettings
+from baton.services.simulate.cluster.metrics import Limits
+from baton.services.simulate.cluster.settings import ClusterSettings
 
 
 def test_all_workers_as_one_have_the_speed_and_memory_of_all():

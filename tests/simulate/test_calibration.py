@@ -4,7 +4,7 @@ import pytest
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.calibration import read_device
-from baton.services.simulate.device import DeviceModel
+from baton.services.simulate.cluster.device import DeviceModel
 
 TRUE = DeviceModel(
     base=5e-3, per_prefill_token=30e-6, per_prefill_pair=2e-9, per_decode_request=20e-6, per_context_token=40e-9

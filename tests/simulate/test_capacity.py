@@ -1,10 +1,10 @@
 import pytest
 
 from baton.services.simulate.capacity import requests_per_second
-from baton.services.simulate.device import DeviceModel
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import fixed, generate
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import fixed, generate
 
 
 def capacity(prompt, output, hit=0.0, itl=0.05, **values):

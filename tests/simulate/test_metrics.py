@@ -1,6 +1,6 @@
 import math
 
-from baton.services.simulate.metrics import LOST_SECONDS, Limits, Record, summarize
+from baton.services.simulate.cluster.metrics import LOST_SECONDS, Limits, Record, summarize
 
 LIMITS = Limits(ttft=1.0, itl=0.05)
 

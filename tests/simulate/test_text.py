@@ -1,5 +1,5 @@
 from baton.rpc.block_hash import hash_blocks
-from baton.services.simulate.text import Texts
+from baton.services.simulate.requests.text import Texts
 
 
 def test_hashes_of_a_text_are_those_of_its_tokens():

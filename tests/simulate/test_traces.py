@@ -3,8 +3,8 @@ import json
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.services.simulate.text import Texts
-from baton.services.simulate.traces import read_trace
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.traces import read_trace
 
 HASH_BYTES = 16
 

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from baton.services.simulate.timeline import Timeline
-from baton.services.simulate.virtual_loop import LoopTimeline
+from baton.services.simulate.virtual.loop import LoopTimeline
+from baton.services.simulate.virtual.timeline import Timeline
 
 
 def test_events_come_in_the_order_of_their_time_and_then_of_their_making():

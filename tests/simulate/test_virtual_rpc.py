@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from baton.services.simulate.virtual_loop import LoopTimeline
-from baton.services.simulate.virtual_rpc import Link, VirtualChannel
+from baton.services.simulate.virtual.loop import LoopTimeline
+from baton.services.simulate.virtual.rpc import Link, VirtualChannel
 from baton.v1 import index_pb2
 
 

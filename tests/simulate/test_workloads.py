@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import WORKLOADS, generate, workload_named
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import WORKLOADS, generate, workload_named
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

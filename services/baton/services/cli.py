@@ -54,17 +54,17 @@ TOOLS: Mapping[str, str] = {
 
 # The module of each tool's main().
 _MODULES: Mapping[str, str] = {
-    "up": "baton.services.up",
-    "certs": "baton.services.certs",
-    **dict.fromkeys(OPERATIONS, "baton.services.operate"),
-    "keys": "baton.services.keys",
+    "up": "baton.services.up.command",
+    "certs": "baton.services.certs.command",
+    **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
+    "keys": "baton.services.keys.command",
     "doctor": "baton.services.doctor.command",
-    "collect-env": "baton.services.collect_env",
-    "traces": "baton.services.traces",
-    "probe": "baton.services.probe",
-    "top": "baton.services.top",
-    "metrics": "baton.services.metrics_table",
-    "bench": "baton.services.bench",
+    "collect-env": "baton.services.tools.collect_env",
+    "traces": "baton.services.traces.command",
+    "probe": "baton.services.tools.probe",
+    "top": "baton.services.top.command",
+    "metrics": "baton.services.tools.metrics_table",
+    "bench": "baton.services.tools.bench",
     "simulate": "baton.services.simulate.command",
 }
 _WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
@@ -133,7 +133,7 @@ def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int
 
 
 def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from baton.services.run import Serve, run_service
+    from baton.services.process.run import Serve, run_service
 
     # gRPC reads it when it is loaded: no child of ours uses the parent's channels, and its fork handlers complain.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -14,11 +14,11 @@ from dataclasses import replace
 from bench.policies import PEERS
 
 from baton.services.simulate.cell import Cell, arrivals_of, policy_factory, summary_of
-from baton.services.simulate.metrics import Record, Summary
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.simulation import Simulation
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import Arrival
+from baton.services.simulate.cluster.metrics import Record, Summary
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.cluster.simulation import Simulation
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import Arrival
 
 _LEFT_OUT = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 _GOOD_ENOUGH = 0.01

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton.router.fleet.worker_view import WorkerView
 from baton.rpc.errors import Unavailable
-from baton.services.simulate.policy import RouterParts
+from baton.services.simulate.cluster.policy import RouterParts
 from baton.v1 import router_pb2, types_pb2
 
 

@@ -15,7 +15,7 @@ from baton.services.doctor.examination import examine
 from baton.services.doctor.finding import Finding, Level, failed, ok
 from baton.services.doctor.redact import secrets_in, without_secrets, without_these
 from baton.services.doctor.targets import service_of, targets_of
-from baton.services.run import ProcessConfig
+from baton.services.process.run import ProcessConfig
 
 _KUBERNETES = "kubernetes"
 

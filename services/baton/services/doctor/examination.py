@@ -7,21 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from baton.services import extras
-from baton.services.doctor import (
-    api_keys,
-    certificates,
-    clocks,
-    fabric,
-    gpus,
-    kubernetes,
-    limits,
-    listening,
-    model,
-    peers,
-    redis_server,
-    versions,
-)
 from baton.services.doctor.finding import Finding, unknown
+from baton.services.doctor.machine import clocks, fabric, gpus, limits, versions
+from baton.services.doctor.service import api_keys, certificates, kubernetes, listening, model, peers, redis_server
 from baton.services.doctor.targets import Targets
 
 _MIB = 1 << 20

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest
-from baton.services.simulate.device import DeviceModel
+from baton.services.simulate.cluster.device import DeviceModel
 
 _DEFAULT_BUDGET = 8192
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.rpc.block_hash import HASH_BYTES
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.text import Texts
-from baton.services.simulate.workloads import Arrival
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import Arrival
 
 
 def requests_per_second(

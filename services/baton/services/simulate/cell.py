@@ -13,14 +13,14 @@ from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.capacity import requests_per_second
-from baton.services.simulate.metrics import Limits, Record, Summary, summarize
-from baton.services.simulate.policy import BatonPolicy, PolicyFactory, SheddingPolicy
-from baton.services.simulate.settings import ClusterSettings
-from baton.services.simulate.silence import silenced
-from baton.services.simulate.simulation import Simulation
-from baton.services.simulate.text import Texts
-from baton.services.simulate.traces import read_trace
-from baton.services.simulate.workloads import WORKLOADS, Arrival, Workload, generate, workload_named
+from baton.services.simulate.cluster.metrics import Limits, Record, Summary, summarize
+from baton.services.simulate.cluster.policy import BatonPolicy, PolicyFactory, SheddingPolicy
+from baton.services.simulate.cluster.settings import ClusterSettings
+from baton.services.simulate.cluster.silence import silenced
+from baton.services.simulate.cluster.simulation import Simulation
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.traces import read_trace
+from baton.services.simulate.requests.workloads import WORKLOADS, Arrival, Workload, generate, workload_named
 
 BATON, SHEDDING = "baton", "baton-shed"
 _OWN: Mapping[str, PolicyFactory] = {BATON: BatonPolicy, SHEDDING: SheddingPolicy}

@@ -11,14 +11,14 @@ from functools import partial
 from multiprocessing import get_context
 from time import process_time
 
-from baton.services.simulate.chaos import CLUSTER, ChaosReport, ChaosSimulation
-from baton.services.simulate.chaos_traffic import TRAFFIC
-from baton.services.simulate.faults import FAULTS, Fault
-from baton.services.simulate.silence import silenced
-from baton.services.simulate.simulation import uncollected
-from baton.services.simulate.text import Texts
-from baton.services.simulate.virtual_loop import LoopTimeline
-from baton.services.simulate.workloads import generate
+from baton.services.simulate.chaos.chaos import CLUSTER, ChaosReport, ChaosSimulation
+from baton.services.simulate.chaos.faults import FAULTS, Fault
+from baton.services.simulate.chaos.traffic import TRAFFIC
+from baton.services.simulate.cluster.silence import silenced
+from baton.services.simulate.cluster.simulation import uncollected
+from baton.services.simulate.requests.text import Texts
+from baton.services.simulate.requests.workloads import generate
+from baton.services.simulate.virtual.loop import LoopTimeline
 
 _FIRST_FAULT, _FAULT_GAP = 0.8, 0.5  # seconds; the second on average
 _SETTLE_SECONDS = 1.5  # after the last fault, with traffic

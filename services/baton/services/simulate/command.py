@@ -12,11 +12,11 @@ from baton.rpc.errors import ServiceError
 from baton.services import settings
 from baton.services.simulate.calibration import read_device
 from baton.services.simulate.cell import Cell, policy_factory, run_cells, workload_of
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.services.simulate.cluster.metrics import Limits, Summary
+from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.config import SimulateConfig
-from baton.services.simulate.device import DeviceModel
-from baton.services.simulate.metrics import Limits, Summary
 from baton.services.simulate.output import chaos_line, chaos_table, plot, table, write_json
-from baton.services.simulate.settings import ClusterSettings
 from baton.worker.settings import EngineSettings
 
 _MOST_LINES = 100  # of seeds without problems
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _chaos(config: SimulateConfig) -> int:
     """Runs the seeds, a line each where there are few, and says what was wrong."""
-    from baton.services.simulate.chaos import ChaosTotals
+    from baton.services.simulate.chaos.chaos import ChaosTotals
     from baton.services.simulate.chaos_runs import run_seeds
 
     assert config.chaos is not None, "asked for"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baton.rpc.errors import InvalidRequest
-from baton.services.simulate.metrics import Summary
+from baton.services.simulate.cluster.metrics import Summary
 
 if TYPE_CHECKING:
-    from baton.services.simulate.chaos import ChaosReport, ChaosTotals
+    from baton.services.simulate.chaos.chaos import ChaosReport, ChaosTotals
 
 _HEADER = (
     "policy",

@@ -1,0 +1,263 @@
+"""The shipped engine, which can also take many equal decode steps at once.
+
+A coast is a run of steps in which every running request decodes one token, nobody is admitted, preempted or finished,
+and so the scheduler has nothing to decide. Blocks are allocated and stored in the order in which single steps would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heapreplace
+from itertools import accumulate, repeat
+from operator import sub
+
+import numpy as np
+
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.services.simulate.cluster.executor import VirtualExecutor
+from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.core import BlockHash, Int32, Request
+from baton.worker.engine import Engine
+from baton.worker.outputs import LoadSnapshot, StepOutputs
+from baton.worker.request_state import RequestState
+from baton.worker.settings import EngineSettings
+
+_MAX_STEPS = 512
+
+CacheEvent = StoredEvent | RemovedEvent
+# What a step does to one row's blocks: the step's number in the coast, 0 to start a block and 1 to store a full one;
+# new blocks go by rank and full ones by row, as in single steps; and the row's place in the coast.
+_Move = tuple[int, int, tuple[int, float, int] | int, int]
+
+
+class Coast:
+    """Steps that need no decision: times[i] is when step i starts, the last is when the last one ends."""
+
+    __slots__ = ("computed", "done", "last_step", "moves", "num_decodes", "rows", "states", "times")
+
+    def __init__(self, rows: Int32, states: list[RequestState], computed: list[int], times: list[float]) -> None:
+        self.rows = rows
+        self.states = states
+        self.computed = computed  # each one's tokens before the first step: the batch hears of them when all is over
+        self.num_decodes = len(rows)
+        self.times = times
+        self.done = 0  # steps taken
+        self.last_step = 0  # the number of the last one
+        self.moves: list[_Move] | None = None  # a heap of each row's next ones; None: not looked at yet
+
+    @property
+    def num_steps(self) -> int:
+        """All of them."""
+        return len(self.times) - 1
+
+    @property
+    def now(self) -> float:
+        """When the steps taken so far have ended."""
+        return self.times[self.done]
+
+    @property
+    def end(self) -> float:
+        """When the last step ends."""
+        return self.times[-1]
+
+    def boundary(self, time: float) -> float:
+        """The first end of a step that is not before `time`; the last one's, where all are."""
+        return self.times[min(bisect_left(self.times, time), len(self.times) - 1)]
+
+    def boundary_after(self, time: float, seconds: float) -> float | None:
+        """The first end of a step that is at least so many seconds after `time`. None: there is none."""
+        times = self.times
+        index = bisect_left(times, time + seconds)
+        while index < len(times) and times[index] - time < seconds:
+            index += 1  # rounded away
+        return times[index] if index < len(times) else None
+
+
+class VirtualEngine(Engine):
+    """An Engine on a virtual executor."""
+
+    def __init__(
+        self,
+        executor: VirtualExecutor,
+        device: DeviceModel,
+        settings: EngineSettings,
+        epoch: int,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(executor, settings, epoch, clock)
+        self._device = device
+        self._block_size = executor.layout.block_size
+        self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
+        self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
+        self._coast: Coast | None = None
+        self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
+
+    def know_hashes(self, request_id: str, block_hashes: list[BlockHash]) -> None:
+        """The hashes of a prompt's full blocks, made before: `submit` would find the same."""
+        self._known_hashes[request_id] = block_hashes
+
+    def _new_state(self, request: Request) -> RequestState:
+        state = super()._new_state(request)
+        if self._settings.prefix_caching:
+            state.block_hashes = self._known_hashes.pop(request.request_id, [])
+        return state
+
+    def step(self, wait: bool = True) -> StepOutputs:
+        """One step, by the shipped engine."""
+        num_preemptions, was_scheduled = self._counters.num_preemptions, bool(self._in_flight)
+        outputs = super().step(wait)
+        self._is_settled = (
+            not was_scheduled
+            and outputs.num_decodes > 0
+            and outputs.num_prefill_tokens == 0
+            and not outputs.finishes
+            and not outputs.failures
+            and self._counters.num_preemptions == num_preemptions
+        )
+        return outputs
+
+    def load(self) -> LoadSnapshot:
+        load, coast = super().load(), self._coast
+        if coast is None:
+            return load
+        return load._replace(num_context_tokens=load.num_context_tokens + coast.done * coast.num_decodes)
+
+    def plan_coast(self, now: float, changes: bool = True) -> Coast | None:
+        """The steps from now on that need no decision, unless something reaches the engine. None: not even the next.
+
+        Without `changes` also none that starts a block or fills one.
+        """
+        scheduler = self._scheduler
+        batch, pool = scheduler.batch, scheduler.pool
+        if batch.prefilling or not len(batch) or self._in_flight or self._requests.outputs or scheduler.prefill_wanted:
+            return None
+        if scheduler.storing or (scheduler.places.num_queued and not self._is_settled):
+            return None
+        rows = batch.decode_rows()
+        if len(rows) != len(batch):
+            return None
+        states, computed, size = batch.states_at(rows), batch.num_computed[rows].tolist(), self._block_size
+        num_steps = min([state.limit - tokens for state, tokens in zip(states, computed, strict=True)]) - 2
+        num_steps = min(num_steps, _MAX_STEPS)
+        if not changes:
+            spare = (batch.capacity[rows] - batch.num_computed[rows]).min()
+            num_steps = min(num_steps, int(spare), min([size - 1 - tokens % size for tokens in computed]))
+        if len(rows) * (num_steps // size + 2) > pool.num_free:
+            num_steps = self._fitting(num_steps, batch.capacity[rows] - batch.num_computed[rows])
+        if num_steps < 1:
+            return None
+        coast = self._coast = Coast(rows, states, computed, self._times(len(rows), now, num_steps, sum(computed)))
+        return coast
+
+    def _fitting(self, num_steps: int, spare: Int32) -> int:
+        """As many steps as there are blocks for, or half as many, or a quarter..."""
+        pool = self._scheduler.pool
+        while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
+            num_steps //= 2
+        return num_steps
+
+    def take_steps(self, coast: Coast, until: float) -> None:
+        """Takes the coast's steps that start before `until`. Tells on_events of what each did to the cache."""
+        target = min(bisect_left(coast.times, until), coast.num_steps)
+        if coast.done < target:
+            self._take(coast, target - coast.done)
+
+    def next_change(self, coast: Coast) -> float:
+        """When the first step starts that is not taken and starts a block or fills one."""
+        if coast.moves is None:
+            coast.moves = self._first_moves(coast)
+        return coast.times[min(coast.moves[0][0], len(coast.times) - 1)]
+
+    def end_coast(self, coast: Coast) -> None:
+        """Gives the requests the tokens of the steps taken. Before that only those of full blocks have theirs."""
+        self._coast = None
+        if not coast.done:
+            return
+        batch = self._scheduler.batch
+        batch.num_computed[coast.rows] += coast.done
+        batch.last_step[coast.rows] = coast.last_step
+        for state, computed in zip(coast.states, coast.computed, strict=True):
+            self._give_tokens(state, computed + coast.done)
+
+    def _num_blocks_for(self, spare: Int32, num_steps: int) -> int:
+        return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
+
+    def _times(self, count: int, now: float, num_steps: int, num_context: int) -> list[float]:
+        """When each step of so many requests starts, and the last one ends."""
+        device = self._device
+        # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
+        fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
+        context = np.arange(num_context, num_context + count * num_steps, count)
+        times = np.empty(num_steps + 1)
+        times[0] = now
+        np.add(fixed, slope * context, out=times[1:])
+        ends: list[float] = times.cumsum().tolist()
+        return ends
+
+    def _take(self, coast: Coast, num_steps: int) -> None:
+        scheduler, counters = self._scheduler, self._counters
+        done = coast.done
+        self._move_blocks(coast, done + num_steps)
+        coast.last_step = scheduler.skip_steps(num_steps)
+        taken = coast.times[done : done + num_steps + 1]
+        seconds = list(map(sub, taken[1:], taken))
+        self._rates.observe_decodes(seconds)
+        counters.step_seconds = deque(accumulate(seconds, initial=counters.step_seconds), 1)[0]  # rounded as one by one
+        counters.num_steps += num_steps
+        counters.step_tokens.observe(coast.num_decodes, num_steps)
+        counters.num_output_tokens += coast.num_decodes * num_steps
+        coast.done += num_steps
+        self._last_collect = coast.now
+
+    def _first_moves(self, coast: Coast) -> list[_Move]:
+        """Each row's next new block and next full one, before the coast's first step."""
+        size, capacities = self._block_size, self._scheduler.batch.capacity[coast.rows].tolist()
+        moves: list[_Move] = []
+        for index, (state, computed) in enumerate(zip(coast.states, coast.computed, strict=True)):
+            moves.append((capacities[index] - computed, 0, state.rank, index))
+            moves.append((size - 1 - computed % size, 1, index, index))
+        heapify(moves)
+        return moves
+
+    def _move_blocks(self, coast: Coast, until: int) -> None:
+        """Allocates and stores what the steps before step `until` would: by step, new blocks first, then full ones."""
+        if coast.moves is None:
+            coast.moves = self._first_moves(coast)
+        moves = coast.moves
+        if moves[0][0] >= until:
+            return
+        scheduler, size = self._scheduler, self._block_size
+        before = moves[0][:2]
+        while (move := moves[0])[0] < until:
+            step, is_full, order, index = move
+            if move[:2] != before:
+                # Evictions as the step begins, what it stored as it ends.
+                if before[1] or scheduler.pool.has_evicted:
+                    self._tell_events(coast.times[sum(before)])
+                before = move[:2]
+            state = coast.states[index]
+            if is_full:
+                num_computed = coast.computed[index] + step + 1
+                self._give_tokens(state, num_computed)
+                scheduler.store(state, num_computed)
+            else:
+                block_ids = scheduler.pool.allocate(1)
+                assert block_ids is not None, "a coast ends before memory does"
+                state.block_ids += block_ids
+                scheduler.batch.capacity[state.row] += size
+            heapreplace(moves, (step + size, is_full, order, index))
+        self._tell_events(coast.times[sum(before)])
+
+    def _give_tokens(self, state: RequestState, num_computed: int) -> None:
+        """A decoding request knows one token more than are computed."""
+        request = state.request
+        missing = num_computed + 1 - len(request.token_ids)
+        if missing > 0:
+            request.token_ids.extend(repeat(request.sampling.seed, missing))
+
+    def _tell_events(self, time: float) -> None:
+        events = self.take_events()
+        if events:
+            self.on_events(time, events)

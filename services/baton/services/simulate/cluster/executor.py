@@ -1,0 +1,131 @@
+"""An Executor that computes nothing: it takes the device model's time, and samples the token each request came with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.services.simulate.virtual.timeline import Clock
+from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.executor.base import HostCopies, KvLayout, LayerHook, ModelSpec
+
+VOCAB_SIZE = 1 << 31
+_DIGEST = bytes(range(16))
+_NUM_LAYERS = 8  # as many pieces a prompt's hand-over has at least
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    starts: float
+    ends: float
+    num_told: int = 0  # layers
+
+
+class VirtualExecutor:
+    """Steps on a worker's own clock. A request's sampling seed is the token that it generates, again and again."""
+
+    def __init__(
+        self, device: DeviceModel, clock: Clock, num_blocks: int, block_size: int, max_model_len: int, num_rows: int
+    ) -> None:
+        per_layer, rest = divmod(device.kv_bytes_per_token, _NUM_LAYERS * 4)
+        if rest:
+            raise InvalidRequest(
+                f"kv_bytes_per_token is {device.kv_bytes_per_token}; it must be a multiple of {_NUM_LAYERS * 4}",
+                field="kv_bytes_per_token",
+            )
+        self.model = ModelSpec(_DIGEST, VOCAB_SIZE, max_model_len, ())
+        # bfloat16 K and V of heads of one value: kv_bytes_per_token in all layers together.
+        self.layout = KvLayout(
+            model_digest=_DIGEST,
+            dtype="bfloat16",
+            num_layers=_NUM_LAYERS,
+            num_kv_heads=per_layer,
+            head_dim=1,
+            block_size=block_size,
+            bytes_per_block_layer=4 * per_layer * block_size,
+        )
+        self.num_blocks = num_blocks
+        self.depth = 1
+        self.max_step_tokens = 1
+        self.kv = None
+        self.layer_hook: LayerHook | None = None
+        self.host: HostCopies | None = None
+        self.kv_bytes: NDArray[np.uint8] | None = None
+        self._device = device
+        self._clock = clock
+        self._launched: deque[_Launched] = deque()
+        self._tokens = np.zeros(num_rows, np.int32)
+
+    @property
+    def ends(self) -> float:
+        """When the launched step is over."""
+        return self._launched[0].ends
+
+    def launch(self, plan: StepPlan) -> None:
+        """Notes who is new, and how long the step will take."""
+        for init in plan.admitted:
+            self._tokens[init.row] = init.sampling.seed
+        starts = self._clock.now
+        self._launched.append(_Launched(plan, starts, starts + self._device.step_seconds(plan)))
+
+    def collect(self) -> StepResult:
+        """Lets what is left of the step's time pass, telling the layer hook of each layer in its time."""
+        step = self._launched[0]
+        self.tell_layers(step.ends)
+        self._launched.popleft()
+        self._clock.now = max(self._clock.now, step.ends)
+        plan = step.plan
+        sampled = plan.rows if plan.num_decodes == len(plan.rows) else plan.rows[plan.samples]
+        counts = plan.samples.astype(np.int32)
+        return StepResult(plan.step, self._tokens[sampled], counts, seconds=step.ends - step.starts)
+
+    def tell_layers(self, until: float) -> None:
+        """Tells the layer hook of the layers that are written by then, in their time."""
+        step, hook, clock = self._launched[0], self.layer_hook, self._clock
+        if hook is None or step.plan.num_decodes == len(step.plan.rows):
+            return
+        seconds = step.ends - step.starts
+        now = clock.now
+        while step.num_told < _NUM_LAYERS:
+            written = step.starts + seconds * (step.num_told + 1) / _NUM_LAYERS
+            if written > until:
+                break
+            clock.now = max(now, written)
+            step.num_told += 1
+            hook(step.plan, step.num_told - 1)
+        clock.now = now
+
+    def next_layer(self) -> float | None:
+        """When the next layer of the launched step is written, where someone wants to know."""
+        step = self._launched[0]
+        if self.layer_hook is None or step.num_told == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
+            return None
+        return step.starts + (step.ends - step.starts) * (step.num_told + 1) / _NUM_LAYERS
+
+    def ended(self) -> bool:
+        """Whether the launched step is over."""
+        return self._clock.now >= self._launched[0].ends
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """The simulated loop knows when a step ends."""
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        """There are no bytes: transfers are timed, not made."""
+        raise NotImplementedError("the virtual executor holds no KV")
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """As read_blocks."""
+        raise NotImplementedError("the virtual executor holds no KV")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._launched.clear()

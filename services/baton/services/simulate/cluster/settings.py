@@ -1,0 +1,55 @@
+"""What a simulated cluster is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.simulate.cluster.device import DeviceModel
+from baton.worker.settings import EngineSettings
+
+ROLES = ("both", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds that messages take."""
+
+    place: float = 0.001  # gateway to router and back
+    submit: float = 0.0005  # gateway to worker, and tokens back
+    report: float = 0.0005  # a worker's state to the router
+    events: float = 0.022  # block events to the router's index, their batching included
+    removals: float = 0.007  # the same of removals, for which no batch waits
+    peer: float = 0.0005  # worker to worker
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Workers, their device and limits, and the router's."""
+
+    roles: tuple[str, ...] = ("both",) * 8  # one for each worker
+    device: DeviceModel = field(default_factory=DeviceModel)
+    block_size: int = 64
+    num_blocks: int = 12_288  # of each worker's pool
+    max_model_len: int = 131_072
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    delays: Delays = field(default_factory=Delays)
+    max_queue_depth: int = 256  # the router's
+    max_attempts: int = 3  # placements of one request until it fails
+    coast: bool = True  # take decode steps that need no decision at once
+    exact: bool = False  # look at every worker for every placement, and make every report, be it replaced unread
+
+    def validate(self) -> None:
+        """Raises InvalidRequest for a cluster that cannot be."""
+        if not self.roles:
+            raise InvalidRequest("roles is empty; name at least one worker", field="roles")
+        for role in self.roles:
+            if role not in ROLES:
+                raise InvalidRequest(f"role {role!r} is unknown; roles are {', '.join(ROLES)}", field="roles")
+        if all(role == "prefill" for role in self.roles):
+            raise InvalidRequest("every worker only prefills; at least one must decode", field="roles")
+        for name in ("block_size", "num_blocks", "max_model_len", "max_queue_depth", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        self.device.validate()
+        self.engine.validate()
