@@ -12,8 +12,8 @@ from bench.kernel_timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
-from baton.kernels.prefill_attention import make_tiles, prefill_attention
+from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.attention.prefill import make_tiles, prefill_attention
 
 # FlashAttention-3 on one H200 (block 16, 32 q heads, 8 kv heads, head_dim 128, bf16), 2026-11-21.
 FA3_SHAPE = (32, 8, 128)
@@ -124,7 +124,7 @@ def _hit_cases(shape: ModelShape, block_size: int) -> list[Case]:
 
 
 def _prepare_hit(shape: ModelShape, block_size: int, prefix: int, cut: bool, device: torch.device) -> Prepared:
-    from baton.kernels.prefill_attention_hopper import PrefillWorkspace, prefill_attention_hopper
+    from baton.kernels.attention.prefill_hopper import PrefillWorkspace, prefill_attention_hopper
 
     seq_len = prefix + NEW_TOKENS
     num_blocks = -(-seq_len // block_size)
@@ -190,7 +190,7 @@ def _prefill_kernels(shape: ModelShape) -> dict[str, Callable[..., Tensor]]:
     """Those that run on this card."""
     kernels: dict[str, Callable[..., Tensor]] = {}
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == _HOPPER and shape.head_dim in (64, 128):
-        from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+        from baton.kernels.attention.prefill_hopper import prefill_attention_hopper
 
         kernels["hopper"] = prefill_attention_hopper
     kernels["generic"] = prefill_attention

@@ -11,7 +11,7 @@ from bench.kernel_timing import num_copies
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.small_linear import Workspace, small_linear
+from baton.kernels.linear.small_linear import Workspace, small_linear
 
 _TOKENS = (1, 2, 16, 64)
 _EPS = 1e-6

@@ -10,9 +10,9 @@ from bench.kernel_timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.rms_norm import rms_norm
-from baton.kernels.rope_cache import rope_and_cache
-from baton.kernels.silu_mul import silu_mul
+from baton.kernels.activation.silu_mul import silu_mul
+from baton.kernels.norm.rms_norm import rms_norm
+from baton.kernels.rope.rope_cache import rope_and_cache
 
 _TOKENS = (1, 64, 256, 8192)
 _EPS = 1e-6

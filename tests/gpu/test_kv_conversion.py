@@ -13,8 +13,8 @@ from gpu_engines import executor_for, make_model, make_prompts
 from handover_harness import Network, Node, finished, idle, make_node, turn_until
 from safetensors.torch import load_file, save_file
 
-from baton.kernels.reference.quantization import quantize_kv
-from baton.kernels.rope_cache import rope_and_cache
+from baton.kernels.reference.kv.quantization import quantize_kv
+from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.worker.core import BlockId
 from baton.worker.cuda.kv_copies import KvCopies
 from baton.worker.executor.base import KvLayout

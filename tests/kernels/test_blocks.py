@@ -7,7 +7,7 @@ import torch
 from kernel_harness import FP8, Shape, cases, poisoned
 
 from baton.kernels import reference
-from baton.kernels.blocks import gather_blocks, scatter_blocks
+from baton.kernels.kv.blocks import gather_blocks, scatter_blocks
 
 SMALL = [Shape(64, 16, torch.float32, 1), Shape(96, 16, torch.float16, 1, 1)]
 GRID = [Shape(128, 16, torch.bfloat16, 1, 8), Shape(64, 64, torch.float32, 1), Shape(256, 32, FP8, 1, 1)]

@@ -26,8 +26,8 @@ from kernel_harness import (
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
-from baton.kernels.decode_cuts import INVARIANT_PIECES, DecodeCuts, cut_sequences, max_pieces
+from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.attention.decode_cuts import INVARIANT_PIECES, DecodeCuts, cut_sequences, max_pieces
 
 LONG = [1, 131_072, 131_071, 70_000]
 PROGRAMS = (1, 64)

@@ -10,8 +10,8 @@ from kernel_harness import BOUNDS, NAMES, cases, poisoned, relative_error
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.matmul import matmul
-from baton.kernels.small_linear import small_linear
+from baton.kernels.linear.matmul import matmul
+from baton.kernels.linear.small_linear import small_linear
 
 COUNTS = (1, 2, 17, 64, 65, 300)
 

@@ -25,7 +25,7 @@ from kernel_harness import (
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.prefill_attention import MAX_PLACES, make_tiles, prefill_attention
+from baton.kernels.attention.prefill import MAX_PLACES, make_tiles, prefill_attention
 
 TILE_ROWS = 128
 # Rows beyond a chunk's end see nothing under a window: 0 / 0, which is not stored.
@@ -143,7 +143,7 @@ def hopper() -> Callable[..., Tensor]:
     """The kernel; on other cards, the generic one stands for it."""
     if torch.cuda.get_device_capability()[0] != 9:
         return prefill_attention
-    from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+    from baton.kernels.attention.prefill_hopper import prefill_attention_hopper
 
     return prefill_attention_hopper
 
@@ -166,7 +166,7 @@ def test_hoppers_kernel_merges_the_parts_of_few_tiles(
 ) -> None:
     if hopper is prefill_attention:
         pytest.skip("only Hopper's kernel cuts tiles")
-    from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+    from baton.kernels.attention.prefill_hopper import PrefillWorkspace
 
     num_q_heads = shape.group * shape.num_kv_heads
     if make_tiles(chunks, prefixes, TILE_ROWS, torch.device(device), num_q_heads).parts is None:

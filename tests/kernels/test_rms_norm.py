@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_harness import BOUNDS, cases, relative_error
 
-from baton.kernels.rms_norm import rms_norm
+from baton.kernels.norm.rms_norm import rms_norm
 
 SMALL = [(1, 64, torch.float32), (3, 96, torch.float16)]
 GRID = [

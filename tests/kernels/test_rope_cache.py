@@ -7,7 +7,7 @@ import torch
 from kernel_harness import BOUNDS, FP8, GRID, SMALL, Shape, cases, poisoned, random_kv_scale, relative_error
 
 from baton.kernels import reference
-from baton.kernels.rope_cache import rope_and_cache
+from baton.kernels.rope.rope_cache import rope_and_cache
 
 MAX_POSITION = 512
 

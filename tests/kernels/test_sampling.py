@@ -13,7 +13,7 @@ from sampling_rig import CLOSE, TINY, DeviceRows, Oracle, random_inits, random_m
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.reference.noise import gumbel_noise, noise_words
+from baton.kernels.reference.sampling.noise import gumbel_noise, noise_words
 from baton.kernels.sampling import MOST_LIKELY, SamplingState, Sizes, sample_special, sample_tokens, score_tokens
 from baton.kernels.sampling.columns import (
     MIN_P,

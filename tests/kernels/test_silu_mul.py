@@ -7,7 +7,7 @@ import torch
 from kernel_harness import BOUNDS, cases, relative_error
 
 from baton.kernels import reference
-from baton.kernels.silu_mul import silu_mul
+from baton.kernels.activation.silu_mul import silu_mul
 
 SMALL = [(1, 64, torch.float32), (3, 2056, torch.float16)]
 GRID = [

@@ -10,7 +10,7 @@ from kernel_harness import BOUNDS, NAMES, cases, poisoned, relative_error
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.small_linear import MAX_TOKENS, Tiling, Workspace, small_linear
+from baton.kernels.linear.small_linear import MAX_TOKENS, Tiling, Workspace, small_linear
 
 
 class Case(NamedTuple):

@@ -14,9 +14,9 @@ from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
-from baton.kernels.decode_attention_hopper import _decode_kernel, split_decode  # noqa: E402
-from baton.kernels.decode_cuts import DecodeCuts, _cut_kernel, cut_sequences  # noqa: E402
-from baton.kernels.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.attention.decode_cuts import DecodeCuts, _cut_kernel, cut_sequences  # noqa: E402
+from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  # noqa: E402
+from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.cuda import compile_ahead  # noqa: E402
 from baton.worker.cuda.compile_ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402

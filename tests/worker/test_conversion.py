@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.reference.quantization import quantize_kv
+from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.rpc.errors import Mismatch
 from baton.worker.executor.base import KvLayout
 from baton.worker.transfer.base import Piece

@@ -12,9 +12,9 @@ from sampling_rig import random_inits, random_masks
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.reference import logits as edits
-from baton.kernels.reference.noise import gumbel_noise as reference_gumbel
-from baton.kernels.reference.noise import vocabulary_noise_words as reference_words
+from baton.kernels.reference.sampling import logits as edits
+from baton.kernels.reference.sampling.noise import gumbel_noise as reference_gumbel
+from baton.kernels.reference.sampling.noise import vocabulary_noise_words as reference_words
 from baton.worker.core import RowInit, TokenMasks
 from baton.worker.executor.output_rules import OutputRules
 from baton.worker.executor.sampling.draw import Draws, draw_tokens

@@ -1,16 +1,16 @@
 """Every op in plain PyTorch: the oracle of the kernels, and what the CPU executor runs."""
 
-from baton.kernels.reference.blocks import gather_blocks, scatter_blocks
-from baton.kernels.reference.logits import add_bias, allow_only, apply_penalties, suppress
-from baton.kernels.reference.logprobs import RowLogprobs, row_logprobs
-from baton.kernels.reference.noise import gumbel_noise, philox4x32
-from baton.kernels.reference.paged_attention import decode_attention, prefill_attention
-from baton.kernels.reference.quantization import dequantize_kv, quantize_kv
-from baton.kernels.reference.rms_norm import rms_norm
-from baton.kernels.reference.rope_cache import rope_and_cache
-from baton.kernels.reference.sampling import sample
-from baton.kernels.reference.silu_mul import silu_mul
-from baton.kernels.reference.token_mask import apply_token_masks
+from baton.kernels.reference.activation.silu_mul import silu_mul
+from baton.kernels.reference.attention.paged_attention import decode_attention, prefill_attention
+from baton.kernels.reference.kv.blocks import gather_blocks, scatter_blocks
+from baton.kernels.reference.kv.quantization import dequantize_kv, quantize_kv
+from baton.kernels.reference.norm.rms_norm import rms_norm
+from baton.kernels.reference.rope.rope_cache import rope_and_cache
+from baton.kernels.reference.sampling.draw import sample
+from baton.kernels.reference.sampling.logits import add_bias, allow_only, apply_penalties, suppress
+from baton.kernels.reference.sampling.logprobs import RowLogprobs, row_logprobs
+from baton.kernels.reference.sampling.noise import gumbel_noise, philox4x32
+from baton.kernels.reference.sampling.token_mask import apply_token_masks
 
 __all__ = [
     "RowLogprobs",

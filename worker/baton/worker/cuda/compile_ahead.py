@@ -19,7 +19,8 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from baton.kernels import decode_cuts, step_inputs
+from baton.kernels import step_inputs
+from baton.kernels.attention import decode_cuts
 from baton.worker.cuda import kernel_compiler
 from baton.worker.cuda.failures import raise_if_lost
 from baton.worker.executor.host import usable_cores

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.blocks import ALL_PROGRAMS, BlockCopier, gather_blocks, scatter_blocks
+from baton.kernels.kv.blocks import ALL_PROGRAMS, BlockCopier, gather_blocks, scatter_blocks
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 

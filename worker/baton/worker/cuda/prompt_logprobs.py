@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.reference.logprobs import RowLogprobs, row_logprobs
+from baton.kernels.reference.sampling.logprobs import RowLogprobs, row_logprobs
 from baton.worker.core import StepPlan, TokenLogprobs
 from baton.worker.cuda.batch import DeviceBatch
 from baton.worker.cuda.columns import StepColumns

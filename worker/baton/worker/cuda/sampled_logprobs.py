@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
+from baton.kernels.reference.sampling.logprobs import row_logprobs, token_logprobs
 from baton.kernels.sampling import MOST_LIKELY, MOST_NAMED
 from baton.worker.core import Int32, SamplingParams, TokenLogprobs
 from baton.worker.cuda.prompt_logprobs import to_pinned

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.prefill_attention import PrefillTiles
+from baton.kernels.attention.prefill import PrefillTiles
 from baton.kernels.step_inputs import step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.cuda.batch import DeviceBatch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.logprobs import row_logprobs
+from baton.kernels.reference.sampling.logprobs import row_logprobs
 from baton.worker.core import RowInit, StepPlan, TokenLogprobs
 from baton.worker.executor.rows import Rows
 

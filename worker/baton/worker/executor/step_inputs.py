@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
+from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import StepPlan
 from baton.worker.executor.rows import Int64, Rows
 from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs

@@ -61,7 +61,7 @@ class _CpuOps(LinearOps):
 
 class _CudaOps(LinearOps):
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
-        from baton.kernels import small_linear  # not above: a CPU needs no Triton
+        from baton.kernels.linear import small_linear  # not above: a CPU needs no Triton
 
         super().__init__(kernels)
         self._small_linear = small_linear.small_linear
@@ -117,7 +117,7 @@ class _InvariantOps(LinearOps):
     """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
 
     def __init__(self, kernels: Kernels) -> None:
-        from baton.kernels.matmul import matmul  # not above: a CPU needs no Triton
+        from baton.kernels.linear.matmul import matmul  # not above: a CPU needs no Triton
 
         super().__init__(kernels)
         self._matmul = matmul

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.logprobs import row_logprobs, token_logprobs
+from baton.kernels.reference.sampling.logprobs import row_logprobs, token_logprobs
 from baton.worker.core import RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.executor.rows import Int64
 from baton.worker.executor.sampling.draw import Draws, draw_tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.paged_attention import attend_decode, attend_prefill
-from baton.kernels.reference.rope_cache import normed_and_rotated, rotation, write_kv
+from baton.kernels.reference.attention.paged_attention import attend_decode, attend_prefill
+from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation, write_kv
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm

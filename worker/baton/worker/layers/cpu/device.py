@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from baton.kernels.reference.rms_norm import rms_norm
-from baton.kernels.reference.silu_mul import silu_mul
+from baton.kernels.reference.activation.silu_mul import silu_mul
+from baton.kernels.reference.norm.rms_norm import rms_norm
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig

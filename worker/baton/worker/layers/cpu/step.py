@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from baton.kernels.reference.paged_attention import DecodePlan, PrefillPlan
+from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from baton.kernels.decode_attention import DecodeWorkspace, cut_for_decode, decode_attention
-from baton.kernels.decode_cuts import DecodeCuts
-from baton.kernels.prefill_attention import TILE_ROWS, PrefillTiles, make_tiles, prefill_attention
-from baton.kernels.rope_cache import rope_and_cache
+from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.attention.decode_cuts import DecodeCuts
+from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles, prefill_attention
+from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
 
 if TYPE_CHECKING:
-    from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+    from baton.kernels.attention.prefill_hopper import PrefillWorkspace
 
 
 class PagedAttention:
@@ -163,7 +163,7 @@ class CudaAttention:
             self.spec.scale,
         )
         if shared.prefill_workspace is not None and not window:
-            from baton.kernels.prefill_attention_hopper import prefill_attention_hopper
+            from baton.kernels.attention.prefill_hopper import prefill_attention_hopper
 
             prefill_attention_hopper(*arguments, workspace=shared.prefill_workspace, out=out)
         else:
@@ -175,7 +175,7 @@ def _prefill_workspace(cache: Tensor, num_q_heads: int) -> PrefillWorkspace | No
     hopper = torch.cuda.get_device_capability(cache.device)[0] == 9
     half = cache.dtype in (torch.bfloat16, torch.float16)
     if hopper and half and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
-        from baton.kernels.prefill_attention_hopper import PrefillWorkspace
+        from baton.kernels.attention.prefill_hopper import PrefillWorkspace
 
         return PrefillWorkspace(num_q_heads, head_dim, cache.device)
     return None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.rms_norm import rms_norm
-from baton.kernels.silu_mul import silu_mul
+from baton.kernels.activation.silu_mul import silu_mul
+from baton.kernels.norm.rms_norm import rms_norm
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from baton.kernels.decode_cuts import DecodeCuts
-from baton.kernels.prefill_attention import PrefillTiles
+from baton.kernels.attention.decode_cuts import DecodeCuts
+from baton.kernels.attention.prefill import PrefillTiles
 
 
 class StepInputs(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.reference.quantization import dequantize_kv
+from baton.kernels.reference.kv.quantization import dequantize_kv
 
 _NEVER = float("-inf")
 _MASK_ELEMENTS = 1 << 22  # of one tile of a prefill chunk

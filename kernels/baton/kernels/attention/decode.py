@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.decode_cuts import DecodeCuts, cut_sequences, max_pieces
+from baton.kernels.attention.decode_cuts import DecodeCuts, cut_sequences, max_pieces
 from baton.kernels.overlap import overlaps
 
 _LOG2E = 1.4426950408889634
@@ -234,7 +234,7 @@ def decode_attention(
             f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
     if cuts.programs == _FEW_PROGRAMS and kv_scale is None and _has_hopper_kernel(cache, query.dtype):
-        from baton.kernels.decode_attention_hopper import split_decode
+        from baton.kernels.attention.decode_hopper import split_decode
 
         scratch = (workspace.partial, workspace.lse, workspace.arrived)
         split_decode(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
@@ -289,6 +289,6 @@ def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
 def _has_hopper_kernel(cache: Tensor, dtype: torch.dtype) -> bool:
     if not cache.is_cuda or torch.cuda.get_device_capability(cache.device)[0] != 9:
         return False
-    from baton.kernels.decode_attention_hopper import supports
+    from baton.kernels.attention.decode_hopper import supports
 
     return supports(dtype, cache)

@@ -18,8 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from baton.kernels.attention.prefill import MAX_PLACES, TILE_ROWS, PrefillTiles, prefill_attention
 from baton.kernels.hopper import thread_barrier
-from baton.kernels.prefill_attention import MAX_PLACES, TILE_ROWS, PrefillTiles, prefill_attention
 
 _LOG2E = 1.4426950408889634
 _GROUP_ROWS = gl.constexpr(64)  # rows of one warp group

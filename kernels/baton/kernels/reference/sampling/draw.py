@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.noise import gumbel_noise, noise_words, vocabulary_noise_words
+from baton.kernels.reference.sampling.noise import gumbel_noise, noise_words, vocabulary_noise_words
 
 _FIRST_WIDTH = 64
 _WIDEN = 16

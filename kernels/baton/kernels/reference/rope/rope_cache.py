@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.quantization import quantize_kv
-from baton.kernels.reference.rms_norm import rms_norm
+from baton.kernels.reference.kv.quantization import quantize_kv
+from baton.kernels.reference.norm.rms_norm import rms_norm
 
 
 def rotation(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton.kernels.linear.small_linear import MAX_TOKENS, Tiling, choose_tiling, fitting, small_linear
 from baton.kernels.overlap import overlaps
 from baton.kernels.shared_memory import shared_memory
-from baton.kernels.small_linear import MAX_TOKENS, Tiling, choose_tiling, fitting, small_linear
 
 _BLOCK_M = 128
 _GROUP = 8  # row tiles that share a pass over the weight, so that it comes from L2
