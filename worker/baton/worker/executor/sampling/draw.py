@@ -1,4 +1,4 @@
-"""Draws a token a row on the host, as baton.kernels.reference.sampling.draw does bit for bit, in a few NumPy calls a step.
+"""Draws a token a row on the host: the bits of baton.kernels.reference.sampling.draw, in a few NumPy calls a step.
 
 NumPy's calls on some dozens of candidates cost a fraction of PyTorch's. Logarithms, exponentials and their sums are
 left to PyTorch, whose roundings the tokens have.

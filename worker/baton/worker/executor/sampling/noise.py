@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, position, token id), in NumPy: the bits of baton.kernels.reference.sampling.noise."""
+"""Random numbers by (seed, position, token id), in NumPy: the bits of baton.kernels.reference.sampling.noise."""
 
 from __future__ import annotations
 
