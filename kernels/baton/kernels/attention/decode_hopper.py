@@ -1,6 +1,6 @@
 """Decode attention on Hopper, for few sequences: two loading warps keep many TMA copies of the pool in flight.
 
-Same contract as decode_attention.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte elements, no window.
+Same contract as decode.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte elements, no window.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _merge(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
 ):
-    """decode_attention.py's; a warp to a query head, whose weights each of its threads reads but once."""
+    """decode.py's; a warp to a query head, whose weights each of its threads reads but once."""
     layout: gl.constexpr = gl.BlockedLayout([_MERGED, 1, HEAD_DIM // 32], [1, 1, 32], [1, _HEADS, 1], [2, 1, 0])
     weight_layout: gl.constexpr = gl.SliceLayout(2, layout)
     out_layout: gl.constexpr = gl.SliceLayout(0, layout)

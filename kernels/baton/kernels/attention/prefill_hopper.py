@@ -1,6 +1,6 @@
 """Causal prefill attention on Hopper: a loading warp feeds two warp groups from the paged pool through TMA.
 
-Same contract as prefill_attention.py, which serves what this cannot: head_dim other than 64 and 128, block_size other
+Same contract as prefill.py, which serves what this cannot: head_dim other than 64 and 128, block_size other
 than a power of two from 16 to 128, elements other than bf16 and fp16, windows.
 """
 

@@ -1,4 +1,7 @@
-"""`baton doctor [SERVICE] [the service's flags]`: examines this machine for a service, as its settings are."""
+"""`baton doctor [SERVICE] [the service's flags]`: examines this machine for a service, as its settings are.
+
+One file a topic: its facts as a frozen dataclass, pure functions from facts to findings, and one function that looks.
+"""
 
 from __future__ import annotations
 

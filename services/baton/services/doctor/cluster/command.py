@@ -1,4 +1,7 @@
-"""The settings of `baton doctor kubernetes`, and its findings."""
+"""The settings of `baton doctor kubernetes`, and its findings.
+
+`access` finds the API server, `reader` reads, `facts` holds the objects; each other file checks one topic. Reads only.
+"""
 
 from __future__ import annotations
 

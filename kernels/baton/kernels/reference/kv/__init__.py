@@ -1,0 +1,1 @@
+"""KV blocks and their formats in plain PyTorch."""
