@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -54,6 +60,13 @@ def _shape(head_dim: int, **more: Any) -> dict[str, Any]:
     }
 
 
+_SCALES = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 0.5,
+}
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-128": lambda: LlamaForCausalLM(LlamaConfig(**_shape(128))),
     "llama-biased-64": lambda: LlamaForCausalLM(
@@ -62,6 +75,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-64": lambda: Qwen2ForCausalLM(Qwen2Config(**_shape(64, hidden_size=512))),
     "qwen3-96": lambda: Qwen3ForCausalLM(Qwen3Config(**_shape(96))),
     "mistral-window-64": lambda: MistralForCausalLM(MistralConfig(**_shape(64, sliding_window=64))),
+    "phi3-64": lambda: Phi3ForCausalLM(Phi3Config(**_shape(64, sliding_window=100, pad_token_id=0))),
+    "granite-128": lambda: GraniteForCausalLM(GraniteConfig(**_shape(128, **_SCALES))),
+    "olmo2-64": lambda: Olmo2ForCausalLM(Olmo2Config(**_shape(64))),
 }
 
 

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -45,6 +51,14 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
 
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
+_SCALES = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+    "attention_bias": True,
+}
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": _llama,
     "llama-biased": lambda: _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=24),
@@ -58,6 +72,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=9, max_window_layers=2)
     ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, sliding_window=13)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, **_SCALES)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True)),
 }
 
 

@@ -19,7 +19,7 @@ COUNT = 40
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=7, logprobs=3)
 
 
-@pytest.fixture(scope="module", params=["llama-128", "qwen3-96", "mistral-window-64"])
+@pytest.fixture(scope="module", params=["llama-128", "qwen3-96", "mistral-window-64", "granite-128", "olmo2-64"])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     folder = tmp_path_factory.mktemp(request.param)
     return folder, make_model(request.param, folder, torch.bfloat16)

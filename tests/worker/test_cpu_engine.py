@@ -20,7 +20,10 @@ BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture(scope="module", params=["llama3-rope", "mistral-window", "qwen2", "qwen3", "storyteller-7m"])
+@pytest.fixture(
+    scope="module",
+    params=["llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2", "storyteller-7m"],
+)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     if request.param in MODELS:
         folder = tmp_path_factory.mktemp(request.param)

@@ -137,21 +137,21 @@ def test_narrow_dtypes_stay_close_to_fp32(llama: Subject, dtype: str) -> None:
     assert theirs.logprobs[0].logprob == pytest.approx(ours.logprobs[0].logprob, abs=0.25)
 
 
-def test_blocks_that_were_read_here_and_written_there_decode_alike(llama: Subject) -> None:
-    sender, receiver = llama.harness(), llama.harness()
-    prompt = max(llama.prompts, key=len)
+def test_blocks_that_were_read_here_and_written_there_decode_alike(subject: Subject) -> None:
+    sender, receiver = subject.harness(), subject.harness()
+    prompt = max(subject.prompts, key=len)
     first = sender.admit(prompt)
     sender.run(1)
     num_blocks = -(-len(prompt) // 8)
     there = [receiver.free_blocks.pop() for _ in range(num_blocks)]
-    for layer in range(3):
+    for layer in range(sender.executor.layout.num_layers):
         data = sender.executor.read_blocks(layer, first.block_ids[:num_blocks])
         receiver.executor.write_blocks(layer, there, memoryview(data))
         assert receiver.executor.read_blocks(layer, there) == data
     running = receiver.admit(prompt, output=first.output)
     running.block_ids, running.num_computed = list(there), len(prompt)
     receiver.run(COUNT)
-    assert running.output == llama.expected(prompt)
+    assert running.output == subject.expected(prompt)
 
 
 def test_the_hook_sees_each_layer_once_its_kv_is_written(llama: Subject) -> None:
@@ -203,13 +203,13 @@ def test_a_sampled_request_survives_preemption_unchanged(llama: Subject) -> None
     assert resumed.output == whole.output
 
 
-def test_logprobs_are_the_models_own(llama: Subject) -> None:
-    harness = llama.harness()
+def test_logprobs_are_the_models_own(subject: Subject) -> None:
+    harness = subject.harness()
     bent = SamplingParams(temperature=1.5, top_k=30, presence_penalty=1.0, logit_bias=((5, 3.0),), seed=4, logprobs=3)
-    running = harness.admit(llama.prompts[1], bent)
+    running = harness.admit(subject.prompts[1], bent)
     harness.run(5)
     with torch.no_grad():
-        logits = llama._model(torch.tensor([running.token_ids[:-1]])).logits[0, -5:]
+        logits = subject._model(torch.tensor([running.token_ids[:-1]])).logits[0, -5:]
     expected = torch.log_softmax(logits, -1)
     for row, (token_id, logprobs) in enumerate(zip(running.output, running.logprobs, strict=True)):
         assert logprobs.logprob == pytest.approx(expected[row, token_id].item(), abs=1e-4)

@@ -41,6 +41,12 @@ SHAPE: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
 WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+SCALES = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 8.0,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, all biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -50,6 +56,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN2,
     "qwen2, a window in layer 1": {**QWEN2, **WINDOW},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "granite": {"architectures": ["GraniteForCausalLM"], **SCALES},
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
 }
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -134,6 +143,8 @@ def names_of(weights: ModelWeights) -> Mapping[str, Tensor]:
             "q_norm": attention.q_norm,
             "k_norm": attention.k_norm,
             "post_norm": mlp.input_norm,
+            "attention_output_norm": attention.output_norm,
+            "mlp_output_norm": mlp.output_norm,
             **{name: linear.params["weight"] for name, linear in linears.items()},
             **{f"{name}_bias": linear.params.get("bias") for name, linear in linears.items()},
         }

@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
 }
+PHI3 = {"architectures": ["Phi3ForCausalLM"]}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -55,6 +56,11 @@ def test_architectures_differ_as_data() -> None:
     assert of("Qwen3ForCausalLM", use_sliding_window=True, layer_types=kinds).windows == (32, 0, 32, 0)
     assert of("Qwen3ForCausalLM").layers[0].attention.qk_norm == "head"
     assert of("LlamaForCausalLM", attention_bias=True, mlp_bias=True).layers[0].mlp.bias
+
+
+def test_code_that_a_known_architecture_does_not_need_is_left_where_it_is() -> None:
+    config = parse_config({**SMALL, **PHI3, "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3"}}, "config.json")
+    assert config.architecture == "Phi3ForCausalLM"
 
 
 def test_model_type_stands_in_for_missing_architectures() -> None:
@@ -98,6 +104,10 @@ def test_yarn_stretches_the_models_length() -> None:
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, r"high_freq_factor is 0.5; it must be above"),
         ({"rope_scaling": 3}, r"rope_scaling is 3; it must be an object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0.5; it must be 1"),
+        ({**PHI3, "partial_rotary_factor": 0.75}, r"partial_rotary_factor is 0.75; it must be 1"),
+        ({**PHI3, "rope_scaling": {"type": "longrope"}}, r"type is 'longrope'; it must be one of default, linear"),
+        ({"auto_map": {"AutoModel": "a.B"}}, r"auto_map is .* no code of a model folder is run"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, r"logits_scaling is 0; it must be a number"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_be_right(change: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ class Family:
     architecture: str  # as config.json has it
     model_type: str  # names the family where config.json has no architectures
     read: Callable[[Fields], ModelConfig]
+    ignores_auto_map: bool = False  # checkpoints name code of their own, which nothing needs any more
 
 
 def read_attention(fields: Fields) -> AttentionSpec:
@@ -54,6 +55,7 @@ def read_model(
     names: TensorNames = TensorNames(),  # noqa: B008 - frozen
     embedding_scale: float = 1.0,
     logits_divisor: float = 1.0,
+    default_eps: float = 1e-6,
 ) -> ModelConfig:
     """Reads what surrounds the layers."""
     return ModelConfig(
@@ -61,7 +63,7 @@ def read_model(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
         layers=tuple(layers),
-        rms_norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
+        rms_norm_eps=fields.positive_float("rms_norm_eps", default=default_eps),
         max_position_embeddings=read_max_position_embeddings(fields),
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         initializer_range=fields.positive_float("initializer_range", default=0.02),

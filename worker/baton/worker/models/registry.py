@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families import llama, mistral, qwen2, qwen3
+from baton.worker.models.families import granite, llama, mistral, olmo2, phi3, qwen2, qwen3
 from baton.worker.models.fields import Fields, read_json
 from baton.worker.models.reading import Family
 
@@ -21,6 +21,9 @@ FAMILIES: Mapping[str, Family] = {
         mistral.FAMILY,
         qwen2.FAMILY,
         qwen3.FAMILY,
+        phi3.FAMILY,
+        granite.FAMILY,
+        olmo2.FAMILY,
     )
 }
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
@@ -40,7 +43,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     """Returns the ModelConfig of a config.json. `source` names it in errors."""
     fields = Fields(raw, source)
     family = FAMILIES[_architecture_name(fields)]
-    if raw.get("auto_map"):
+    if raw.get("auto_map") and not family.ignores_auto_map:
         raise fields.error("auto_map", "absent: the model needs code of its own, and no code of a model folder is run")
     if raw.get("quantization_config"):
         raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")

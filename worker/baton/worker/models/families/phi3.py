@@ -1,0 +1,27 @@
+"""Phi-3 and Phi-4: Llama's layers, whose checkpoint keeps q, k, v in one tensor, and gate and up in another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.worker.layers.spec import LayerSpec
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.fields import Fields
+from baton.worker.models.names import TensorNames
+from baton.worker.models.reading import Family, read_attention, read_mlp, read_model, read_num_layers, read_windows
+
+ARCHITECTURE = "Phi3ForCausalLM"
+_NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Reads layers without biases. Long RoPE and RoPE of a part of each head are refused by name."""
+    if fields.number("partial_rotary_factor", default=1.0) != 1.0:
+        raise fields.error("partial_rotary_factor", "1")
+    attention, mlp = read_attention(fields), read_mlp(fields)
+    windows = read_windows(fields, read_num_layers(fields))
+    layers = [LayerSpec(replace(attention, window=window), mlp) for window in windows]
+    return read_model(fields, ARCHITECTURE, layers, names=_NAMES, default_eps=1e-5)
+
+
+FAMILY = Family(ARCHITECTURE, "phi3", read, ignores_auto_map=True)
