@@ -45,7 +45,7 @@ def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> Non
         block_ids = [block_id for _, block_ids in plan.new_blocks for block_id in block_ids]
         seen.append((layer, block_ids, bytes(executor.read_blocks(layer, block_ids))))
 
-    executor.layer_hook = hook
+    executor.watch_layers(hook)
     try:
         engine.submit(request_of(prompt, "a"))
         while engine.has_work():
@@ -54,7 +54,7 @@ def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> Non
         while len(seen) < executor.layout.num_layers and time.monotonic() < until:
             time.sleep(0.01)
     finally:
-        executor.layer_hook = None
+        executor.watch_layers(None)
     assert [layer for layer, _, _ in seen] == list(range(executor.layout.num_layers))
     whole = len(prompt) // executor.layout.block_size  # what follows changes the last block
     size = executor.layout.bytes_per_block_layer

@@ -162,7 +162,7 @@ def test_the_hook_sees_each_layer_once_its_kv_is_written(llama: Subject) -> None
     def hook(plan: StepPlan, layer: int) -> None:
         seen.append((layer, bytes(harness.executor.read_blocks(layer, running.block_ids))))
 
-    harness.executor.layer_hook = hook
+    harness.executor.watch_layers(hook)
     harness.run_step()
     assert [layer for layer, _ in seen] == [0, 1, 2]
     for layer, data in seen:

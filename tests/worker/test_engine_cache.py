@@ -12,6 +12,7 @@ from engine_harness import (
 )
 
 from baton.worker.cache_events import RemovedEvent, StoredEvent
+from baton.worker.outputs import EngineListener
 
 # Prefixes that are being computed.
 
@@ -93,12 +94,13 @@ def test_evictions_are_told_of_before_the_step_that_overwrites_the_blocks_has_en
     rig = make_rig(make_executor(num_blocks=16))
     told: list[tuple[int, int]] = []
 
-    def on_evicted() -> None:
-        events = rig.engine.take_events()
-        evicted = b"".join(event.block_hashes for event in events if isinstance(event, RemovedEvent))
-        told.append((len(evicted) // 16, rig.engine.counters().num_steps))
+    class Removals(EngineListener):
+        def on_evicted(self) -> None:
+            events = rig.engine.take_events()
+            evicted = b"".join(event.block_hashes for event in events if isinstance(event, RemovedEvent))
+            told.append((len(evicted) // 16, rig.engine.counters().num_steps))
 
-    rig.engine.on_evicted = on_evicted
+    rig.engine.listen(Removals())
     first, second = make_request(prompt_of(40), 2), make_request(prompt_of(40, salt=1), 2)
     rig.run(first)
     assert told == []

@@ -14,6 +14,7 @@ from engine_harness import (
 )
 
 from baton.worker.core import FinishReason, StepPlan
+from baton.worker.outputs import EngineListener, PrefillStarted
 
 
 @DEPTHS
@@ -70,7 +71,12 @@ def test_an_abort_of_a_prefill_frees_its_blocks(steps: int, depth: int):
 def test_the_listener_hears_of_a_prefill_before_it_is_launched():
     rig = make_rig()
     told: list[tuple[str, int]] = []
-    rig.engine.on_prefill_started = lambda started: told.append((started.request.request_id, started.row))
+
+    class Starts(EngineListener):
+        def on_prefill_started(self, started: PrefillStarted) -> None:
+            told.append((started.request.request_id, started.row))
+
+    rig.engine.listen(Starts())
     launched: list[int] = []
     launch = rig.executor.launch
 

@@ -346,9 +346,8 @@ def test_a_broken_tokenizer_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_who_sleeps_is_woken_when_a_compilation_ends(folder: Path) -> None:
-    grammars = Grammars(lambda: folder, MODEL, 1)
     woken = threading.Event()
-    grammars.wake = woken.set
+    grammars = Grammars(lambda: folder, MODEL, 1, wake=woken.set)
     match = grammars.open(make_request(constraint=regex("a")), "me")
     assert woken.wait(20)
     assert grammars.settle(0.0) == [match]

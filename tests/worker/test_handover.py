@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from engine_harness import expected_for, make_executor, make_request, prompt_of
 from handover_harness import finished, idle, make_node, turn_until
@@ -120,19 +121,20 @@ def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, netwo
             told.append(worker_pb2.PrefillStreamResponse.FromString(payload).WhichOneof("message"))
         return payload
 
-    def on_layer(plan, layer):
+    def slow(hook, plan, layer):
         """The last layer's KV arrives while the device still samples."""
-        inner(plan, layer)
+        hook(plan, layer)
         until = time.monotonic() + 0.1
         while layer == prefill.executor.layout.num_layers - 1 and time.monotonic() < until:
             prefill.handover.tick()
 
+    watch_layers = prefill.executor.watch_layers
+    prefill.executor.watch_layers = lambda hook: watch_layers(partial(slow, hook))
     warm = make_request(prompt_of(20, 1), 2)
     decode.submit(warm, prefill)
     turn_until(pair, finished(decode, warm))
     turn_until(pair, idle(*pair))
     network.tap = tap
-    inner, prefill.executor.layer_hook = prefill.executor.layer_hook, on_layer
     request = make_request(prompt_of(300), 6)
     decode.submit(request, prefill)
     turn_until(pair, finished(decode, request))

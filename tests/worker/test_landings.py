@@ -12,16 +12,28 @@ from worker_harness import submit
 from baton.v1 import worker_pb2
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.executor.sim import SimSpeed
-from baton.worker.handover.records import TransferRecord
+from baton.worker.handover.listener import HandoverListener
+from baton.worker.handover.records import PushRecord, TransferRecord
 from baton.worker.link import Kind
 from baton.worker.profiler import StepProfiler
 
 
+class Records(HandoverListener):
+    """Keeps what is received."""
+
+    def __init__(self) -> None:
+        self.received: list[TransferRecord] = []
+
+    def on_record(self, record: TransferRecord | PushRecord) -> None:
+        if isinstance(record, TransferRecord):
+            self.received.append(record)
+
+
 def records_of(decode: Node) -> list[TransferRecord]:
     """What is recorded from now on."""
-    told: list[TransferRecord] = []
-    decode.handover.decode_side.landings.on_record = told.append
-    return told
+    records = Records()
+    decode.handover.listen(records)
+    return records.received
 
 
 class Link:

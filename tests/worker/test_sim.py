@@ -158,7 +158,7 @@ def test_the_layer_hook_is_told_of_each_layer_as_the_step_goes_on():
     clock = Clock()
     executor = make_executor(clock, num_layers=4, speed=SimSpeed(base=1.0, per_prefill_token=0.0))
     told: list[tuple[int, float]] = []
-    executor.layer_hook = lambda plan, layer: told.append((layer, clock.now - start))
+    executor.watch_layers(lambda plan, layer: told.append((layer, clock.now - start)))
     rig = make_rig(executor, clock)
     start = clock.now
     rig.submit(make_request(prompt_of(10), 1))

@@ -25,8 +25,8 @@ from baton.worker.load import load_snapshot
 from baton.worker.mask_patience import MaskWait, mask_patience
 from baton.worker.outputs import (
     EngineCounters,
+    EngineListener,
     LoadSnapshot,
-    PrefillStarted,
     StepOutputs,
 )
 from baton.worker.rates import Rates
@@ -64,15 +64,9 @@ class Engine:
         settings.validate()
         self.epoch = epoch  # of the cache; new at every reset_prefix_cache
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
-        # Called between schedule and launch, so that a peer can be told before its prompt is computed.
-        self.on_prefill_started: Callable[[PrefillStarted], None] | None = None
-        # Called between schedule and launch with the requests that get a row.
-        self.on_admitted: Callable[[list[Request]], None] | None = None
-        self.on_launched: Callable[[float], None] | None = None  # called once a step is launched, with when that began
-        # Called once a step is launched that overwrites cached blocks: who believes in them should hear of it now.
-        self.on_evicted: Callable[[], None] | None = None
         self.frozen = False  # nothing is scheduled; what is in flight lands
         self.waits = False  # the device has all it can take, and is not done
+        self._listeners: list[EngineListener] = []
         self._executor = executor
         self._settings = settings
         self._clock = clock
@@ -107,6 +101,10 @@ class Engine:
             self.limits,
             board or StepBoard(),
         )
+
+    def listen(self, listener: EngineListener) -> None:
+        """Calls `listener` from now on, after those that listen already."""
+        self._listeners.append(listener)
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
@@ -154,16 +152,15 @@ class Engine:
         scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
         self._copier.start()
         if scheduled is not None:
-            self._tell_started(scheduled)
-            if scheduled.plan.admitted and self.on_admitted is not None:
-                self.on_admitted(scheduled.admitted_requests())
+            self._report_scheduled(scheduled)
             began = self._in_flight.launch(scheduled)
-            if self.on_launched is not None:
-                self.on_launched(began)
+            for listener in self._listeners:
+                listener.on_launched(began)
         elif not self._in_flight and self._copier.busy:
             self._copier.wait()
-        if self.on_evicted is not None and self._scheduler.pool.has_evicted:
-            self.on_evicted()
+        if self._scheduler.pool.has_evicted:
+            for listener in self._listeners:
+                listener.on_evicted()
         self.waits = self._awaits_compilation()
         if self._in_flight and (scheduled is None or self._in_flight.full):
             if wait or self._in_flight.ended:
@@ -393,8 +390,11 @@ class Engine:
         working = self._in_flight or self._requests.outputs or self._scheduler.prefill_wanted or self._copier.busy
         return not (working or self._scheduler.runnable())
 
-    def _tell_started(self, scheduled: ScheduledStep) -> None:
+    def _report_scheduled(self, scheduled: ScheduledStep) -> None:
         self._requests.outputs.prefill_started += scheduled.started
-        if self.on_prefill_started is not None:
+        admitted = scheduled.admitted_requests() if scheduled.plan.admitted else []
+        for listener in self._listeners:
             for started in scheduled.started:
-                self.on_prefill_started(started)
+                listener.on_prefill_started(started)
+            if admitted:
+                listener.on_admitted(admitted)

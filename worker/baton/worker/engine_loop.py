@@ -17,9 +17,10 @@ from baton.worker.events import EventLog
 from baton.worker.executor.base import ServingExecutor
 from baton.worker.halt import EngineHalt
 from baton.worker.handover.handover import Handover
+from baton.worker.handover.listener import HandoverListener
 from baton.worker.lifecycle import Lifecycle
 from baton.worker.link import EngineLink, Frame, Kind
-from baton.worker.outputs import StepOutputs
+from baton.worker.outputs import EngineListener, StepOutputs
 from baton.worker.profiler import StepProfiler
 from baton.worker.prompts import split_prompts
 from baton.worker.sessions import Sessions
@@ -30,7 +31,7 @@ from baton.worker.step_trace import StepTrace
 _log = logging.getLogger(__name__)
 
 
-class EngineLoop:
+class EngineLoop(EngineListener, HandoverListener):
     """Ties an engine to its link. Runs on the thread that made the engine, until told to stop.
 
     Raises LinkClosed when the front is gone.
@@ -55,8 +56,6 @@ class EngineLoop:
         self._identity = identity
         self._profiler = profiler
         self._spans = spans
-        if spans is not None:
-            handover.prefill_side.on_record = handover.decode_side.landings.on_record = spans.record
         self._step = self._advance if trace is None else partial(trace.step, self._advance)
         self._watching = False
         self._clock = clock
@@ -69,11 +68,7 @@ class EngineLoop:
             clock,
             counted=executor.max_step_tokens > 1,
         )
-        handover.decode_side.on_peer_died = self._tell_peer_loss
-        handover.decode_side.on_first_token = self._tell_at_once
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
-        engine.on_evicted = self._tell_evicted
-        engine.on_admitted = self._report_starts
         halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
         self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
@@ -91,6 +86,10 @@ class EngineLoop:
             Kind.SNAPSHOT_WANTED: lambda channel, _: self._events.snapshot(),
             **handover.handlers,
         }
+        engine.listen(self)
+        handover.listen(self)
+        if spans is not None:
+            handover.listen(spans)
 
     def run(self) -> None:
         """Runs until STOP."""
@@ -185,10 +184,6 @@ class EngineLoop:
         """The trace's path, and its steps."""
         return self._profiler.stop()
 
-    def _tell_peer_loss(self, request: Request, worker_id: str, reason: str) -> None:
-        self._sessions.tell_peer_loss(request, worker_id, reason)
-        self._link.flush()
-
     def _turn(self, frames: list[Frame]) -> None:
         for kind, channel, payload in frames:
             if kind == Kind.CALL and payload[0] != Method.GET_STATS:
@@ -217,19 +212,25 @@ class EngineLoop:
             self._spans.finished(outputs.finishes)
             self._spans.failed(outputs.failures)
 
-    def _report_starts(self, requests: list[Request]) -> None:
-        """Gateways receive it even if the step ends this process."""
+    # EngineListener and HandoverListener.
+
+    def on_admitted(self, requests: list[Request]) -> None:
+        """Reports starts before the launch: gateways receive them even if the step ends this process."""
         if self._sessions.report_starts(requests):
             self._link.flush()
 
-    def _tell_at_once(self) -> None:
-        """What a prefill worker computed. The rest of this turn, a step's launch among it, takes milliseconds."""
+    def on_evicted(self) -> None:
+        """Publishes removals while the step runs, not after it."""
+        self._events.collect()
+        self._link.flush()
+
+    def on_first_token(self) -> None:
+        """Sends the token before the rest of this turn, in which a step's launch takes milliseconds."""
         self._tell(self._engine.take_outputs())
         self._link.flush()
 
-    def _tell_evicted(self) -> None:
-        """The index hears of it while the step runs, not after it."""
-        self._events.collect()
+    def on_peer_died(self, request: Request, worker_id: str, reason: str) -> None:
+        self._sessions.tell_peer_loss(request, worker_id, reason)
         self._link.flush()
 
     def _advance(self) -> StepOutputs:

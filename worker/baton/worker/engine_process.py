@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from baton.rpc.address import split_address
@@ -107,9 +108,8 @@ def _serve(link: EngineLink, start: dict[str, Any], board: StepBoard, own_proces
         if trace is not None:
             cleanup.callback(trace.close)
         stepped = executor if trace is None else TracedExecutor(executor, trace)
-        grammars = _make_grammars(config, executor)
+        grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
-        grammars.wake = link.wake
         engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, board=board)
         handover = _make_handover(link, config, start, engine, executor)
         cleanup.callback(handover.close)
@@ -135,9 +135,9 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
     )
 
 
-def _make_grammars(config: WorkerConfig, executor: Executor) -> Grammars:
+def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], None]) -> Grammars:
     num_threads = max(1, min(_MAX_MASK_THREADS, (config.threads or usable_cores()) // 2))
-    return Grammars(lambda: resolve_model(config.model), executor.model, num_threads)
+    return Grammars(lambda: resolve_model(config.model), executor.model, num_threads, wake=wake)
 
 
 def _make_handover(

@@ -56,7 +56,7 @@ class PrefillStarted:
     request: Request
     num_cached_tokens: int
     block_ids: list[BlockId]
-    row: Row  # under which the executor's layer_hook sees it
+    row: Row  # under which the executor's layer hook sees it
     step: int  # the first step that computes it; the row was another's before
 
 
@@ -67,6 +67,22 @@ class FirstToken:
     request: Request
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+class EngineListener:
+    """Acts on a step before it ends. Methods run on the engine's thread, and do nothing unless overridden."""
+
+    def on_prefill_started(self, started: PrefillStarted) -> None:
+        """A prefill_only request is scheduled for the first time; its step is not launched yet."""
+
+    def on_admitted(self, requests: list[Request]) -> None:
+        """These requests got a row in a step that is not launched yet."""
+
+    def on_launched(self, began: float) -> None:
+        """A step is launched; the launch began then, on the engine's clock."""
+
+    def on_evicted(self) -> None:
+        """Cached blocks are removed, and the launched step overwrites them: take_events has the removals."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from baton.rpc.trace_context import sampled_context
 from baton.rpc.tracing import Value
-from baton.worker.handover.records import PushRecord, TransferRecord, log_record
+from baton.worker.handover.listener import HandoverListener
+from baton.worker.handover.records import PushRecord, TransferRecord
 from baton.worker.link import Kind
 from baton.worker.outputs import Failure, Finish
 
@@ -41,7 +42,7 @@ def is_sampled(traceparent: str) -> bool:
     return sampled_context(traceparent) is not None
 
 
-class SpanSender:
+class SpanSender(HandoverListener):
     """Used by the engine thread only."""
 
     def __init__(
@@ -51,9 +52,7 @@ class SpanSender:
         self._clock = clock
         self._wall = wall
 
-    def record(self, record: TransferRecord | PushRecord) -> None:
-        """A hand-over ended. Logs it too."""
-        log_record(record)
+    def on_record(self, record: TransferRecord | PushRecord) -> None:
         if is_sampled(record.traceparent):
             spans = _received(record) if isinstance(record, TransferRecord) else _sent(record)
             self._tell(record.traceparent, record.request_id, spans)

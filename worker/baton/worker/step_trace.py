@@ -133,15 +133,6 @@ class TracedExecutor:
         self._executor = executor
         self._trace = trace
 
-    @property
-    def layer_hook(self) -> LayerHook | None:
-        """The executor's own."""
-        return self._executor.layer_hook
-
-    @layer_hook.setter
-    def layer_hook(self, hook: LayerHook | None) -> None:
-        self._executor.layer_hook = hook
-
     def launch(self, plan: StepPlan) -> None:
         self._trace.launch(self._executor.launch, plan)
 
@@ -153,6 +144,9 @@ class TracedExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         self._executor.watch(wake)
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._executor.watch_layers(hook)
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         return self._executor.read_blocks(layer, block_ids)

@@ -80,7 +80,7 @@ class CudaExecutor:
         self._kv_dtype = kv_dtype(config, dtype)
         self.model = ModelSpec(loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids)
         self.layout = _layout(model_config, loaded, config.block_size, self._kv_dtype)
-        self.layer_hook: LayerHook | None = None
+        self._layer_hook: LayerHook | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
         self.host: HostCache | None = None
         self._config = config
@@ -163,6 +163,9 @@ class CudaExecutor:
             for launched in self._launched:
                 self._watch.add(launched.done, wake)
         self._wake = wake
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
         """Copies one layer of these blocks to the host, on a stream of its own."""
@@ -249,8 +252,8 @@ class CudaExecutor:
         self._batch.apply(plan)
         self._sampler.admit(plan.admitted)
         self._prompt_logprobs.apply(plan)
-        if self.layer_hook is not None and plan.num_decodes < len(plan.rows):
-            self._decoder.on_written = partial(self._tell_of_layer, self.layer_hook, plan)
+        if self._layer_hook is not None and plan.num_decodes < len(plan.rows):
+            self._decoder.on_written = partial(self._tell_of_layer, self._layer_hook, plan)
         try:
             computed = self._compute(plan)
         finally:

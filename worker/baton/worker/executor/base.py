@@ -105,7 +105,7 @@ class HostCopies(Protocol):
         """Returns when a restore has landed, or after so many seconds."""
 
 
-# Called on the executor's thread when a layer's KV of the step is written: (plan, layer).
+# Called when a layer's KV of a step is written: (plan, layer).
 LayerHook = Callable[[StepPlan, int], None]
 
 
@@ -122,7 +122,6 @@ class Executor(Protocol):
     num_blocks: int
     depth: int  # steps that may be launched and not collected
     max_step_tokens: int  # tokens that a decoding row may get in one step
-    layer_hook: LayerHook | None
     kv_bytes: NDArray[np.uint8] | None  # the blocks, [num_layers, num_blocks, bytes], where they lie in host memory
 
     @property
@@ -144,6 +143,9 @@ class Executor(Protocol):
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """`wake` is called, from any thread, when a launched step has ended on its own. None: no more."""
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        """Calls `hook`, on the executor's thread, for each layer of the steps launched from now on. None: no more."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out: len(block_ids) x bytes_per_block_layer bytes. Thread-safe."""

@@ -61,7 +61,7 @@ class CpuExecutor:
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
         self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
-        self.layer_hook: LayerHook | None = None
+        self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.layout, self.num_blocks, dtype)
         self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
         num_slots = config.num_host_blocks(self.layout.bytes_per_block)
@@ -101,6 +101,9 @@ class CpuExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """No step ends on its own."""
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """Copies one layer of these blocks out."""
@@ -163,7 +166,7 @@ class CpuExecutor:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
-        hook = self.layer_hook
+        hook = self._layer_hook
         decoder.on_written = None if hook is None else partial(hook, plan)
         hidden = decoder.forward(inputs)
         result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)

@@ -131,7 +131,7 @@ class SimExecutor:
         self.depth = settings.depth
         self.max_step_tokens = settings.max_step_tokens
         self.kv = None
-        self.layer_hook: LayerHook | None = None
+        self._layer_hook: LayerHook | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
         self._settings = settings
         self._clock = clock
@@ -196,6 +196,9 @@ class SimExecutor:
     def watch(self, wake: Callable[[], None] | None) -> None:
         """No step ends on its own."""
 
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
+
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out."""
         blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
@@ -259,7 +262,7 @@ class SimExecutor:
         )
 
     def _tell_layers(self, step: _Launched) -> None:
-        hook = self.layer_hook
+        hook = self._layer_hook
         if hook is None:
             return
         num_layers = self.layout.num_layers

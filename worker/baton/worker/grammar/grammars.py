@@ -50,9 +50,14 @@ class Grammars:
     """
 
     def __init__(
-        self, find_folder: Callable[[], Path], model: ModelSpec, num_threads: int, limits: GrammarLimits | None = None
+        self,
+        find_folder: Callable[[], Path],
+        model: ModelSpec,
+        num_threads: int,
+        limits: GrammarLimits | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        self.wake: Callable[[], None] | None = None
+        self.wake = wake
         self.num_compiling = 0
         self.num_advancing = 0
         self._find_folder = find_folder

@@ -23,6 +23,7 @@ from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.exchange import Exchange, PrefillPeer, Stage
 from baton.worker.handover.flows import Flows
 from baton.worker.handover.landings import Landings
+from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.prefill_peers import PrefillPeers
 from baton.worker.handover.records import TransferRecord
@@ -53,6 +54,7 @@ class DecodeSide:
         open_peer: Callable[[int, str], None],
         send: Callable[[int, Message], None],
         close_peer: Callable[[int], None],
+        listener: HandoverListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -62,11 +64,8 @@ class DecodeSide:
         self._settings = settings
         self._counters = counters
         self._clock = clock
-        self.landings = Landings(engine)
-        # The engine was given a token: it is to be told now, for this turn's step may take milliseconds to launch.
-        self.on_first_token: Callable[[], None] = lambda: None
-        # A prefill worker's stream ended while it computed this prompt: the request, the worker, and how.
-        self.on_peer_died: Callable[[Request, str, str], None] = lambda request, worker_id, reason: None
+        self._listener = listener
+        self.landings = Landings(engine, listener)
         self.flows = Flows()
         self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
         self._backoff = self._peers.backoff
@@ -200,7 +199,7 @@ class DecodeSide:
         now = self._clock()
         for exchange in list(peer.exchanges.values()):
             if died and exchange.computes_there and not exchange.ended:
-                self.on_peer_died(exchange.request, peer.endpoint.worker_id, reason)
+                self._listener.on_peer_died(exchange.request, peer.endpoint.worker_id, reason)
             if exchange.lease is None:
                 self._give_up(exchange, reason)
             else:
@@ -243,7 +242,7 @@ class DecodeSide:
         if exchange.lease is not None:
             exchange.lease.progressed(exchange.first_token_at)
         self._engine.accept_first_token(exchange.request.request_id, first.token_id, logprobs_of(first))
-        self.on_first_token()
+        self._listener.on_first_token()
 
     def _on_failed(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         exchange = peer.exchanges.get(message.failed.prefill_id)

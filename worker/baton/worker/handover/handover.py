@@ -20,10 +20,11 @@ from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
 from baton.worker.handover.decode_side import DecodeSide
 from baton.worker.handover.heartbeat import Beat, Heartbeat
+from baton.worker.handover.listener import HandoverListener, HandoverListeners
 from baton.worker.handover.prefill_side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
 from baton.worker.link import Kind
-from baton.worker.outputs import StepOutputs
+from baton.worker.outputs import EngineListener, PrefillStarted, StepOutputs
 from baton.worker.prompts import split_prompts
 from baton.worker.transfer.base import (
     InboundFailed,
@@ -56,7 +57,7 @@ class Wire(Protocol):
         """Sends a frame from any thread, also while the engine thread computes."""
 
 
-class Handover:
+class Handover(EngineListener):
     """One worker's hand-overs, as a prefill worker and as a decode worker."""
 
     def __init__(
@@ -80,6 +81,7 @@ class Handover:
         self._wire = wire
         self._clock = clock
         self._counters = HandoverCounters()
+        self._listeners = HandoverListeners()
         self._heartbeat = Heartbeat(settings.hang_seconds, clock)
         self._beats = False  # somebody is told that this worker lives
         self._ticked_at = self._checked_at = clock()
@@ -98,6 +100,7 @@ class Handover:
             lambda channel, message: wire.send(Kind.PREFILL, channel, message.SerializeToString()),
             wire.flush,
             self._close_prefill_stream,
+            self._listeners,
             clock,
         )
         self.decode_side = DecodeSide(
@@ -110,6 +113,7 @@ class Handover:
             lambda channel, address: wire.send(Kind.PEER_OPEN, channel, address.encode()),
             lambda channel, message: wire.send(Kind.PEER, channel, message.SerializeToString()),
             lambda channel: wire.send(Kind.PEER_CLOSE, channel),
+            self._listeners,
             clock,
         )
         self.handlers: dict[int, Callable[[int, bytes], None]] = {
@@ -120,6 +124,11 @@ class Handover:
             Kind.PEER: self.decode_side.on_peer_message,
             Kind.PEER_CLOSE: lambda channel, reason: self.decode_side.on_peer_closed(channel, reason.decode()),
         }
+        engine.listen(self)
+
+    def listen(self, listener: HandoverListener) -> None:
+        """Calls `listener` from now on, after those that listen already."""
+        self._listeners.add(listener)
 
     @property
     def num_prefills(self) -> int:
@@ -192,6 +201,12 @@ class Handover:
         now = self._clock()
         sides = (self.prefill_side, self.decode_side)
         return sum(side.num_stranded_blocks(now, _STRANDED_SECONDS) for side in sides)
+
+    def on_prefill_started(self, started: PrefillStarted) -> None:
+        self.prefill_side.on_prefill_started(started)
+
+    def on_launched(self, began: float) -> None:
+        self.decode_side.landings.launched(began)
 
     def on_step(self, outputs: StepOutputs) -> None:
         """Call with all that the engine tells, right after a step at the latest."""

@@ -20,11 +20,12 @@ from baton.worker.engine import Engine
 from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.computing_rows import ComputingRows
 from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.prefill_job import DecodePeer, PrefillJob
 from baton.worker.handover.push_progress import PushProgress
 from baton.worker.handover.push_targets import PushTargets
-from baton.worker.handover.records import PushRecord, log_record
+from baton.worker.handover.records import PushRecord
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.prompts import Prompt
@@ -53,6 +54,7 @@ class PrefillSide:
         send: Callable[[int, Message], None],
         flush: Callable[[], None],
         close_peer: Callable[[int, ServiceError], None],
+        listener: HandoverListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.draining = False
@@ -64,8 +66,8 @@ class PrefillSide:
         self._counters = counters
         self._send = send
         self._flush = flush
-        self.on_record: Callable[[PushRecord], None] = log_record
         self._close_peer = close_peer
+        self._listener = listener
         self._clock = clock
         self._serial = itertools.count(1)
         self._peers: dict[int, DecodePeer] = {}
@@ -89,7 +91,6 @@ class PrefillSide:
             Action.FORCE_FENCE: lambda job: transport.cut_outbound(job.push_id),
             Action.FREE: self._free,
         }
-        engine.on_prefill_started = self._on_started
 
     @property
     def num_jobs(self) -> int:
@@ -115,7 +116,7 @@ class PrefillSide:
 
     def on_peer_open(self, channel: int) -> None:
         """A decode worker opened a stream."""
-        self._executor.layer_hook = self._computing.on_layer
+        self._executor.watch_layers(self._computing.on_layer)
         self._peers[channel] = DecodePeer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
@@ -234,7 +235,7 @@ class PrefillSide:
 
     # The engine.
 
-    def _on_started(self, started: PrefillStarted) -> None:
+    def on_prefill_started(self, started: PrefillStarted) -> None:
         """Between schedule and launch, so that the peer makes room while the first chunk is computed."""
         job = self._jobs.get(started.request)
         if job is None:
@@ -400,7 +401,7 @@ class PrefillSide:
             computed_at=computed_at,
             completed_at=now,
         )
-        self.on_record(record)
+        self._listener.on_record(record)
 
     def _end(self, job: PrefillJob) -> None:
         """Frees the job's blocks, wherever it stands."""

@@ -85,11 +85,12 @@ class VirtualEngine(Engine):
         settings: EngineSettings,
         epoch: int,
         clock: Callable[[], float],
+        on_events: Callable[[float, list[CacheEvent]], None],
     ) -> None:
         super().__init__(executor, settings, epoch, clock)
         self._device = device
         self._block_size = executor.layout.block_size
-        self.on_events: Callable[[float, list[CacheEvent]], None] = lambda time, events: None
+        self._on_events = on_events  # called with what a coast's step did to the cache, and when
         self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
         self._coast: Coast | None = None
         self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
@@ -159,7 +160,7 @@ class VirtualEngine(Engine):
         return num_steps
 
     def take_steps(self, coast: Coast, until: float) -> None:
-        """Takes the coast's steps that start before `until`. Tells on_events of what each did to the cache."""
+        """Takes the coast's steps that start before `until`. Reports what each did to the cache."""
         target = min(bisect_left(coast.times, until), coast.num_steps)
         if coast.done < target:
             self._take(coast, target - coast.done)
@@ -260,4 +261,4 @@ class VirtualEngine(Engine):
     def _tell_events(self, time: float) -> None:
         events = self.take_events()
         if events:
-            self.on_events(time, events)
+            self._on_events(time, events)

@@ -55,7 +55,7 @@ class VirtualExecutor:
         self.depth = 1
         self.max_step_tokens = 1
         self.kv = None
-        self.layer_hook: LayerHook | None = None
+        self._layer_hook: LayerHook | None = None
         self.host: HostCopies | None = None
         self.kv_bytes: NDArray[np.uint8] | None = None
         self._device = device
@@ -88,7 +88,7 @@ class VirtualExecutor:
 
     def tell_layers(self, until: float) -> None:
         """Tells the layer hook of the layers that are written by then, in their time."""
-        step, hook, clock = self._launched[0], self.layer_hook, self._clock
+        step, hook, clock = self._launched[0], self._layer_hook, self._clock
         if hook is None or step.plan.num_decodes == len(step.plan.rows):
             return
         seconds = step.ends - step.starts
@@ -105,7 +105,7 @@ class VirtualExecutor:
     def next_layer(self) -> float | None:
         """When the next layer of the launched step is written, where someone wants to know."""
         step = self._launched[0]
-        if self.layer_hook is None or step.num_told == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
+        if self._layer_hook is None or step.num_told == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
             return None
         return step.starts + (step.ends - step.starts) * (step.num_told + 1) / _NUM_LAYERS
 
@@ -115,6 +115,9 @@ class VirtualExecutor:
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """The simulated loop knows when a step ends."""
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """There are no bytes: transfers are timed, not made."""

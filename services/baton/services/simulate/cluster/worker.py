@@ -19,7 +19,7 @@ from baton.worker.events import EventLog
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link import Kind
-from baton.worker.outputs import StepOutputs
+from baton.worker.outputs import EngineListener, StepOutputs
 from baton.worker.state import load_message, model_message
 from baton.worker.transfer.layout import layout_message
 
@@ -36,7 +36,7 @@ _MIN_REPORT_SECONDS = 0.1  # as StateReporter
 _MAX_REPORT_SECONDS = 1.0
 
 
-class SimWorker:
+class SimWorker(EngineListener):
     """Engine, hand-over and inbox. `on_outputs` hears of each step's outputs at the time they leave the worker.
 
     While nothing needs a decision the worker stands still, and takes its steps when someone looks (`observe`).
@@ -73,9 +73,10 @@ class SimWorker:
             settings.max_model_len,
             settings.engine.max_num_requests,
         )
-        self.engine = VirtualEngine(self._executor, settings.device, settings.engine, epoch, self.clock)
-        self.engine.on_events = self._send_events
-        self.engine.on_evicted = self._collect_events
+        self.engine = VirtualEngine(
+            self._executor, settings.device, settings.engine, epoch, self.clock, self._send_events
+        )
+        self.engine.listen(self)
         self.event_log: EventLog | None = None  # publishes, where there is a kvstore
         self.handover = self._make_handover(network)
         self._identity = worker_pb2.WorkerState(
@@ -300,6 +301,9 @@ class SimWorker:
         self._report(self.clock.now)
 
     # Reports and events.
+
+    def on_evicted(self) -> None:
+        self._collect_events()
 
     def _take_steps(self, coast: Coast, until: float) -> None:
         self.engine.take_steps(coast, until)
