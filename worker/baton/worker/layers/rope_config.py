@@ -1,10 +1,8 @@
-"""How a model turns positions into angles, as data, in the old and the new spelling of config.json."""
+"""How a model turns positions into angles, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from baton.worker.models.fields import Fields
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -30,51 +28,3 @@ class RopeConfig:
     def extended_length(self) -> int:
         """Tokens that YaRN stretches to; checkpoints leave max_position_embeddings at the unscaled length."""
         return int(self.factor * self.original_length) if self.kind == "yarn" else 0
-
-
-def rope_config(fields: Fields, max_position_embeddings: int) -> RopeConfig:
-    """From rope_parameters, or from rope_theta beside rope_scaling."""
-    scaling = fields.inner("rope_parameters") or fields.inner("rope_scaling")
-    theta = fields.positive_float("rope_theta", default=10000.0)
-    if scaling is None:
-        return RopeConfig("default", theta)
-    theta = scaling.positive_float("rope_theta", default=theta)
-    kind_key = "rope_type" if "rope_type" in scaling.raw else "type"
-    kind = scaling.text(kind_key, default="default")
-    if kind not in KINDS:
-        raise scaling.error(kind_key, f"one of {', '.join(KINDS)}")
-    if scaling.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise scaling.error("partial_rotary_factor", "1")
-    if kind == "default":
-        return RopeConfig(kind, theta)
-    factor = scaling.positive_float("factor")
-    if kind == "linear":
-        return RopeConfig(kind, theta, factor)
-    if kind == "llama3":
-        return _llama3(scaling, theta, factor)
-    return _yarn(scaling, theta, factor, max_position_embeddings)
-
-
-def _llama3(scaling: Fields, theta: float, factor: float) -> RopeConfig:
-    low = scaling.positive_float("low_freq_factor")
-    high = scaling.positive_float("high_freq_factor")
-    if high <= low:
-        raise scaling.error("high_freq_factor", f"above low_freq_factor ({low:g})")
-    original = scaling.positive_int("original_max_position_embeddings")
-    return RopeConfig("llama3", theta, factor, original, low_freq_factor=low, high_freq_factor=high)
-
-
-def _yarn(scaling: Fields, theta: float, factor: float, max_position_embeddings: int) -> RopeConfig:
-    has_factor = scaling.raw.get("attention_factor") is not None
-    return RopeConfig(
-        "yarn",
-        theta,
-        factor,
-        scaling.positive_int("original_max_position_embeddings", default=max_position_embeddings),
-        beta_fast=scaling.positive_float("beta_fast", default=32.0),
-        beta_slow=scaling.positive_float("beta_slow", default=1.0),
-        truncate=scaling.flag("truncate", default=True),
-        attention_factor=scaling.positive_float("attention_factor") if has_factor else None,
-        mscale=scaling.number("mscale", default=0.0),
-        mscale_all_dim=scaling.number("mscale_all_dim", default=0.0),
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.worker.layers.rope_config import rope_config
 from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
+from baton.worker.models.reading_rope import read_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def read_attention(fields: Fields) -> AttentionSpec:
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=rope_config(fields, read_max_position_embeddings(fields)),
+        rope=read_rope(fields, read_max_position_embeddings(fields)),
         scale=float(head_dim) ** -0.5,
     )
 
