@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_model
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.models.registry import load_config
-from baton.worker.weights.build import dummy_weights
+from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import load_config, parse_config
+from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import DIGEST_BYTES, model_digest
 from baton.worker.weights.loading import load_model
@@ -218,3 +219,15 @@ def test_dummy_models_have_digests_of_their_own(whole: Path) -> None:
     dummy = load_model(str(whole), "dummy", torch.float32)
     assert dummy.digest == load_model(str(whole), "dummy", torch.float32).digest
     assert dummy.digest != digest_of(whole)
+
+
+def test_weights_are_counted_before_they_are_loaded() -> None:
+    config = parse_config(PRESETS["llama-3.1-8b"], "preset")
+    assert weight_bytes(config, torch.bfloat16) == pytest.approx(16.06e9, rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "qwen2", "qwen3", "phi3", "granite", "olmo2"])
+def test_the_count_is_that_of_the_loaded_weights_with_biases_and_norms(name: str, tmp_path: Path) -> None:
+    make_model(name, tmp_path)
+    weights = load_model(str(tmp_path), "auto", torch.float32).weights
+    assert weight_bytes(load_config(tmp_path), torch.float32) == weights.num_bytes

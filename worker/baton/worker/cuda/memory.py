@@ -8,6 +8,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.executor.base import KvLayout
 from baton.worker.models.config import ModelConfig
+from baton.worker.weights.build import weight_bytes
 
 _GIB = 1 << 30
 _BYTES_PER_GRAPH = 8 << 20
@@ -51,14 +52,6 @@ def _why_unusable() -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Of the model's weights on the device."""
-    hidden, head_dim = config.hidden_size, config.head_dim
-    layer = hidden * head_dim * (config.num_qkv_heads + config.num_q_heads) + 3 * hidden * config.intermediate_size
-    tables = config.vocab_size * hidden * (1 if config.tie_embeddings else 2)
-    return (layer * config.num_layers + tables) * dtype.itemsize
 
 
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

@@ -7,4 +7,5 @@ from collections.abc import Mapping
 from baton.worker.quantization.base import QuantMethod
 from baton.worker.quantization.unquantized import Unquantized
 
-METHODS: Mapping[str, QuantMethod] = {method.name: method for method in (Unquantized(),)}
+UNQUANTIZED = Unquantized()
+METHODS: Mapping[str, QuantMethod] = {method.name: method for method in (UNQUANTIZED,)}

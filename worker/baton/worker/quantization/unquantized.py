@@ -38,6 +38,10 @@ class Unquantized:
                 params["bias"][rows] = source(f"{part.name}.bias", (part.rows,))
             start += part.rows
 
+    def over(self, table: Tensor) -> Params:
+        """Returns parameters in the memory of `table` [out_features, in_features]: a head tied to the embedding."""
+        return {"weight": table}
+
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         """Returns PyTorch's own products."""
         return _CpuOps(kernels)

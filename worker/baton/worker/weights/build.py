@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from baton.worker.layers.spec import LayerSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.weights import LayerWeights, ModelWeights
 from baton.worker.quantization.base import LinearShape, Part, QuantMethod, Source
-from baton.worker.quantization.registry import METHODS
+from baton.worker.quantization.registry import UNQUANTIZED
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.kv_scales import is_kv_scale
 
@@ -58,67 +57,85 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
     return build_weights(config, source, dtype, device)
 
 
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Returns what the weights take on a device, in their formats. Allocates nothing."""
+    return _assemble(config, _Allocator(dtype, torch.device("meta"), UNQUANTIZED)).num_bytes
+
+
 def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device = _CPU) -> ModelWeights:
     """Fuses what `source` returns."""
-    builder = _Builder(source, dtype, device, METHODS["unquantized"])
-    names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
-    embed = builder.tensor(f"{names.embed}.weight", (vocab, hidden))
-    if config.tie_embeddings:
-        lm_head = LinearWeights(builder.method, {"weight": embed})
-    else:
-        lm_head = builder.linear([Part(names.lm_head, vocab)], hidden)
-    layers = tuple(_layer(config, builder, index, spec) for index, spec in enumerate(config.layers))
-    return ModelWeights(embed, layers, builder.tensor(f"{names.norm}.weight", (hidden,)), lm_head)
+    return _assemble(config, _Loader(dtype, device, UNQUANTIZED, source))
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
-    source: Source
+class _Allocator:
+    """Makes weights of the right sizes, with no values."""
+
     dtype: torch.dtype
     device: torch.device
     method: QuantMethod
 
-    def linear(self, parts: Sequence[Part], in_features: int, *, bias: bool = False) -> LinearWeights:
-        shape = LinearShape(parts, in_features, bias)
-        params = self.method.create(shape, self.dtype, self.device)
-        self.method.load(params, shape, self.source)
-        return LinearWeights(self.method, params)
+    def linear(self, shape: LinearShape) -> LinearWeights:
+        return LinearWeights(self.method, self.method.create(shape, self.dtype, self.device))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device).copy_(self.source(name, shape))
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
-def _layer(config: ModelConfig, builder: _Builder, index: int, spec: LayerSpec) -> LayerWeights:
+@dataclass(frozen=True, slots=True)
+class _Loader(_Allocator):
+    """Fills them."""
+
+    source: Source
+
+    def linear(self, shape: LinearShape) -> LinearWeights:
+        weights = _Allocator.linear(self, shape)
+        weights.method.load(weights.params, shape, self.source)
+        return weights
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return _Allocator.tensor(self, name, shape).copy_(self.source(name, shape))
+
+
+def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
+    names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
+    embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
+    if config.tie_embeddings:
+        lm_head = LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed))
+    else:
+        lm_head = maker.linear(LinearShape([Part(names.lm_head, vocab)], hidden))
+    layers = tuple(_layer(config, maker, index, spec) for index, spec in enumerate(config.layers))
+    return ModelWeights(embed, layers, maker.tensor(f"{names.norm}.weight", (hidden,)), lm_head)
+
+
+def _layer(config: ModelConfig, maker: _Allocator, index: int, spec: LayerSpec) -> LayerWeights:
     names, hidden, attention = config.names, config.hidden_size, spec.attention
     prefix = names.layer.format(index)
     ffn = spec.mlp.intermediate_size
     qk_sizes = {"none": (0, 0), "head": (attention.head_dim,) * 2, "projection": (attention.q_size, attention.kv_size)}
     q_norm_size, k_norm_size = qk_sizes[attention.qk_norm]
 
-    def parts(suffixes: tuple[str, ...], sizes: tuple[int, ...]) -> list[Part]:
+    def linear(suffixes: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool) -> LinearWeights:
         sizes = sizes if len(suffixes) > 1 else (sum(sizes),)
-        return [Part(prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
+        parts = [Part(prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
+        return maker.linear(LinearShape(parts, in_features, bias))
 
     def norm(suffix: str, size: int, wanted: bool) -> Tensor | None:
-        return builder.tensor(f"{prefix}{suffix}.weight", (size,)) if wanted else None
+        return maker.tensor(f"{prefix}{suffix}.weight", (size,)) if wanted else None
 
     return LayerWeights(
         AttentionWeights(
             input_norm=norm(names.attention_input_norm, hidden, spec.input_norms),
-            qkv=builder.linear(
-                parts(names.qkv, (attention.q_size, attention.kv_size, attention.kv_size)),
-                hidden,
-                bias=attention.qkv_bias,
-            ),
+            qkv=linear(names.qkv, (attention.q_size, *(attention.kv_size,) * 2), hidden, attention.qkv_bias),
             q_norm=norm(names.q_norm, q_norm_size, q_norm_size > 0),
             k_norm=norm(names.k_norm, k_norm_size, k_norm_size > 0),
-            o=builder.linear(parts((names.o,), (hidden,)), attention.q_size, bias=attention.o_bias),
+            o=linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
             output_norm=norm(names.attention_output_norm, hidden, spec.output_norms),
         ),
         MlpWeights(
             input_norm=norm(names.mlp_input_norm, hidden, spec.input_norms),
-            gate_up=builder.linear(parts(names.gate_up, (ffn, ffn)), hidden, bias=spec.mlp.bias),
-            down=builder.linear(parts((names.down,), (hidden,)), ffn, bias=spec.mlp.bias),
+            gate_up=linear(names.gate_up, (ffn, ffn), hidden, spec.mlp.bias),
+            down=linear((names.down,), (hidden,), ffn, spec.mlp.bias),
             output_norm=norm(names.mlp_output_norm, hidden, spec.output_norms),
         ),
     )
