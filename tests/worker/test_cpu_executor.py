@@ -16,6 +16,7 @@ from baton.rpc.errors import InternalError, InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, SamplingParams, StepPlan
 from baton.worker.executor.cpu import CpuExecutor
+from baton.worker.models.registry import FAMILIES
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 COUNT = 24
@@ -60,6 +61,11 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder = tmp_path_factory.mktemp("llama")
     return Subject(folder, make_model("llama", folder), VOCAB_SIZE)
+
+
+def test_every_family_has_a_row() -> None:
+    for family in FAMILIES.values():
+        assert any(row.startswith(family.model_type) for row in MODELS), family.model_type
 
 
 def test_a_single_request_equals_transformers(subject: Subject) -> None:

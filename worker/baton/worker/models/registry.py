@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families import granite, llama, mistral, olmo2, phi3, qwen2, qwen3
 from baton.worker.models.fields import Fields, read_json
 from baton.worker.models.reading import Family
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family
-    for family in (
-        llama.FAMILY,
-        mistral.FAMILY,
-        qwen2.FAMILY,
-        qwen3.FAMILY,
-        phi3.FAMILY,
-        granite.FAMILY,
-        olmo2.FAMILY,
-    )
-}
+_MODULES = (  # of baton.worker.models.families
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "granite",
+    "olmo2",
+)
+
+
+def _family(module: str) -> Family:
+    family: Family = import_module(f"baton.worker.models.families.{module}").FAMILY
+    return family
+
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES)}
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
 
 
