@@ -45,7 +45,7 @@ class EchoApp:
         if exchange.path == "/wrong":
             exchange.fail(InvalidRequest("x is wrong", field="x"))
         elif exchange.path == "/stream":
-            exchange.on_disconnect = self._disconnected
+            exchange.on_disconnect.append(self._disconnected)
             exchange.stream("text/plain")
         else:
             exchange.respond(200, f"{exchange.method} {exchange.path} ".encode() + exchange.body, "text/plain")
@@ -304,7 +304,7 @@ async def test_a_slow_reader_pauses_the_stream_and_resumes_it(app, server):
     async with RawClient.connect(server.port, limit=1024) as client:
         await client.send(request_bytes("GET", "/stream"))
         exchange = await app.next()
-        exchange.on_writable = resumed.set
+        exchange.on_writable.append(resumed.set)
         written = 0
         while exchange.writable:
             exchange.write(b"x" * 4096)

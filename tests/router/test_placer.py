@@ -133,8 +133,8 @@ def test_a_report_on_what_is_not_known_here_is_told_to_other_routers():
         def on_ended(self, placement_id):
             self.ended.append(placement_id)
 
-    world = World(state("a"))
-    peers = world.placer.listener = Peers()
+    peers = Peers()
+    world = World(state("a"), listener=peers)
     assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
     assert peers.ended == [1]
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from baton.v1 import router_pb2
 
 ENDINGS = ("stop", "length", "tool_calls", "repetition", "abort", "error")
 
@@ -27,5 +24,3 @@ class GenerationCounters:
     dropped_reports: int = 0  # outcomes that no router took
     # Choices by ENDINGS: their finish reason, "abort" where the client left, "error" where the request failed.
     finished_choices: Counter[str] = field(default_factory=Counter)
-    # Hears of each placement that ended, and of its longest choice's output tokens.
-    on_outcome: Callable[[router_pb2.PlacementOutcome, int], None] | None = None

@@ -48,7 +48,7 @@ class LargeAnswer:
     async def _send(self, body: bytes) -> None:
         exchange, moved = self._exchange, asyncio.Event()
         exchange.stream("application/json")
-        exchange.on_writable = moved.set
+        exchange.on_writable.append(moved.set)
         exchange.on_end.append(lambda _: moved.set())
         for begin in range(0, len(body), _PIECE_BYTES):
             while not (exchange.writable or exchange.ended):

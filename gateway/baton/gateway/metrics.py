@@ -47,7 +47,11 @@ class GatewayMetrics:
     """Every metric of this process, in a registry of its own."""
 
     def __init__(
-        self, counters: GenerationCounters, in_flight: Callable[[], float], connections: Callable[[], float]
+        self,
+        counters: GenerationCounters,
+        in_flight: Callable[[], float],
+        connections: Callable[[], float],
+        phases: PhaseTimes | None = None,  # None: no outcomes are observed
     ) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
@@ -84,8 +88,7 @@ class GatewayMetrics:
             self.registry.register(histogram)
         self._generation_counters = counters
         self.registry.register(_GenerationCollector(counters))
-        self.phases = PhaseTimes()
-        counters.on_outcome = self.phases.observe
+        self.phases = phases or PhaseTimes()
         for histogram in self.phases.all:
             self.registry.register(histogram)
 

@@ -95,12 +95,14 @@ class RouterClient:
         counters: GenerationCounters,
         times: RouterTimes | None = None,
         dial: Dial = _PLAIN,
+        on_outcome: Callable[[router_pb2.PlacementOutcome, int], None] | None = None,
     ) -> None:
         self._addresses = tuple(addresses)
         self._on_models = on_models
         self._counters = counters
         self._times = times or RouterTimes()
         self._dial = dial
+        self._on_outcome = on_outcome  # called with each placement's outcome and its longest choice's output tokens
         self._routers: list[_Router] = []
         self._preferred = 0
         self._reports_waiting = asyncio.Event()
@@ -210,8 +212,8 @@ class RouterClient:
 
     def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
         """Tells the router how a placement went, soon. `longest`: output tokens of its longest choice."""
-        if self._counters.on_outcome is not None:
-            self._counters.on_outcome(outcome, longest)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome, longest)
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1

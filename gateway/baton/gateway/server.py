@@ -36,6 +36,7 @@ from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.parsing.format_choice import FormatFlags
+from baton.gateway.phase_times import PhaseTimes
 from baton.gateway.request_trace import GatewayTracing
 from baton.gateway.response_stores import make_response_store
 from baton.gateway.responses.rpc_calls import ResponseCalls
@@ -76,6 +77,7 @@ class _Core:
 
     catalog: ModelCatalog
     counters: GenerationCounters
+    phases: PhaseTimes
     generator: WorkerGenerator
     admission: Admission
     limits: Limits
@@ -108,10 +110,12 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     tls = _load_tls(config)
     access_counters = AccessCounters()
+    phases = PhaseTimes()
+    dial = Dial(tls.services, ROUTER)
     async with (
         open_gate(config.access, access_counters) as gate,
         tracing(config.otlp_endpoint, GATEWAY, config.rest_listen, config.trace_sampling) as tracer,
-        RouterClient(config.router, catalog.update, counters, dial=Dial(tls.services, ROUTER)) as router,
+        RouterClient(config.router, catalog.update, counters, dial=dial, on_outcome=phases.observe) as router,
         _stream_store(config) as stored_streams,
         WorkerStreams(
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
@@ -122,6 +126,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         core = _Core(
             catalog,
             counters,
+            phases,
             generator,
             Admission(config.max_streams),
             limits,
@@ -206,7 +211,7 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
 
 
 def _front_desk(config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls) -> FrontDesk:
-    metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections))
+    metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections), core.phases)
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TracingCollector(core.tracer))

@@ -31,6 +31,7 @@ from baton.router.peers.servicer import SERVICE_NAME as PEER_SERVICE_NAME
 from baton.router.peers.servicer import RouterPeerServicer
 from baton.router.placement.placer import Placer
 from baton.router.placement.standing import Objectives
+from baton.router.requests.in_flight import InFlight
 from baton.rpc.channel import Dial
 from baton.rpc.identity import KVSTORE, ROUTER, WORKER
 from baton.rpc.metrics_endpoint import metrics_endpoint
@@ -61,16 +62,24 @@ async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | Non
     registry.register(TracingCollector(tracer))
     fleet, index = Fleet(), PrefixIndex()
     objectives = Objectives(config.ttft_objective_ms / 1000, config.itl_objective_ms / 1000, config.shed)
-    placer = Placer(fleet, index, config.max_queue_depth, config.explain_capacity, objectives=objectives)
-    router_id = secrets.randbits(63)
-    placer.listener = news = PeerNews(router_id, placer.in_flight, fleet, time.monotonic)
+    router_id, in_flight = secrets.randbits(63), InFlight()
+    news = PeerNews(router_id, in_flight, fleet, time.monotonic)
+    placer = Placer(
+        fleet,
+        index,
+        config.max_queue_depth,
+        config.explain_capacity,
+        objectives=objectives,
+        in_flight=in_flight,
+        listener=news,
+    )
     api = KubernetesApi(config.kubernetes_api)
     discoveries = {"workers": discovery_of(config.workers, api, "workers", pace)}
     peers = None
     if config.peers:
         discoveries["peers"] = discovery_of(config.peers, api, "peers", pace)
         dial = Dial(tls, ROUTER)
-        peers = Peers(router_id, placer.in_flight, fleet, discoveries["peers"], placer.hear_of_placement, dial=dial)
+        peers = Peers(router_id, in_flight, fleet, discoveries["peers"], placer.hear_of_placement, dial=dial)
     spans = PlacementSpans(tracer) if tracer is not None else None
     servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers, spans)
     peer_servicer = RouterPeerServicer(news)

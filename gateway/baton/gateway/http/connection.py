@@ -122,8 +122,9 @@ class HttpConnection(asyncio.Protocol):
         self._stall_deadline = math.inf
         if self._current is None:
             self._next()
-        elif self._current.on_writable is not None:
-            self._current.on_writable()
+        else:
+            for hook in self._current.on_writable:
+                hook()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:

@@ -47,9 +47,9 @@ class Wire(Protocol):
 class Exchange:
     """A parsed request; answered with `respond`, or with `stream`, `write`s and `end`.
 
-    on_disconnect is called at once when the client goes away before the response is complete; on_writable when a
-    client that fell behind has caught up; the on_end hooks when it is over, however it ended. After on_disconnect,
-    writes are dropped.
+    The on_disconnect hooks are called at once when the client goes away before the response is complete, the
+    on_writable hooks when a client that fell behind has caught up, and the on_end hooks when the exchange is over,
+    however it ended. Writes after on_disconnect are dropped.
     """
 
     __slots__ = (
@@ -104,8 +104,8 @@ class Exchange:
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
         self.status = 0  # 0: nothing was sent
         self.ended = False
-        self.on_disconnect: Callable[[], None] | None = None
-        self.on_writable: Callable[[], None] | None = None
+        self.on_disconnect: list[Callable[[], None]] = []
+        self.on_writable: list[Callable[[], None]] = []
         self.on_end: list[Callable[[Exchange], None]] = []
         self._keep_alive = True
         self._head = b""
@@ -116,7 +116,7 @@ class Exchange:
 
     @property
     def writable(self) -> bool:
-        """Whether the client keeps up. False: hold back, on_writable will be called."""
+        """Whether the client keeps up. False: hold back until an on_writable hook is called."""
         return self._wire.writable
 
     @property
@@ -126,8 +126,8 @@ class Exchange:
 
     def begin_work(self, on_disconnect: Callable[[], None], on_writable: Callable[[], None]) -> None:
         """What follows takes long, and is for nothing when the client leaves."""
-        self.on_disconnect = on_disconnect
-        self.on_writable = on_writable
+        self.on_disconnect.append(on_disconnect)
+        self.on_writable.append(on_writable)
         self._wire.work_begins()
 
     def ignore(self, names: Sequence[str]) -> None:
@@ -224,9 +224,9 @@ class Exchange:
             return
         self.status = 499
         self._keep_alive = False
-        hook = self.on_disconnect
+        hooks = self.on_disconnect
         self._end()
-        if hook is not None:
+        for hook in hooks:
             hook()
 
     def _build_head(self, status: int, fields: Mapping[str, str]) -> bytes:
@@ -264,7 +264,7 @@ class Exchange:
         )
         for hook in self.on_end:
             hook(self)
-        self.on_disconnect = self.on_writable = None
+        self.on_disconnect, self.on_writable = [], []
         self._wire.exchange_ended(self, self._keep_alive)
 
 

@@ -62,10 +62,12 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
         first_placement_id: int | None = None,
         objectives: Objectives | None = None,
+        in_flight: InFlight | None = None,
+        listener: PlacerListener | None = None,
     ) -> None:
-        self.in_flight = InFlight()
+        self.in_flight = InFlight() if in_flight is None else in_flight
         self.decisions = Decisions(explain_capacity)
-        self.listener: PlacerListener | None = None
+        self._listener = listener
         self._fleet = fleet
         self._index = index
         self._max_queue_depth = max_queue_depth
@@ -106,8 +108,8 @@ class Placer:
     def report(self, outcome: router_pb2.PlacementOutcome) -> Outcome | None:
         """Ends a placement, here and where else it is known. None: this router did not make it, or forgot it."""
         placed = self.in_flight.end(outcome.placement_id)
-        if self.listener is not None:
-            self.listener.on_ended(outcome.placement_id)
+        if self._listener is not None:
+            self._listener.on_ended(outcome.placement_id)
         if placed is None:
             return None
         decision = self.decisions.get(outcome.placement_id)
@@ -119,8 +121,8 @@ class Placer:
         self._learnt.lengths.end(decision.request.model, outcome.placement_id, num_tokens, now)
         if outcome.worker_failed:
             decode = decision.response.decode
-            if self._fleet.suspect(decode.worker_id, decode.epoch) and self.listener is not None:
-                self.listener.on_suspected(decode.worker_id, decode.epoch)
+            if self._fleet.suspect(decode.worker_id, decode.epoch) and self._listener is not None:
+                self._listener.on_suspected(decode.worker_id, decode.epoch)
         else:
             self._learnt.learn(decision, outcome, now)
         return Outcome(decision, decision.chosen.num_cached_tokens, outcome.num_cached_tokens, outcome.worker_failed)
@@ -207,8 +209,8 @@ class Placer:
             self._sessions.remember(request.session_id, view.worker_id, view.epoch, sketch, now)
         if request.adapter:
             self._adapters.remember(request.adapter, [share.worker_id for share in placed.shares], now)
-        if self.listener is not None:
-            self.listener.on_placed(placed)
+        if self._listener is not None:
+            self._listener.on_placed(placed)
 
     def _model(self, name: str) -> types_pb2.ModelInfo:
         model = self._fleet.models.get(name)
