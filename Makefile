@@ -27,8 +27,10 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
-MANIFEST_TESTS := $(patsubst %,tests/deploy/test_%.py,manifests network_policies selections hand_over autoscaling availability promises secrets)
-BENCHES := $(patsubst tests/bench/bench_%.py,%,$(wildcard tests/bench/bench_*.py))
+MANIFEST_TESTS := tests/deploy/test_manifests.py tests/deploy/test_network_policies.py tests/deploy/test_selections.py \
+  tests/deploy/test_hand_over.py tests/deploy/test_autoscaling.py tests/deploy/test_availability.py \
+  tests/deploy/test_promises.py tests/deploy/test_secrets.py
+BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-clients test-context check docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean

@@ -16,7 +16,7 @@ from typing import Any
 import node
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
-FOLDER = Path(__file__).parent / "gateway" / "browser"
+FOLDER = Path(__file__).parents[0] / "gateway" / "browser"
 NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
 LOAD_TIMEOUT_MS = 60_000
 EXPECT_TIMEOUT_MS = 30_000  # a busy machine takes its time

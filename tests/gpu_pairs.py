@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -25,11 +25,11 @@ def environ_of(end: int) -> dict[str, str]:
 
 
 class OtherEnd:
-    """A process that is the end 1 and runs one of the modules beside this one, told what to do line by line."""
+    """A process that is the end 1 and runs a module, told what to do line by line."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])} | environ_of(1)
-        command = [sys.executable, "-m", module, *arguments]
+    def __init__(self, module: ModuleType, *arguments: str) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} | environ_of(1)
+        command = [sys.executable, "-m", module.__name__, *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def ask(self, *words: object) -> str:

@@ -1,6 +1,6 @@
 """What keys and limits cost the gateway: CPU a request of this process, with a real Redis, one round trip each.
 
-python tests/bench/bench_access.py [--requests 20000] [--concurrent 32] [--json PATH]
+baton bench access [--requests 20000] [--concurrent 32] [--json PATH]
 
 A request is identified by its headers, runs through what the gateway puts around its generation, is admitted by five
 limits, told as headers, and settled with less than it reserved. CPU is that of the whole process, the loop's and the
@@ -25,8 +25,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from access_rig import key_file
+from bench.report import facts_line, machine_facts, render_table, write_json
 from redis_program import redis_program
-from report import facts_line, machine_facts, render_table, write_json
 
 from baton.gateway.access.access_control import open_gate
 from baton.gateway.access.counters import AccessCounters

@@ -1,6 +1,6 @@
 """What consoles cost the gateway: CPU of its whole process while none, one and ten of them watch a fleet once a second.
 
-python tests/bench/bench_console.py [--workers 100] [--consoles 0,1,10] [--seconds 10] [--rounds 3] [--seed 1]
+baton bench console [--workers 100] [--consoles 0,1,10] [--seconds 10] [--rounds 3] [--seed 1]
 
 The gateway and the router are processes of their own; the workers are scripted in this one, each tells its state twice
 a second, and 50 requests a second are placed and reported on. Cases take turns in every round. `wanted` is of one core.

@@ -1,6 +1,6 @@
 """Tokens a second of the engine on the CPU executor, against Transformers `generate` called one by one, in one run.
 
-python tests/bench/bench_cpu_engine.py [--model FOLDER] [--requests 16] [--output 128] [--threads 1] [--json PATH]
+baton bench cpu_engine [--model FOLDER] [--requests 16] [--output 128] [--threads 1] [--json PATH]
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How fast the engine is without the wire: offline workloads `requests x in/out`, beside vLLM's figures.
 
-python tests/bench/bench_engine.py --preset-table 8b|0.6b|all [--json PATH]
-python tests/bench/bench_engine.py --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
-python tests/bench/bench_engine.py --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
-python tests/bench/bench_engine.py --executor cpu --model models/storyteller-7m --workload 4x64/32
+baton bench engine --preset-table 8b|0.6b|all [--json PATH]
+baton bench engine --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
+baton bench engine --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
+baton bench engine --executor cpu --model models/storyteller-7m --workload 4x64/32
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Envoy's question to the gateway costs: the time it adds to a request, and CPU, at a steady rate.
 
-python tests/bench/bench_ext_authz.py [--rate 500] [--seconds 2] [--rounds 10] [--json PATH]
+baton bench ext_authz [--rate 500] [--seconds 2] [--rounds 10] [--json PATH]
 
 A real Envoy with the shipped configuration, TLS everywhere, asks a real gateway, whose limits are in a real Redis; what
 passes is answered by Envoy itself, so that nothing else is measured. Requests are due at even times, whether or not
@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import envoy
 from access_rig import key_file
+from bench.report import facts_line, machine_facts, render_table, write_json
 from envoy_rig import HOSTS, Access, start_gateway, trusting
-from report import facts_line, machine_facts, render_table, write_json
 from stack import RedisServer, wait_until
 from tls_rig import make_certs
 

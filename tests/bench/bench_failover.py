@@ -1,6 +1,6 @@
 """Workers killed and stopped under load, on a simulated fleet: what the clients of their streams see.
 
-python tests/bench/bench_failover.py [--kills N] [--load 0.7] [--decode-workers N] [--seed N] [--faults LIST]
+baton bench failover [--kills N] [--load 0.7] [--decode-workers N] [--seed N] [--faults LIST]
     [--json PATH]
 
 A router, a gateway, prefill and decode workers as processes. Streams (greedy, seeded, n = 2, JSON schema) run at the

@@ -1,8 +1,8 @@
 """What the gateway costs: CPU of its whole process for a streamed token and for a small chat, and how late tokens come.
 
-python tests/bench/bench_gateway.py [--streams 256,1024] [--seconds 5] [--rounds 3] [--json FILE]
-python tests/bench/bench_gateway.py --compare litellm --compare vllm-router [--peers FOLDER]
-python tests/bench/bench_gateway.py --only prompt | --only first-token | --only cancels [--cancels 100000]
+baton bench gateway [--streams 256,1024] [--seconds 5] [--rounds 3] [--json FILE]
+baton bench gateway --compare litellm --compare vllm-router [--peers FOLDER]
+baton bench gateway --only prompt | --only first-token | --only cancels [--cancels 100000]
 
 The gateway is `baton gateway`, between real sockets: its router and worker are simulated in this process, which is the
 client too. A token is all of it: the worker's frame, text, stop conditions, the event, the socket. The other gateways

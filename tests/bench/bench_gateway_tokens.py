@@ -1,6 +1,6 @@
 """What a token costs in the gateway's generation side: frame decode, dispatch, text, stop strings. Prints one table.
 
-python tests/bench/bench_gateway_tokens.py [--slots 256] [--steps 200] [--rounds 5] [--json FILE]
+baton bench gateway_tokens [--slots 256] [--steps 200] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations

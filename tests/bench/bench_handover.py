@@ -1,6 +1,6 @@
 """What a hand-over costs the two engines' threads: CPU time of their calls, by the prompt's length.
 
-python tests/bench/bench_handover.py [--tokens 2048 8192 32768] [--rounds 6]
+baton bench handover [--tokens 2048 8192 32768] [--rounds 6]
 
 Two workers without processes hand prompts over on the simulated device, whose own time is left out. Their pools are
 full of older prompts, so that every block is evicted for another. No sockets but the transport's.

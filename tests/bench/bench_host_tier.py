@@ -1,7 +1,7 @@
 """Time to first token of a prompt that is computed, found on the device, or found in host memory.
 
-python tests/bench/bench_host_tier.py --executor cuda --model llama-3.1-8b
-python tests/bench/bench_host_tier.py --executor cpu --model models/storyteller-7m --tokens 1024
+baton bench host_tier --executor cuda --model llama-3.1-8b
+baton bench host_tier --executor cpu --model models/storyteller-7m --tokens 1024
 
 Every prompt is new, so the first time it is computed, and the second time it is on the device. Other prompts then push
 it out, until its blocks are in host memory only. With --beside other requests decode all the while, and the gaps

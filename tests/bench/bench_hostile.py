@@ -1,6 +1,6 @@
 """Hostile requests against a real fleet: what one costs, what stays, how long the gateway stands still.
 
-python tests/bench/bench_hostile.py [--cases N] [--case N [--repeat N]] [--seconds S] [--seed N] [--family NAME]
+baton bench hostile [--cases N] [--case N [--repeat N]] [--seconds S] [--seed N] [--family NAME]
     [--siege S] [--json PATH]
 
 A gateway, a router, a kvstore and a worker as processes, with API keys and limits. A seeded search over bodies,

@@ -1,6 +1,6 @@
 """What hostile bodies cost a gateway: processor time, the longest stall of its event loop, memory that stays.
 
-python tests/bench/bench_hostile_bodies.py
+baton bench hostile_bodies
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What an idle tandem costs: CPU and memory of every process, with nothing asked of it.
 
-python tests/bench/bench_idle.py [--seconds 30] [--executor cpu|sim] [--json PATH]
+baton bench idle [--seconds 30] [--executor cpu|sim] [--json PATH]
 """
 
 from __future__ import annotations

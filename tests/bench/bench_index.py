@@ -1,6 +1,6 @@
 """The prefix index: events a core, lookups, memory, warm start, and what it costs at rest.
 
-python tests/bench/bench_index.py [--workers 64] [--blocks 10000000] [--idle-workers 100] [--json PATH] [--markdown]
+baton bench index [--workers 64] [--blocks 10000000] [--idle-workers 100] [--json PATH] [--markdown]
 
 The kvstore, its Redis and the router's reader are processes of their own; CPU is that of the whole process, and events
 count as applied when the reader has them. Lookups and memory are measured in this process, on the router's class.
@@ -31,10 +31,10 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_router import Row, percentile, start
+from bench.bench_router import Row, percentile, start
+from bench.report import facts_line, machine_facts, render_table, write_json
 from fleet_node import ScriptedWorker, state
 from redis_program import redis_program
-from report import facts_line, machine_facts, render_table, write_json
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel

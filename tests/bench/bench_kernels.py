@@ -1,6 +1,6 @@
 """How fast each kernel is on this GPU, beside what the card does at best; checked against its oracle first.
 
-python tests/bench/bench_kernels.py [--only decode --only prefill ...] [--model llama-3.1-8b] [--json PATH]
+baton bench kernels [--only decode --only prefill ...] [--model llama-3.1-8b] [--json PATH]
 """
 
 from __future__ import annotations

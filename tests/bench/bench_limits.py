@@ -1,6 +1,6 @@
 """How exactly gateways hold a tenant to its tokens a minute: processes of their own, one real Redis, real minutes.
 
-python tests/bench/bench_limits.py [--replicas 3] [--limit 120000] [--seconds 150] [--seed 1] [--json PATH]
+baton bench limits [--replicas 3] [--limit 120000] [--seconds 150] [--seed 1] [--json PATH]
 
 Every replica wants all that it can have: requests of 50 to 400 output tokens that reserve twice what they use. What was
 admitted is added up over every minute that begins with a request, and over the first two minutes of all.
@@ -24,8 +24,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from access_rig import replica, tenant
-from bench_access import running_redis
-from report import facts_line, machine_facts, render_table, write_json
+from bench.bench_access import running_redis
+from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import RateLimited

@@ -1,8 +1,8 @@
 """What constrained requests cost the others: the time between their tokens, with and without masks in the batch.
 
-python tests/bench/bench_masks.py --executor sim
-python tests/bench/bench_masks.py --executor cpu --model models/storyteller-7m --plain 8
-python tests/bench/bench_masks.py --executor cuda --model llama-3.1-8b --set load_format=dummy --plain 64
+baton bench masks --executor sim
+baton bench masks --executor cpu --model models/storyteller-7m --plain 8
+baton bench masks --executor cuda --model llama-3.1-8b --set load_format=dummy --plain 64
 
 Both batches have the same rows; in one of them some draw under a JSON schema. A model without a tokenizer gets one
 with made-up words, as many as its vocabulary has.

@@ -1,7 +1,7 @@
 """The engine under mixes of requests as people send them: times to the first token and between tokens, p50 and p99.
 
-python tests/bench/bench_mixes.py [--model llama-3.1-8b] [--only long-tailed ...] [--json PATH]
-python tests/bench/bench_mixes.py --executor cpu --model models/storyteller-7m --scale 0.02
+baton bench mixes [--model llama-3.1-8b] [--only long-tailed ...] [--json PATH]
+baton bench mixes --executor cpu --model models/storyteller-7m --scale 0.02
 
 Loads are shares of the requests a second that the engine finished when the same mix came all at once, in the same run.
 """

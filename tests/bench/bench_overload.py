@@ -1,6 +1,6 @@
 """Three times as many requests as a fleet can serve: what is still served well, and how fast the rest is refused.
 
-python tests/bench/bench_overload.py [--workers N] [--seconds S] [--factor 3] [--seed N] [--json PATH]
+baton bench overload [--workers N] [--seconds S] [--factor 3] [--seed N] [--json PATH]
     [--router-flags="--shed"]
 
 A gateway, a router, a kvstore and simulated workers as processes, of a device so slow that the services in front of it

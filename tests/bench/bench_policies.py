@@ -1,7 +1,7 @@
 """Baton's placement beside other systems' policies under virtual time: goodput over the load, and disaggregation.
 
-python tests/bench/bench_policies.py [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
-python tests/bench/bench_policies.py --disaggregation [--seconds 10 --requests 400 --min-requests 150]
+baton bench policies [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
+baton bench policies --disaggregation [--seconds 10 --requests 400 --min-requests 150]
 Every run replays from its seed: `baton simulate` with the same flags shows one of them.
 """
 

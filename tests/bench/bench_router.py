@@ -1,6 +1,6 @@
 """What the prefix index and placement cost: events applied, lookups, Place over gRPC, memory, idle CPU.
 
-python tests/bench/bench_router.py [--workers 64] [--blocks 1000000] [--requests 5000] [--rate 1000] [--json PATH]
+baton bench router [--workers 64] [--blocks 1000000] [--requests 5000] [--rate 1000] [--json PATH]
 
 The router of the Place and idle rows is a process of its own; its workers and the client share another one, so the
 latencies include a client in Python. CPU is that of the router's whole process. Placements go call by call (Place) and

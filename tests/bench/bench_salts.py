@@ -1,6 +1,6 @@
 """What salts cost a tenant's own cache hits: the simulated fleet with and without them, on the same requests.
 
-python tests/bench/bench_salts.py [--seeds 1 2 3 4 5]
+baton bench salts [--seeds 1 2 3 4 5]
 
 Three tenants' chats, each with texts of its own, on three workers; a hit is a prompt token that a worker had cached.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "security"))
 
-from report import facts_line, machine_facts, render_table
+from bench.report import facts_line, machine_facts, render_table
 from test_tenant_blocks import hit_rate
 
 

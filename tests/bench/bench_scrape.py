@@ -1,6 +1,6 @@
 """How long a scrape of /metrics takes with requests in flight: each service of a simulated stack, from its socket.
 
-python tests/bench/bench_scrape.py [--requests 1000] [--scrapes 40] [--json FILE]
+baton bench scrape [--requests 1000] [--scrapes 40] [--json FILE]
 
 One slow simulated worker holds every request; a scrape is one GET of /metrics, on a connection of its own.
 """

@@ -1,8 +1,8 @@
 """How a running stack serves under load: TTFT, ITL, TPOT, throughput, goodput; over HTTP or gRPC.
 
-python tests/bench/bench_serve.py --url http://127.0.0.1:8000 --rate 8 --num-requests 500
-python tests/bench/bench_serve.py --grpc 127.0.0.1:8001 --concurrency 64 --duration 30 --input-len 128:1024
-python tests/bench/bench_serve.py --sweep 1,2,4,8 --duration 20 --ttft-slo-ms 500 --itl-slo-ms 50 --png load.png
+baton bench serve --url http://127.0.0.1:8000 --rate 8 --num-requests 500
+baton bench serve --grpc 127.0.0.1:8001 --concurrency 64 --duration 30 --input-len 128:1024
+baton bench serve --sweep 1,2,4,8 --duration 20 --ttft-slo-ms 500 --itl-slo-ms 50 --png load.png
 """
 
 from __future__ import annotations

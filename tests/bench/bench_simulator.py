@@ -1,6 +1,6 @@
 """How fast the simulator is: simulated seconds over processor seconds, by how many requests come.
 
-python tests/bench/bench_simulator.py [--rates 2,4,8,16] [--workers 8] [--jobs 2]
+baton bench simulator [--rates 2,4,8,16] [--workers 8] [--jobs 2]
 One process a core, each with a seed of its own; the speed is that of all of them together.
 """
 

@@ -1,6 +1,6 @@
 """One prefill and one decode worker against one worker that does both: TTFT, exposed transfer time, hand-over, ITL.
 
-python tests/bench/bench_tandem.py [--executor sim|cpu|cuda] [--model PRESET_OR_FOLDER] [--lengths 2048,8192,32768]
+baton bench tandem [--executor sim|cpu|cuda] [--model PRESET_OR_FOLDER] [--lengths 2048,8192,32768]
     [--devices 0,1] [--num-blocks N] [--transports auto] [--json PATH]
 
 exposed     the last block has arrived, after the first token was there to be sent

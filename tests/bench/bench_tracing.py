@@ -1,6 +1,6 @@
 """What tracing every request costs: CPU of gateway, router and workers for the same requests, traced and not.
 
-python tests/bench/bench_tracing.py [--requests 240] [--rounds 16] [--tokens 128] [--seed 0] [--json FILE]
+baton bench tracing [--requests 240] [--rounds 16] [--tokens 128] [--seed 0] [--json FILE]
 
 One stack with a collector, simulated workers. Rounds go in pairs, traced and untraced, in turns first: the client's
 trace context says which. CPU is that of every process of the services, until the spans of the round are exported.

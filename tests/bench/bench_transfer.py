@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import facts_line, machine_facts, render_table, write_json
-from transfer_kinds import BYTES_PER_BLOCK_LAYER, KINDS, NUM_LAYERS, Kind
+from bench.report import facts_line, machine_facts, render_table, write_json
+from bench.transfer_kinds import BYTES_PER_BLOCK_LAYER, KINDS, NUM_LAYERS, Kind
 
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Inbound, Landed, Outbound, Piece, PushFailed

@@ -1,6 +1,6 @@
 """What the token stream costs a worker's front: one stream, many active requests, an engine whose steps take no time.
 
-python tests/bench/bench_wire.py [--seconds 10] [--requests 256] [--rounds 3] [--tls] [--json PATH]
+baton bench wire [--seconds 10] [--requests 256] [--rounds 3] [--tls] [--json PATH]
 
 --tls measures the same over mTLS as well, in turns, and prints what it adds.
 """

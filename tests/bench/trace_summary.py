@@ -1,4 +1,4 @@
-"""The table of a step trace: python tests/bench/trace_summary.py PATH (what a worker wrote under --trace-steps)."""
+"""The table of a step trace (`--trace-steps`): python tests/bench/trace_summary.py PATH."""
 
 from __future__ import annotations
 

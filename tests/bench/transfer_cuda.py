@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from transfer_words import Words, WordsSender
+from bench.transfer_words import Words, WordsSender
 
 from baton.worker.executor.base import Executor, KvLayout
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES
@@ -16,7 +16,7 @@ from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.factory import make_paths
 
 if TYPE_CHECKING:
-    from transfer_kinds import RawReceiver, RawSender
+    from bench.transfer_kinds import RawReceiver, RawSender
 
 _NUM_LAYERS = 32
 _WAIT_SECONDS = 30.0

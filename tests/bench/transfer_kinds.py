@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from transfer_cuda import CudaIpcKind, NcclKind
-from transfer_words import Words, WordsSender
+from bench.transfer_cuda import CudaIpcKind, NcclKind
+from bench.transfer_words import Words, WordsSender
 
 from baton.worker.core import BlockId
 from baton.worker.executor.base import Executor, KvLayout

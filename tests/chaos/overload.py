@@ -11,7 +11,6 @@ from pathlib import Path
 
 from chaos.report import Row
 
-_BENCH = Path(__file__).resolve().parents[1] / "bench" / "bench_overload.py"
 _GOODPUT = 0.95
 _REJECTION_MS = 5.0
 
@@ -20,8 +19,9 @@ def overload(options: argparse.Namespace) -> tuple[list[Row], str]:
     """Three times the capacity."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "overload.json"
-        words = [sys.executable, str(_BENCH), "--seed", str(options.seed), "--json", str(path)]
-        text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        flags = ["--seed", str(options.seed), "--json", str(path)]
+        command = [sys.executable, "-m", "baton.services.cli", "bench", "overload", *flags]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         last = json.loads(path.read_text())["loads"][-1]
     kept, told = last["of peak"], str(last["gateway p99"])  # "<= 5": the histogram's bound, in ms
     rejection = float(told.removeprefix("<= ")) if told != "-" else float("nan")

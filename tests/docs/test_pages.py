@@ -115,8 +115,8 @@ def _flags_of(name: str, rest: list[str]) -> frozenset[str]:
         return _config_flags(name) | {"--help"}
     if name == "bench":
         bench = rest[0] if rest and not rest[0].startswith("-") else ""
-        file = ROOT / "tests" / "bench" / f"bench_{bench}.py"
-        assert not bench or bench.isupper() or file.exists(), f"there is no benchmark {bench}"
+        files = (ROOT / "tests" / "bench").rglob(f"bench_{bench}.py")
+        assert not bench or bench.isupper() or any(files), f"there is no benchmark {bench}"
         return _program_flags() | {"--help"}
     nested = [rest[0]] if rest and name in ("keys", "doctor") and not rest[0].startswith("-") else []
     flags = _tool_flags(name, *nested)

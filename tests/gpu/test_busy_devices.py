@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kv_pusher
 import pytest
 import torch
 from gpu_pairs import OtherEnd
@@ -25,7 +26,7 @@ def test_code_that_is_loaded_holds_no_transfer_up(kind: str, checksum: bool, tmp
     (address,) = transports.addresses
     of_sender = tmp_path / "sender"
     of_sender.mkdir()
-    sender = OtherEnd("kv_pusher", kind, address.SerializeToString().hex(), str(of_sender))
+    sender = OtherEnd(kv_pusher, kind, address.SerializeToString().hex(), str(of_sender))
     try:
         assert sender.answer() == "ready"
         with loading_code(tmp_path):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import kv_source
 import pytest
 from gpu_pairs import OtherEnd
 from kv_pusher import EPOCH, GENERATION, WAIT_SECONDS, make_pool, make_transports
@@ -41,7 +42,7 @@ class _Churn:
         self._blocks = Blocks(pool)
         self._transports = make_transports(kind, pool)
         (address,) = self._transports.addresses
-        self._sender = OtherEnd("kv_source", kind, address.SerializeToString().hex())
+        self._sender = OtherEnd(kv_source, kind, address.SerializeToString().hex())
         self._random = random.Random(seed)
         self._open: dict[int, _Transfer] = {}
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import kv_sender
 import numpy as np
 import pytest
 import torch
@@ -107,7 +108,7 @@ def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def connected(kind: str, kv: KvCopies) -> Iterator[tuple[OtherEnd, BulkReceiver]]:
-    path, sender = make_path(kind, kv), OtherEnd("kv_sender", kind)
+    path, sender = make_path(kind, kv), OtherEnd(kv_sender, kind)
     receiver = path.accept(bytes.fromhex(sender.ask("offer").removeprefix("offer")))
     slots = receiver.slots
     sender.ask("connect", slots.num_slots, slots.slot_bytes, slots.blob.hex())

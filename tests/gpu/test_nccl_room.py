@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import kv_pusher
 import pytest
 import torch
 from gpu_pairs import OtherEnd
@@ -22,7 +23,7 @@ def test_a_sender_too_many_takes_the_place_of_the_one_idle_for_longest(monkeypat
     pool, source = make_pool(2), make_pool(1).view(torch.int16)
     transports = make_transports("nccl", pool)
     (address,) = transports.addresses
-    senders = [OtherEnd("kv_pusher", "nccl", address.SerializeToString().hex()) for _ in range(3)]
+    senders = [OtherEnd(kv_pusher, "nccl", address.SerializeToString().hex()) for _ in range(3)]
     order = (0, 1, 0, 2, 1, 0)  # each of the last three has to make room first
     try:
         for sender in senders:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import kv_taker
 import pytest
 import torch
 from gpu_pairs import OtherEnd
@@ -24,7 +25,7 @@ class Receiver:
     """Another process, and the way to it."""
 
     def __init__(self) -> None:
-        self.end = OtherEnd("kv_taker", "nccl")
+        self.end = OtherEnd(kv_taker, "nccl")
         self.addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(self.end.answer()))]
 
     def begin(self, transports: Transports, number: int) -> None:

@@ -100,7 +100,8 @@ def test_a_wrong_flag_ends_a_service_with_2_and_one_line(service):
 
 
 def test_bench_lists_and_runs_the_programs_of_a_folder(tmp_path, capfd):
-    (tmp_path / "bench_laps.py").write_text(
+    (tmp_path / "track").mkdir()
+    (tmp_path / "track" / "bench_laps.py").write_text(
         '"""Laps a second.\n\nMore."""\nimport sys\nprint("ran", sys.argv[1:])\nsys.exit(3)'
     )
     assert bench.main([], tmp_path) == 0

@@ -13,6 +13,7 @@ import zlib
 
 import numpy as np
 import pytest
+import rdma_peer
 from rdma_peer import LAYOUT, NUM_BLOCKS, SLOT_BYTES, Peer, Pool, make_path, usage
 
 from baton.rpc.errors import (
@@ -504,7 +505,7 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch):
 
 
 def test_no_usable_network_is_an_error_that_says_so():
-    program = "from rdma_peer import Pool, make_path; make_path(Pool())"
+    program = f"from {rdma_peer.__name__} import Pool, make_path; make_path(Pool())"
     environment = {**os.environ, "UCX_TLS": "cma", "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
     assert ended.returncode == 1

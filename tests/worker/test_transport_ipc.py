@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import ipc_sender
 import pytest
 from transport_ends import (
     EPOCH,
@@ -249,13 +250,12 @@ def test_slots_that_are_not_there_are_not_mapped():
 @contextlib.contextmanager
 def child(port, key):
     """A sender that has pushed a piece."""
-    folder = Path(__file__).resolve().parents[1]
     process = subprocess.Popen(
-        [sys.executable, str(folder / "ipc_sender.py"), str(port), key.hex()],
+        [sys.executable, "-m", ipc_sender.__name__, str(port), key.hex()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         assert process.stdout.readline() == "pushed\n"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rest_harness import INFO
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -18,7 +19,6 @@ from baton.gateway.text_segments import cut
 from baton.gateway.token_table import build_token_table
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
-from tests.rest_harness import INFO
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"
 MEGABYTES = 15_000_000

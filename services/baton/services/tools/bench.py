@@ -13,7 +13,7 @@ from baton.services.checkout import CHECKOUT
 
 def main(argv: Sequence[str], folder: Path = CHECKOUT / "tests" / "bench") -> int:
     """Lists the benchmarks, or runs the one named first with the arguments that follow."""
-    programs = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    programs = {_name(path): path for path in sorted(folder.rglob("bench_*.py"), key=_name)}
     asks_for_help = not argv or argv[0] in ("--help", "-h", "list")
     if asks_for_help:
         print("usage: baton bench NAME [flags]\n")
@@ -27,6 +27,10 @@ def main(argv: Sequence[str], folder: Path = CHECKOUT / "tests" / "bench") -> in
         print(f"baton bench: unknown benchmark {argv[0]!r}; there are {', '.join(programs)}", file=sys.stderr)
         return 2
     return subprocess.run([sys.executable, str(programs[argv[0]]), *argv[1:]], check=False).returncode
+
+
+def _name(path: Path) -> str:
+    return path.stem.removeprefix("bench_")
 
 
 def _summary(path: Path) -> str:
