@@ -15,9 +15,9 @@ Float32 = NDArray[np.float32]
 
 LANES = 4  # tokens that share a counter
 
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64).reshape(2, 1, 1)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64).reshape(2, 1, 1)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 _ROUNDS = 10
+_SCHEDULE = np.outer(np.arange(_ROUNDS, dtype=np.uint64), np.array([0x9E3779B9, 0xBB67AE85], np.uint64))
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -27,40 +27,60 @@ def noise_words(seeds: UInt64, positions: Int64, token_ids: Int64) -> UInt32:
     Token t takes word t % LANES of Philox-4x32-10's counter (t // LANES, position, 0, 0).
     """
     counters, lanes = np.divmod(token_ids, LANES)
-    words = np.stack(_philox(seeds[None], positions[None], counters[None]))
-    taken: UInt32 = words[lanes, 0, np.arange(len(lanes))].astype(np.uint32)
+    multiplied = np.zeros((2, len(counters)), np.uint64)
+    multiplied[0] = counters
+    added = np.zeros_like(multiplied)
+    added[0] = positions
+    multiplied, added = _philox(multiplied, added, _keys(seeds))
+    words = np.stack((multiplied, added), 1).reshape(LANES, -1)
+    taken: UInt32 = words[lanes, np.arange(len(lanes))].astype(np.uint32)
     return taken
 
 
 def vocabulary_noise_words(seeds: UInt64, positions: Int64, vocab_size: int) -> UInt32:
     """noise_words of every token, [num_rows, vocab_size rounded up to LANES], for seeds and positions [num_rows]."""
-    counters = np.arange(-(-vocab_size // LANES))[None]
-    words = np.empty((len(seeds), counters.size, LANES), np.uint32)
-    for lane, each in enumerate(_philox(seeds[:, None], positions[:, None], counters)):
-        words[..., lane] = each
-    return words.reshape(len(seeds), -1)
+    num_rows, num_counters = len(seeds), -(-vocab_size // LANES)
+    keys = _keys(seeds[:, None])
+    multiplied = np.empty((2, num_rows, num_counters), np.uint64)
+    added = np.empty_like(multiplied)
+    # In the first two rounds most words are the same for all counters, or for all rows.
+    first = np.arange(num_counters, dtype=np.uint64) * _MULTIPLIERS[0]
+    np.bitwise_xor(first >> _SHIFT, keys[0, 1], out=multiplied[1])
+    second = (positions.astype(np.uint64)[:, None] ^ keys[0, 0]) * _MULTIPLIERS[0]
+    np.multiply(multiplied[1], _MULTIPLIERS[1], out=added[0])
+    added[1] = second
+    np.right_shift(added[0], _SHIFT, out=multiplied[0])
+    multiplied[0] ^= keys[1, 0]
+    np.bitwise_xor(first & _LOW, (second >> _SHIFT) ^ keys[1, 1], out=multiplied[1])
+    multiplied, added = _philox(multiplied, added, keys[2:])
+    words = np.empty((num_rows, num_counters, 2), np.uint64)
+    added <<= _SHIFT
+    for pair in range(2):
+        np.bitwise_or(multiplied[pair], added[pair], out=words[..., pair])
+    return words.view("<u4").reshape(num_rows, -1)
 
 
-def _philox(seeds: UInt64, positions: Int64, counters: Int64) -> tuple[UInt64, UInt64, UInt64, UInt64]:
-    """Four words of each counter. Shapes broadcast to two dimensions."""
-    shape = np.broadcast_shapes(seeds.shape, counters.shape)
-    keys = np.stack((seeds & _LOW, seeds >> _SHIFT))
-    # The counter's words 0 and 2, which are multiplied, and 1 and 3, whose high halves are to be ignored.
-    multiplied = np.zeros((2, *shape), np.uint64)
-    multiplied[0] = counters
-    added = np.zeros_like(multiplied)
-    added[0] = positions
+def _philox(multiplied: UInt64, added: UInt64, keys: UInt64) -> tuple[UInt64, UInt64]:
+    """A counter's words 0 and 2, which are multiplied, and 1 and 3, after a round for each of the keys.
+
+    Words are [2, ...]; the high halves of `added` mean nothing. Overwrites both.
+    """
+    factors = _MULTIPLIERS.reshape(2, *(1,) * (multiplied.ndim - 1))
     products = np.empty_like(multiplied)
-    for _ in range(_ROUNDS):
-        np.multiply(multiplied, _MULTIPLIERS, out=products)
+    for key in keys:
+        np.multiply(multiplied, factors, out=products)
         np.right_shift(products[::-1], _SHIFT, out=multiplied)
         multiplied ^= added
-        multiplied ^= keys
+        multiplied ^= key
         multiplied &= _LOW
         added, products = products[::-1], added
-        keys += _WEYL
-    added &= _LOW
-    return multiplied[0], added[0], multiplied[1], added[1]
+    return multiplied, added
+
+
+def _keys(seeds: UInt64) -> UInt64:
+    """Of each round, [rounds, 2, ...]."""
+    first = np.stack((seeds & _LOW, seeds >> _SHIFT))
+    return (first + _SCHEDULE.reshape(_ROUNDS, 2, *(1,) * seeds.ndim)) & _LOW
 
 
 def gumbel_noise(words: UInt32) -> Float32:
