@@ -13,11 +13,11 @@ import pytest
 from baton.rpc.block_hash import cache_namespace
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
-from baton.worker.executor.sim_kv import SimKv
-from baton.worker.outputs import Finish, StepOutputs
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.sim.executor import SimExecutor, SimSettings, SimSpeed
+from baton.worker.executors.sim.kv import SimKv
+from baton.worker.requests.outputs import Finish, StepOutputs
+from baton.worker.scheduling.settings import EngineSettings
 
 BLOCK_SIZE = 4
 NAMESPACE = cache_namespace(bytes(16), BLOCK_SIZE)

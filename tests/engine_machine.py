@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.worker.core import FinishReason, Request, SamplingParams
-from baton.worker.request_state import Phase
+from baton.worker.requests.state import Phase
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ import contextlib
 
 import psutil
 
-_MODULE = "baton.worker.engine_process"
+_MODULE = "baton.worker.process.main"
 
 
 def engines_of(pid: int | None = None) -> list[psutil.Process]:

@@ -30,10 +30,10 @@ from transformers import (
 from baton.rpc.errors import ServiceError
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.factory import make_executor
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.factory import make_executor
+from baton.worker.scheduling.settings import EngineSettings
 
 VOCAB_SIZE = 1000
 LENGTHS = (3, 17, 40, 129, 300, 7, 16, 64, 200, 33, 90, 5, 8, 250, 500, 31, 77, 120, 11, 2)

@@ -13,14 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Constraint, ConstraintForm, Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.limits import GrammarLimits
-from baton.worker.grammar.match import GrammarMatch
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.executors.sim.executor import SimExecutor, SimSettings, SimSpeed
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.limits import GrammarLimits
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
+from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[1] / "models" / "storyteller-7m"
 EOS = 2

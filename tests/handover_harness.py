@@ -16,13 +16,13 @@ from engine_harness import BLOCK_SIZE, Collected, expected_for, make_executor
 
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Request
-from baton.worker.engine import Engine
-from baton.worker.executor.sim import SimExecutor
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.sim.executor import SimExecutor
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.link import Kind
-from baton.worker.outputs import StepOutputs
-from baton.worker.settings import EngineSettings
+from baton.worker.link.frames import Kind
+from baton.worker.requests.outputs import StepOutputs
+from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.transfer.transports import Transports
 
 _EPOCHS = itertools.count(1000)

@@ -19,7 +19,7 @@ from baton.rpc.channel import open_channel
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
-from baton.worker.event_window import EventWindow
+from baton.worker.front.event_window import EventWindow
 
 HEARTBEAT_SECONDS = 0.25
 PATIENCE_SECONDS = 0.75

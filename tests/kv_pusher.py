@@ -21,10 +21,10 @@ from triton_source import never_loaded_kernel
 
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.cuda.kv_copies import KvCopies
-from baton.worker.executor.base import Executor, KvLayout
+from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import Outbound, Piece, Pushed, TransportEvent
-from baton.worker.transfer.factory import make_paths
+from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.transports import Transports
 
 EPOCH = 7

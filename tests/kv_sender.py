@@ -11,7 +11,7 @@ import sys
 import torch
 
 from baton.worker.core import BlockId
-from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.bulk import BulkPath, BulkSender, Slots, Ticket
 
@@ -29,10 +29,10 @@ def random_pool(seed: int) -> torch.Tensor:
 def make_path(kind: str, kv: KvCopies, host: bytes = HOST) -> BulkPath:
     """`ipc` or `nccl`."""
     if kind == "ipc":
-        from baton.worker.transfer.cuda_ipc import IpcPath
+        from baton.worker.transfer.kinds.ipc.cuda import IpcPath
 
         return IpcPath(kv, SLOT_BYTES, host)
-    from baton.worker.transfer.nccl import NcclPath
+    from baton.worker.transfer.kinds.nccl.path import NcclPath
 
     return NcclPath(kv, SLOT_BYTES)
 

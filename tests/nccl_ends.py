@@ -36,7 +36,7 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
     """Code is loaded beside a kernel that runs: that and every launch wait for the kernel, a move's among them."""
     import torch
 
-    from baton.worker.transfer.nccl_pair import Pair
+    from baton.worker.transfer.kinds.nccl.pair import Pair
 
     memory = torch.zeros(_NUM_BYTES, dtype=torch.uint8, device="cuda")
     moving, loading, spinning = (torch.cuda.Stream() for _ in range(3))
@@ -82,7 +82,7 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
 def _other(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
     import torch
 
-    from baton.worker.transfer.nccl_pair import Pair
+    from baton.worker.transfer.kinds.nccl.pair import Pair
 
     memory = torch.zeros(_NUM_BYTES, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()

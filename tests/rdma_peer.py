@@ -21,12 +21,12 @@ import torch
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId
-from baton.worker.executor.base import KvLayout
-from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.executors.base import KvLayout
+from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.transfer.base import Inbound
 from baton.worker.transfer.bulk import BulkReceiver, Slots
-from baton.worker.transfer.rdma import RdmaPath
-from baton.worker.transfer.rdma_host import HostStaging
+from baton.worker.transfer.kinds.rdma.host_staging import HostStaging
+from baton.worker.transfer.kinds.rdma.path import RdmaPath
 from baton.worker.transfer.transports import Transports
 
 LAYOUT = KvLayout(bytes(16), "float32", 3, 4, 64, 16, 2 * 4 * 16 * 64 * 4)

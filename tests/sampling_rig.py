@@ -13,8 +13,8 @@ from torch import Tensor
 from baton.kernels.sampling import SamplingState, Sizes, sample_special, sample_tokens, score_tokens
 from baton.kernels.sampling.columns import PENALIZED, WISHES
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.cuda.row_parameters import column_words, is_penalized, row_lists
-from baton.worker.executor.sampling.sampler import Sampler
+from baton.worker.executors.cuda.sampling.row_parameters import column_words, is_penalized, row_lists
+from baton.worker.sampling.sampler import Sampler
 
 TINY = Sizes(part=1024, capacity=512, few=128, sample=1024, scan=2048)
 CLOSE = 1e-3  # of two tokens' noisy scores: what other roundings of exp and log can turn
@@ -23,7 +23,7 @@ _MAX_MODEL_LEN = 600
 
 @dataclass
 class DeviceRows:
-    """What baton.worker.cuda.sampler keeps on a device, without its uploads; works in the interpreter too."""
+    """What baton.worker.executors.cuda.sampling.sampler keeps on a device, without its uploads; works in the interpreter too."""
 
     num_rows: int
     vocab_size: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from engine_harness import BLOCK_SIZE, make_request, prompt_of
 
-from baton.worker.outputs import EngineCounters
-from baton.worker.request_state import Phase, RequestState
-from baton.worker.scheduler import Scheduler
-from baton.worker.settings import EngineSettings
-from baton.worker.step_draft import ScheduledStep
+from baton.worker.requests.outputs import EngineCounters
+from baton.worker.requests.state import Phase, RequestState
+from baton.worker.scheduling.scheduler import Scheduler
+from baton.worker.scheduling.settings import EngineSettings
+from baton.worker.scheduling.step_draft import ScheduledStep
 
 
 def make_scheduler(num_blocks: int = 64, **values: int) -> Scheduler:

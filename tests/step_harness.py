@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan, TokenLogprobs
-from baton.worker.executor.base import Executor
+from baton.worker.executors.base import Executor
 
 GREEDY = SamplingParams(temperature=0.0)
 

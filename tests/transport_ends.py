@@ -18,14 +18,14 @@ from tls_rig import make_certs, tls_of
 from baton.rpc.identity import WORKER
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.executor.base import KvLayout
-from baton.worker.executor.kv_memory import KvMemory
+from baton.worker.executors.base import KvLayout
+from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.transfer.base import Inbound, Outbound, Piece
-from baton.worker.transfer.frames import GREETING_BYTES, Open, encode_open
-from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.kinds import NAMES
-from baton.worker.transfer.tls_socket import KvTls
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.transports import Transports
+from baton.worker.transfer.wire.frames import GREETING_BYTES, Open, encode_open
+from baton.worker.transfer.wire.tls import KvTls
+from baton.worker.transport_kinds import NAMES
 
 NUM_LAYERS = 2
 NUM_BLOCKS = 64

@@ -20,9 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 GREEDY = SamplingParams(temperature=0.0)

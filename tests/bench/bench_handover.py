@@ -26,13 +26,13 @@ from handover_harness import Network, Node, make_node
 from baton.rpc.block_hash import cache_namespace
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import RowInit, SamplingParams, StepPlan
-from baton.worker.events import EventLog
-from baton.worker.executor.rows import Rows
-from baton.worker.executor.sim import SimExecutor, SimSettings, SimSpeed
+from baton.worker.executors.cpu.rows import Rows
+from baton.worker.executors.sim.executor import SimExecutor, SimSettings, SimSpeed
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.link import Kind
-from baton.worker.prompts import PromptReader, join_prompts, split_prompts
-from baton.worker.sessions import Sessions
+from baton.worker.kv.event_log import EventLog
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import PromptReader, join_prompts, split_prompts
+from baton.worker.process.sessions import Sessions
 
 BLOCK_SIZE = 16
 NUM_WARM = 3  # rounds that fill the pools

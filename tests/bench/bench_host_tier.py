@@ -30,11 +30,11 @@ from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.rpc.errors import ServiceError
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, Tier
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.factory import make_executor
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.factory import make_executor
 from baton.worker.models.presets import PRESETS
-from baton.worker.settings import EngineSettings
+from baton.worker.scheduling.settings import EngineSettings
 
 _NAMESPACE = b"baton bench     "
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies

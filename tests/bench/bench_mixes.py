@@ -27,13 +27,13 @@ from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import ServiceError
 from baton.worker.config import WorkerConfig
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.factory import make_executor
-from baton.worker.executor.host import usable_cores
-from baton.worker.grammar.grammars import Grammars
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.factory import make_executor
+from baton.worker.executors.host.resources import usable_cores
 from baton.worker.models.presets import PRESETS
-from baton.worker.settings import EngineSettings
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.scheduling.settings import EngineSettings
 
 _WARM_UP = 16  # requests
 

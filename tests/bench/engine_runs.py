@@ -16,11 +16,11 @@ from bench.engine_workloads import Workload
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.executor.factory import make_executor
-from baton.worker.outputs import StepOutputs
-from baton.worker.settings import EngineSettings
-from baton.worker.step_trace import StepTrace, TracedExecutor
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.factory import make_executor
+from baton.worker.process.step_trace import StepTrace, TracedExecutor
+from baton.worker.requests.outputs import StepOutputs
+from baton.worker.scheduling.settings import EngineSettings
 
 _NAMESPACE = b"baton bench     "
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies

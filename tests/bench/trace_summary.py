@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.extend(str(Path(__file__).resolve().parents[2] / name) for name in ("proto", "worker", "kernels"))
 
-from baton.worker.step_trace import summary
+from baton.worker.process.step_trace import summary
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.transfer_words import Words, WordsSender
 
-from baton.worker.executor.base import Executor, KvLayout
+from baton.worker.executors.base import Executor, KvLayout
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES
 from baton.worker.transfer.bulk import BulkPath
-from baton.worker.transfer.factory import make_paths
+from baton.worker.transfer.kinds.factory import make_paths
 
 if TYPE_CHECKING:
     from bench.transfer_kinds import RawReceiver, RawSender
@@ -38,7 +38,7 @@ class CudaIpcKind:
         """Random blocks of an 8B model."""
         import torch
 
-        from baton.worker.cuda.kv_copies import KvCopies
+        from baton.worker.executors.cuda.kv.copies import KvCopies
 
         shape = (_NUM_LAYERS, num_blocks, 2, 8, 16, 128)
         pool = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device="cuda").view(torch.bfloat16)
@@ -77,7 +77,7 @@ class NcclKind(CudaIpcKind):
 
 class _IpcReceiver:
     def __init__(self, num_bytes: int) -> None:
-        from baton.worker.transfer.cuda_memory import DeviceMemory
+        from baton.worker.transfer.kinds.cuda_memory import DeviceMemory
 
         self._words = Words()
         self._memory = DeviceMemory(num_bytes)
@@ -94,7 +94,7 @@ class _IpcSender:
     def __init__(self, told: tuple[Any, bytes], num_bytes: int) -> None:
         import torch
 
-        from baton.worker.transfer.cuda_memory import PeerMemory
+        from baton.worker.transfer.kinds.cuda_memory import PeerMemory
 
         self._words = WordsSender(told[0])
         self._peer = PeerMemory(told[1])
@@ -115,7 +115,7 @@ class _NcclReceiver:
     def __init__(self, num_bytes: int) -> None:
         import torch
 
-        from baton.worker.transfer.nccl_pair import Pair
+        from baton.worker.transfer.kinds.nccl.pair import Pair
 
         self._ended = threading.Event()
         self._pair = Pair(None, 1, self._ended.set)
@@ -140,7 +140,7 @@ class _NcclSender:
     def __init__(self, told: bytes, num_bytes: int) -> None:
         import torch
 
-        from baton.worker.transfer.nccl_pair import Pair
+        from baton.worker.transfer.kinds.nccl.pair import Pair
 
         self._ended = threading.Event()
         self._pair = Pair(told, 0, self._ended.set)

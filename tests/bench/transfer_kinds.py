@@ -18,9 +18,9 @@ from bench.transfer_cuda import CudaIpcKind, NcclKind
 from bench.transfer_words import Words, WordsSender
 
 from baton.worker.core import BlockId
-from baton.worker.executor.base import Executor, KvLayout
+from baton.worker.executors.base import Executor, KvLayout
 from baton.worker.transfer.bulk import BulkPath
-from baton.worker.transfer.factory import make_paths
+from baton.worker.transfer.kinds.factory import make_paths
 
 NUM_LAYERS = 32
 BYTES_PER_BLOCK_LAYER = 64 << 10  # an 8B model's: 8 heads of 128, 16 tokens, bf16

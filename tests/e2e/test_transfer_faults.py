@@ -16,7 +16,7 @@ TRANSPORTS = ("tcp", "ipc")
 
 
 def _has(transport: str) -> bool:
-    return transport == "tcp" or importlib.util.find_spec("baton.worker.transfer.host_ipc") is not None
+    return transport == "tcp" or importlib.util.find_spec("baton.worker.transfer.kinds.ipc.host") is not None
 
 
 KINDS = [kind for kind in TRANSPORTS if _has(kind)]

@@ -16,8 +16,8 @@ from baton.gateway.served_model import load_served_model
 from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
-from baton.worker.grammar.messages import constraint_of
-from baton.worker.grammar.source import grammar_of
+from baton.worker.sampling.grammar.messages import constraint_of
+from baton.worker.sampling.grammar.translation.constraint import grammar_of
 
 SPECIAL = (
     "[TOOL_CALLS]",

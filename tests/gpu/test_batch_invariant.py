@@ -10,8 +10,8 @@ from gpu_engines import check_greedy, engine_over, executor_for, generate, make_
 from transformers import PreTrainedModel
 
 from baton.worker.core import SamplingParams
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from gpu_engines import engine_over, executor_for, generate, make_model, make_pr
 
 from baton.rpc.errors import Mismatch, NoCapacity
 from baton.worker.core import BlockId
-from baton.worker.cuda.executor import CudaExecutor
+from baton.worker.executors.cuda.executor import CudaExecutor
 
 pytestmark = pytest.mark.gpu
 

@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from baton.rpc.errors import NoCapacity
 from baton.worker.core import BlockId, SamplingParams, StepPlan
-from baton.worker.cuda.executor import CudaExecutor
-from baton.worker.executor.base import DeviceLost, Executor
-from baton.worker.step_trace import StepTrace, TracedExecutor
+from baton.worker.executors.base import DeviceLost, Executor
+from baton.worker.executors.cuda.executor import CudaExecutor
+from baton.worker.process.step_trace import StepTrace, TracedExecutor
 
 pytestmark = pytest.mark.gpu
 

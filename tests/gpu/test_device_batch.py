@@ -8,9 +8,9 @@ import torch
 
 from baton.kernels.sampling import columns
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
-from baton.worker.cuda.batch import DeviceBatch
-from baton.worker.cuda.row_parameters import column_words, row_lists
-from baton.worker.cuda.sampler import DeviceSampler
+from baton.worker.executors.cuda.inputs.batch import DeviceBatch
+from baton.worker.executors.cuda.sampling.row_parameters import column_words, row_lists
+from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
 
 pytestmark = pytest.mark.gpu
 

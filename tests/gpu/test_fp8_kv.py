@@ -11,7 +11,7 @@ from gpu_engines import engine_over, executor_for, generate, make_model, make_pr
 from safetensors.torch import load_file, save_file
 
 from baton.worker.core import BlockId, SamplingParams
-from baton.worker.executor.base import Executor
+from baton.worker.executors.base import Executor
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import torch
 from gpu_engines import engine_over, executor_for, generate, make_model, make_prompts, tokens_of
 
 from baton.worker.core import BlockId, HostSlot
-from baton.worker.cuda.host_cache import HostCache
-from baton.worker.executor.base import Executor, LandedCopies, RestoreCopy
+from baton.worker.executors.base import Executor, LandedCopies, RestoreCopy
+from baton.worker.executors.cuda.kv.host_cache import HostCache
 
 pytestmark = pytest.mark.gpu
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.worker.core import BlockId
-from baton.worker.cuda.kv_copies import KvCopies
-from baton.worker.executor.base import KvLayout
+from baton.worker.executors.base import KvLayout
+from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import Piece
-from baton.worker.transfer.conversion import conversion_to
-from baton.worker.transfer.cuda_slots import converted
+from baton.worker.transfer.conversion.blocks import conversion_to
+from baton.worker.transfer.kinds.cuda_slots import converted
 
 pytestmark = pytest.mark.gpu
 

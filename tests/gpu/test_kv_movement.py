@@ -17,8 +17,8 @@ from kv_sender import HOST, SHAPE, SLOT_BYTES, make_path, random_pool
 
 from baton.rpc.errors import DataLoss, Mismatch, ServiceError
 from baton.worker.core import BlockId, Request, SamplingParams, StepPlan, StopConditions
-from baton.worker.cuda.kv_copies import KvCopies
-from baton.worker.executor.base import Executor
+from baton.worker.executors.base import Executor
+from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.bulk import BulkReceiver, Slots
 
 pytestmark = pytest.mark.gpu
@@ -160,7 +160,7 @@ def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
 
 
 def test_slots_wait_until_their_sender_is_surely_gone() -> None:
-    from baton.worker.transfer.cuda_staging import QUARANTINE_SECONDS, Regions
+    from baton.worker.transfer.kinds.ipc.regions import QUARANTINE_SECONDS, Regions
 
     now = [0.0]
     regions = Regions(1 << 20, 2, clock=lambda: now[0])

@@ -13,7 +13,7 @@ from grammar_rig import Run, choices, json_schema, make_engine, make_request, re
 from tokenizers import Tokenizer
 
 from baton.worker.core import SamplingParams
-from baton.worker.executor.base import Executor
+from baton.worker.executors.base import Executor
 
 pytestmark = pytest.mark.gpu
 

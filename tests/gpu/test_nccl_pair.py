@@ -20,7 +20,7 @@ def test_an_abort_waits_for_a_move_whose_launch_waits(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_nobody_joins_ends() -> None:
-    from baton.worker.transfer.nccl_pair import Pair
+    from baton.worker.transfer.kinds.nccl.pair import Pair
 
     memory = torch.zeros(1, dtype=torch.uint8, device="cuda")
     ended = threading.Event()

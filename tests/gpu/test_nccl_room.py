@@ -11,9 +11,9 @@ from gpu_pairs import OtherEnd
 from kv_pusher import EPOCH, GENERATION, PIECE_BYTES, SOURCE, make_pool, make_transports, next_event
 from kv_taker import TARGET
 
-from baton.worker.transfer import nccl
 from baton.worker.transfer.base import Inbound, Landed
-from baton.worker.transfer.room import _SETTLED_SECONDS
+from baton.worker.transfer.kinds.nccl import path as nccl
+from baton.worker.transfer.wire.connection_limit import _SETTLED_SECONDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

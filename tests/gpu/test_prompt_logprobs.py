@@ -12,8 +12,8 @@ from gpu_engines import GREEDY, VOCAB_SIZE, engine_over, executor_for, generate,
 from transformers import PreTrainedModel
 
 from baton.worker.core import ReasoningLimit, SamplingParams, TokenLogprobs
-from baton.worker.executor.base import Executor
-from baton.worker.executor.output_rules import OutputRules
+from baton.worker.executors.base import Executor
+from baton.worker.sampling.output_rules import OutputRules
 
 pytestmark = pytest.mark.gpu
 

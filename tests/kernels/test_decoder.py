@@ -12,9 +12,9 @@ from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
-from baton.worker.cuda.pieces import Pieces
-from baton.worker.executor.rows import Rows
-from baton.worker.executor.step_inputs import make_step_inputs
+from baton.worker.executors.cpu.rows import Rows
+from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice

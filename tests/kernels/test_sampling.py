@@ -31,7 +31,7 @@ from baton.kernels.sampling.columns import (
 )
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_ROW
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams
-from baton.worker.executor.output_rules import OutputRules
+from baton.worker.sampling.output_rules import OutputRules
 
 POISON = -7
 

@@ -35,10 +35,10 @@ from baton.services.simulate.cluster.simulation import Simulation
 from baton.services.simulate.requests.workloads import Arrival
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import kv_pb2, types_pb2
-from baton.worker.cache_events import StoredEvent
 from baton.worker.core import BlockHash, BlockId, Request, SamplingParams, StepPlan, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.kv.cache_events import StoredEvent
+from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.token_ids import TokenIds
 
 BLOCK_SIZE = 4

@@ -15,9 +15,9 @@ from baton.gateway.served_model import ModelCatalog, load_served_model
 from baton.gateway.text_segments import SegmentEncoder
 from baton.rpc.block_hash import cache_namespace
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.compiler import Compiler
-from baton.worker.grammar.vocabulary import load_vocabulary
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.compilation.cache import Compiler
+from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 
 NUMBERS = itertools.count()
 

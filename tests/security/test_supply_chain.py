@@ -59,8 +59,11 @@ ALLOWED = {
     ("services/baton/services/simulate/chaos_runs.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/cli.py", "import_module"): "one of the product's own services",
     ("services/baton/services/doctor/command.py", "import_module"): "the settings of one of the product's own services",
-    ("worker/baton/worker/cuda/kernel_compiler.py", "import_module"): "a module of baton.kernels, and no other",
-    ("worker/baton/worker/transfer/rdma_nixl.py", "import_module"): "one of two names of one package",
+    (
+        "worker/baton/worker/executors/cuda/compilation/compiler.py",
+        "import_module",
+    ): "a module of baton.kernels, and no other",
+    ("worker/baton/worker/transfer/kinds/rdma/nixl.py", "import_module"): "one of two names of one package",
 }
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.rpc.errors import DataLoss
-from baton.worker.block_pool import BlockPool
-from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, BlockId
+from baton.worker.kv.block_pool import BlockPool
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 
 
 def hash_of(number: int) -> BlockHash:

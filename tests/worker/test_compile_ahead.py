@@ -18,10 +18,10 @@ from baton.kernels.attention.decode_cuts import DecodeCuts, _cut_kernel, cut_seq
 from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
-from baton.worker.cuda import compile_ahead  # noqa: E402
-from baton.worker.cuda.compile_ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402
-from baton.worker.cuda.kernel_compiler import is_compiled, read_job  # noqa: E402
-from baton.worker.executor.base import DeviceLost  # noqa: E402
+from baton.worker.executors.base import DeviceLost  # noqa: E402
+from baton.worker.executors.cuda.compilation import ahead as compile_ahead  # noqa: E402
+from baton.worker.executors.cuda.compilation.ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402
+from baton.worker.executors.cuda.compilation.compiler import is_compiled, read_job  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.compile_cache import default_folder, use_compile_cache
+from baton.worker.executors.cuda.compilation.cache import default_folder, use_compile_cache
 
 
 def test_the_default_is_the_users_cache_folder() -> None:

@@ -276,7 +276,7 @@ def free_ports_of_two() -> list[int]:
 
 def test_memory_of_a_cpu_executor_that_sleeps_is_the_machines_again() -> None:
     from baton.worker.config import WorkerConfig
-    from baton.worker.executor.cpu import CpuExecutor
+    from baton.worker.executors.cpu.executor import CpuExecutor
 
     executor = CpuExecutor(WorkerConfig(executor="cpu", model=str(MODEL), kv_cache_memory=128 << 20, threads=1))
     kv = executor.kv_bytes

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.rpc.errors import Mismatch
-from baton.worker.executor.base import KvLayout
+from baton.worker.executors.base import KvLayout
 from baton.worker.transfer.base import Piece
-from baton.worker.transfer.conversion import conversion_to, worker_conversion
-from baton.worker.transfer.conversion_heads import heads_of, ranks_of, shared_heads, targets_of
+from baton.worker.transfer.conversion.blocks import conversion_to, worker_conversion
+from baton.worker.transfer.conversion.heads import heads_of, ranks_of, shared_heads, targets_of
 
 DTYPES = {
     "float32": torch.float32,

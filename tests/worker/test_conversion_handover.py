@@ -15,9 +15,9 @@ from tiny_models import make_model, prompts
 from baton.v1 import worker_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, Request
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.executor.sim import SimSpeed
-from baton.worker.link import Kind
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.executors.sim.executor import SimSpeed
+from baton.worker.link.frames import Kind
 
 SIZES = [(4, 16), (16, 4), (16, 64), (64, 16), (16, 32), (32, 64), (4, 6), (6, 4)]
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from baton.worker.core import BlockId
-from baton.worker.executor.base import KvLayout
-from baton.worker.executor.kv_memory import KvMemory
-from baton.worker.handover.push_progress import PushProgress, PushTarget
+from baton.worker.executors.base import KvLayout
+from baton.worker.executors.host.kv_memory import KvMemory
+from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget
 from baton.worker.transfer.base import Inbound, Landed, Outbound, Pushed, TransportEvent
-from baton.worker.transfer.conversion import conversion_to
-from baton.worker.transfer.conversion_heads import heads_of, ranks_of, targets_of
+from baton.worker.transfer.conversion.blocks import conversion_to
+from baton.worker.transfer.conversion.heads import heads_of, ranks_of, targets_of
 from baton.worker.transfer.transports import Transports
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8_e4m3": torch.float8_e4m3fn}

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from baton.rpc.errors import InternalError, InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, SamplingParams, StepPlan
-from baton.worker.executor.cpu import CpuExecutor
+from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.models.registry import FAMILIES
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"

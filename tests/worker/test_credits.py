@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from baton.rpc.errors import DataLoss
-from baton.worker.transfer.credits import FreeSlots
-from baton.worker.transfer.frames import encode_credit
+from baton.worker.transfer.send.free_slots import FreeSlots
+from baton.worker.transfer.wire.frames import encode_credit
 
 NUM_SLOTS = 3
 

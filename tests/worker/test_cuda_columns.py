@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from baton.worker.core import StepPlan
-from baton.worker.cuda.batch import RowTrust
-from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
+from baton.worker.executors.cuda.inputs.batch import RowTrust
+from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
 
 
 def plan_of(sequences: list[tuple[int, int, int, bool]], num_decodes: int) -> StepPlan:

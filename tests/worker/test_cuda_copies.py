@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from baton.worker.cuda import kv_copies
-from baton.worker.cuda.kv_copies import KvCopies
+from baton.worker.executors.cuda.kv import copies as kv_copies
+from baton.worker.executors.cuda.kv.copies import KvCopies
 
 
 class Copier:

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from launch_recorder import recorded
 
-from baton.worker.cuda.pieces import Pieces
+from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.cuda.step import StepInputs

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from baton.worker.core import StepPlan
-from baton.worker.cuda.columns import StepColumns, step_columns, unroll_outputs
-from baton.worker.cuda.prompt_logprobs import prompt_parts
+from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
+from baton.worker.executors.cuda.sampling.prompt_logprobs import prompt_parts
 
 NUM_PROMPT_TOKENS = np.array([30, 10, 20, 5, 1, 12, 40])
 # Rows, tokens computed before, tokens of the step: decodes, chunks within and beyond prompts, a resumed request.

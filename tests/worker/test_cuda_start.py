@@ -11,19 +11,19 @@ import torch
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.core import StepPlan
-from baton.worker.cuda.failures import raise_if_lost, refusal_of
-from baton.worker.cuda.graphs import graph_sizes
-from baton.worker.cuda.memory import (
+from baton.worker.executors.base import DeviceLost, KvLayout
+from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of
+from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     check_weights_fit,
     graph_bytes,
     num_blocks_that_fit,
     open_device,
 )
-from baton.worker.cuda.start import StartPhases
-from baton.worker.cuda.support import check_supported, compute_dtype, dtype_name, kv_dtype
-from baton.worker.cuda.warm_up import largest_step, small_steps
-from baton.worker.executor.base import DeviceLost, KvLayout
+from baton.worker.executors.cuda.startup.phases import StartPhases
+from baton.worker.executors.cuda.startup.support import check_supported, compute_dtype, dtype_name, kv_dtype
+from baton.worker.executors.cuda.startup.warm_up import largest_step, small_steps
+from baton.worker.executors.cuda.steps.graphs import graph_sizes
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config

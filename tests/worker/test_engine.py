@@ -15,8 +15,8 @@ from engine_harness import (
 
 from baton.rpc.errors import DataLoss, InvalidRequest, NoCapacity
 from baton.worker.core import FinishReason, SamplingParams
-from baton.worker.executor.sim import SimSpeed
-from baton.worker.settings import EngineSettings
+from baton.worker.executors.sim.executor import SimSpeed
+from baton.worker.scheduling.settings import EngineSettings
 
 # Equal output, whatever shares the batch.
 

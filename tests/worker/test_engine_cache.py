@@ -11,8 +11,8 @@ from engine_harness import (
     prompt_of,
 )
 
-from baton.worker.cache_events import RemovedEvent, StoredEvent
-from baton.worker.outputs import EngineListener
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.requests.outputs import EngineListener
 
 # Prefixes that are being computed.
 

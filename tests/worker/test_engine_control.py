@@ -6,11 +6,11 @@ import pytest
 from engine_harness import make_request, make_rig, prompt_of
 
 from baton.v1 import control_pb2, worker_pb2
-from baton.worker.block_pool import PoolAudit
-from baton.worker.control_methods import Method
-from baton.worker.engine_control import EngineControl
-from baton.worker.lifecycle import Lifecycle
-from baton.worker.link import Kind
+from baton.worker.kv.block_pool import PoolAudit
+from baton.worker.link.frames import Kind
+from baton.worker.link.methods import Method
+from baton.worker.process.control import EngineControl
+from baton.worker.process.lifecycle import Lifecycle
 
 
 class Halted:

@@ -6,7 +6,7 @@ import pytest
 from engine_harness import BLOCK_SIZE, make_executor, make_request, make_rig, prompt_of
 
 from baton.worker.core import StepPlan, StepResult
-from baton.worker.executor.base import DeviceLost
+from baton.worker.executors.base import DeviceLost
 
 
 def test_a_lost_device_ends_the_engine_and_no_request_alone() -> None:

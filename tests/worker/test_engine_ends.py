@@ -17,7 +17,7 @@ from engine_harness import (
 
 from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity
 from baton.worker.core import FinishReason, StepPlan, StepResult
-from baton.worker.executor.sim import SimExecutor, SimSpeed
+from baton.worker.executors.sim.executor import SimExecutor, SimSpeed
 
 # Aborts and deadlines.
 

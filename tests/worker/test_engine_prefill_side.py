@@ -14,7 +14,7 @@ from engine_harness import (
 )
 
 from baton.worker.core import FinishReason, StepPlan
-from baton.worker.outputs import EngineListener, PrefillStarted
+from baton.worker.requests.outputs import EngineListener, PrefillStarted
 
 
 @DEPTHS

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton.worker.config import WorkerConfig
-from baton.worker.engine_host import EngineHost
-from baton.worker.link import Kind
+from baton.worker.front.engine_host import EngineHost
+from baton.worker.link.frames import Kind
 
 
 async def test_messages_of_prefill_workers_are_progress_and_other_frames_are_not() -> None:

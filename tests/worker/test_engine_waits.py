@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_harness import Rig, make_executor, make_request, make_rig
 
-from baton.worker.executor.sim import SimExecutor
+from baton.worker.executors.sim.executor import SimExecutor
 
 
 class SlowExecutor(SimExecutor):

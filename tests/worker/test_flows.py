@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.worker.handover.flows import Flows
+from baton.worker.handover.decode.peer_totals import Flows
 
 
 def test_bytes_and_transfers_add_up_by_sender():

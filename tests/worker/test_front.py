@@ -14,9 +14,9 @@ from baton.rpc.channel import open_channel
 from baton.rpc.errors import Mismatch, ServiceError, Unavailable, status_of
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from baton.worker.front import SERVICE_NAME, WorkerFront
-from baton.worker.link import Kind
-from baton.worker.prompts import Prompt, split_prompts
+from baton.worker.front.worker_service import SERVICE_NAME, WorkerFront
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import Prompt, split_prompts
 
 
 class FakeHost:

@@ -16,16 +16,16 @@ from tokenizers import Tokenizer
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2
 from baton.worker.core import Constraint, ConstraintForm, SamplingParams
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.allowance import CpuAllowance
-from baton.worker.grammar.compiler import Compiler
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.limits import GrammarLimits
-from baton.worker.grammar.match import GrammarMatch
-from baton.worker.grammar.messages import constraint_message, constraint_of
-from baton.worker.grammar.source import MAX_CHOICES, grammar_of
-from baton.worker.grammar.structural_tag import structural_tag_lark
-from baton.worker.grammar.vocabulary import load_vocabulary, mask_of
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.compilation.cache import Compiler
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.limits import GrammarLimits
+from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
+from baton.worker.sampling.grammar.messages import constraint_message, constraint_of
+from baton.worker.sampling.grammar.translation.constraint import MAX_CHOICES, grammar_of
+from baton.worker.sampling.grammar.translation.structural_tag import structural_tag_lark
+from baton.worker.sampling.grammar.vocabulary import load_vocabulary, mask_of
 
 MODEL = ModelSpec(bytes(16), VOCAB_SIZE, 512, (EOS,))
 

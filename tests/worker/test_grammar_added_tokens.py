@@ -10,7 +10,7 @@ from grammar_rig import SAMPLE_MODEL, Run, choices, make_cpu_executor, make_engi
 from tokenizers import Tokenizer
 
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.cpu import CpuExecutor
+from baton.worker.executors.cpu.executor import CpuExecutor
 
 TOKENIZER = Tokenizer.from_file(str(SAMPLE_MODEL / "tokenizer.json"))
 CALL, END_CALL = (TOKENIZER.token_to_id(text) for text in ("<tool_call>", "</tool_call>"))

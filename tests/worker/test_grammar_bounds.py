@@ -16,13 +16,13 @@ from grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.compiler import Compiler
-from baton.worker.grammar.cost import estimated_bytes, is_plain
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.match import GrammarMatch
-from baton.worker.grammar.trial.memory import allocated_bytes
-from baton.worker.grammar.vocabulary import load_vocabulary
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.compilation.cache import Compiler
+from baton.worker.sampling.grammar.compilation.cost import estimated_bytes, is_plain
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
+from baton.worker.sampling.grammar.process_memory import allocated_bytes
+from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 NUM_SEEDS = int(os.environ.get("CONSTRAINT_SEEDS", "30"))

@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.closing import close_objects
-from baton.worker.grammar.compiler import Compiler
-from baton.worker.grammar.vocabulary import load_vocabulary
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.compilation.cache import Compiler
+from baton.worker.sampling.grammar.translation.closed_objects import close_objects
+from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 
 INTEGER = {"type": "integer"}
 A = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}

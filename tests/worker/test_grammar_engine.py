@@ -29,10 +29,10 @@ from tokenizers import Tokenizer
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import Constraint, ConstraintForm, SamplingParams
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.sim import SimExecutor
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.sim.executor import SimExecutor
+from baton.worker.scheduling.settings import EngineSettings
 
 PERSON = {
     "type": "object",

@@ -15,17 +15,17 @@ from llguidance import LLMatcher
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.allowance import CpuAllowance
-from baton.worker.grammar.compiler import Compiler
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.limits import GrammarLimits
-from baton.worker.grammar.live.budget import Holding, to_end
-from baton.worker.grammar.live.matchers import LiveMatchers
-from baton.worker.grammar.live.usage import grown_bytes, reported_work
-from baton.worker.grammar.match import GrammarMatch
-from baton.worker.grammar.trial.memory import allocated_bytes
-from baton.worker.grammar.vocabulary import Vocabulary, load_vocabulary
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.compilation.cache import Compiler
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.limits import GrammarLimits
+from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
+from baton.worker.sampling.grammar.matching.live_matchers import LiveMatchers
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
+from baton.worker.sampling.grammar.matching.memory_budget import Holding, to_end
+from baton.worker.sampling.grammar.matching.memory_usage import grown_bytes, reported_work
+from baton.worker.sampling.grammar.process_memory import allocated_bytes
+from baton.worker.sampling.grammar.vocabulary import Vocabulary, load_vocabulary
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 MIB = 1 << 20

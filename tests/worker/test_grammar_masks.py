@@ -12,11 +12,11 @@ from grammar_rig import SAMPLE_MODEL, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.allowance import CpuAllowance
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.limits import GrammarLimits
-from baton.worker.grammar.match import GrammarMatch
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.limits import GrammarLimits
+from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 MOST = GrammarLimits().max_mask_cpu_seconds

@@ -20,11 +20,11 @@ from grammar_rig import (
 
 from baton.v1 import control_pb2
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.match import GrammarMatch
-from baton.worker.grammar.stats import GrammarStats
-from baton.worker.metrics import metrics_of
+from baton.worker.executors.base import ModelSpec
+from baton.worker.front.metrics.worker import metrics_of
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.matching.match import GrammarMatch
+from baton.worker.sampling.grammar.stats import GrammarStats
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 SMALL = json_schema({"type": "object", "properties": {"name": {"type": "string"}}})

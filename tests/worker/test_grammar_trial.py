@@ -17,17 +17,17 @@ from grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InternalError, InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executor.base import ModelSpec
-from baton.worker.grammar.fair_queue import FairQueue
-from baton.worker.grammar.grammars import Grammars
-from baton.worker.grammar.limits import GrammarLimits
-from baton.worker.grammar.match import GrammarMatch, Lane
-from baton.worker.grammar.messages import constraint_message
-from baton.worker.grammar.trial import attempt as trial
-from baton.worker.grammar.trial.client import TrialAbandoned, Trials
-from baton.worker.grammar.trial.verdict import Verdict
-from baton.worker.grammar.trial.wire import send_sized
-from baton.worker.grammar.vocabulary import load_vocabulary
+from baton.worker.executors.base import ModelSpec
+from baton.worker.sampling.grammar.fair_queue import FairQueue
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.sampling.grammar.limits import GrammarLimits
+from baton.worker.sampling.grammar.matching.match import GrammarMatch, Lane
+from baton.worker.sampling.grammar.messages import constraint_message
+from baton.worker.sampling.grammar.trial import attempt as trial
+from baton.worker.sampling.grammar.trial.client import TrialAbandoned, Trials
+from baton.worker.sampling.grammar.trial.framing import send_sized
+from baton.worker.sampling.grammar.trial.verdict import Verdict
+from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 
 MODEL = ModelSpec(bytes(16), 4096, 512, (2,))
 LIMITS = GrammarLimits()

@@ -10,8 +10,8 @@ from handover_harness import finished, idle, make_node, turn_until
 
 from baton.v1 import worker_pb2
 from baton.worker.core import SamplingParams
-from baton.worker.executor.sim import SimSpeed
-from baton.worker.link import Kind
+from baton.worker.executors.sim.executor import SimSpeed
+from baton.worker.link.frames import Kind
 
 
 def test_the_answer_is_that_of_a_single_engine(pair):

@@ -10,7 +10,7 @@ from engine_harness import expected_for, make_request, prompt_of
 from handover_harness import at_message, falls_back, finished, idle, make_node, turn_until
 
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.link import Kind
+from baton.worker.link.frames import Kind
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.worker.executor.host import usable_cores, usable_memory
+from baton.worker.executors.host.resources import usable_cores, usable_memory
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from baton.kernels.reference.sampling import logits as edits
 from baton.kernels.reference.sampling.noise import gumbel_noise as reference_gumbel
 from baton.kernels.reference.sampling.noise import vocabulary_noise_words as reference_words
 from baton.worker.core import RowInit, TokenMasks
-from baton.worker.executor.output_rules import OutputRules
-from baton.worker.executor.sampling.draw import Draws, draw_tokens
-from baton.worker.executor.sampling.noise import gumbel_noise, noise_bounds, noise_words, vocabulary_noise_words
-from baton.worker.executor.sampling.sampler import Sampler, drawn_temperature
+from baton.worker.sampling.draw import Draws, draw_tokens
+from baton.worker.sampling.noise import gumbel_noise, noise_bounds, noise_words, vocabulary_noise_words
+from baton.worker.sampling.output_rules import OutputRules
+from baton.worker.sampling.sampler import Sampler, drawn_temperature
 
 Bits = NDArray[np.uint64]
 LIMITS = np.array([0, 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.rpc.errors import DataLoss
-from baton.worker.block_pool import BlockPool
-from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, BlockId, HostSlot, Tier
-from baton.worker.executor.staging_ring import StagingRing, runs
-from baton.worker.host_tier import HostTier
-from baton.worker.host_tier_offloads import Offloads
-from baton.worker.host_tier_restores import RestoreCost
-from baton.worker.rates import Rates
+from baton.worker.executors.cuda.kv.staging_ring import StagingRing, runs
+from baton.worker.kv.block_pool import BlockPool
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.kv.host_tier.offloads import Offloads
+from baton.worker.kv.host_tier.slots import HostTier
+from baton.worker.scheduling.rates import Rates
+from baton.worker.scheduling.restores import RestoreCost
 
 
 def hash_of(number: int) -> BlockHash:

@@ -20,19 +20,19 @@ from tiny_models import make_model
 
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2, worker_pb2
-from baton.worker.cache_events import StoredEvent
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HostSlot, Request, StepPlan, Tier
-from baton.worker.engine import Engine
-from baton.worker.executor.base import RestoreCopy
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.executor.factory import sim_settings
-from baton.worker.executor.host_memory import HostMemory
-from baton.worker.executor.sim import SimExecutor, SimSpeed
-from baton.worker.metrics import metrics_of
-from baton.worker.request_state import Phase
-from baton.worker.settings import EngineSettings
-from baton.worker.state import host_cache_message, load_message
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import RestoreCopy
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.executors.factory import sim_settings
+from baton.worker.executors.host.cache import HostMemory
+from baton.worker.executors.sim.executor import SimExecutor, SimSpeed
+from baton.worker.front.metrics.worker import metrics_of
+from baton.worker.kv.cache_events import StoredEvent
+from baton.worker.process.state_reporter import host_cache_message, load_message
+from baton.worker.requests.state import Phase
+from baton.worker.scheduling.settings import EngineSettings
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -106,7 +106,7 @@ def test_the_part_on_the_device_is_not_restored(depth: int):
 
 
 def rig_hashes(prompt: list[int]) -> list:
-    from baton.worker.request_state import RequestState
+    from baton.worker.requests.state import RequestState
 
     state = RequestState(make_request(prompt), (0, 0.0, 0), 10**6, frozenset(), 0.0)
     state.hash_up_to(len(prompt), BLOCK_SIZE)

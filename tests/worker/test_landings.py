@@ -10,12 +10,12 @@ from handover_harness import Frame, Node, finished, idle, make_node, turn_until
 from worker_harness import submit
 
 from baton.v1 import worker_pb2
-from baton.worker.engine_loop import EngineLoop
-from baton.worker.executor.sim import SimSpeed
+from baton.worker.executors.sim.executor import SimSpeed
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.records import PushRecord, TransferRecord
-from baton.worker.link import Kind
-from baton.worker.profiler import StepProfiler
+from baton.worker.link.frames import Kind
+from baton.worker.process.loop import EngineLoop
+from baton.worker.process.profiler import StepProfiler
 
 
 class Records(HandoverListener):

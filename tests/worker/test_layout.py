@@ -4,7 +4,7 @@ import pytest
 
 from baton.rpc.errors import Mismatch
 from baton.v1 import kv_pb2
-from baton.worker.executor.base import KvLayout
+from baton.worker.executors.base import KvLayout
 from baton.worker.transfer.layout import check_convertible, layout_message, layout_of
 
 LAYOUT = KvLayout(

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from baton.worker.link import EngineLink, Frame, FrameParser, FrontLink, Kind, LinkClosed, encode_frame
+from baton.worker.link.frames import EngineLink, Frame, FrameParser, FrontLink, Kind, LinkClosed, encode_frame
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.worker.mask_patience import MaskWait, mask_patience
+from baton.worker.engine.mask_wait import MaskWait, mask_patience
 
 ALONE = MaskWait(0.01, in_flight=False, others_can_run=False, advancing=True, woken=True)
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from baton.rpc.errors import DeadlineExceeded, NoCapacity, Unavailable, Unsupported
-from baton.worker.transfer import nccl as nccl_path
-from baton.worker.transfer import nccl_pair
-from baton.worker.transfer.nccl_pair import ID_BYTES, Pair
+from baton.worker.transfer.kinds.nccl import pair as nccl_pair
+from baton.worker.transfer.kinds.nccl import path as nccl_path
+from baton.worker.transfer.kinds.nccl.pair import ID_BYTES, Pair
 
 WAIT_SECONDS = 10.0
 IN_PROGRESS = nccl_pair._IN_PROGRESS

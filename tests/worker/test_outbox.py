@@ -8,7 +8,7 @@ import pytest
 
 from baton.rpc.errors import NoCapacity, Unavailable
 from baton.v1 import worker_pb2
-from baton.worker.outbox import Outbox
+from baton.worker.front.send_queue import Outbox
 
 
 def frame(step: int, *slots: int) -> bytes:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import ReasoningLimit, SamplingParams
-from baton.worker.executor.base import Executor
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.executor.output_rules import OutputRules
+from baton.worker.executors.base import Executor
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.sampling.output_rules import OutputRules
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 VOCAB_SIZE = 6

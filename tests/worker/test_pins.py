@@ -3,8 +3,8 @@ from __future__ import annotations
 from engine_harness import BLOCK_SIZE, make_request, prompt_of
 
 from baton.worker.core import BlockId
-from baton.worker.pins import Pins
-from baton.worker.request_state import RequestState
+from baton.worker.kv.pinned_blocks import Pins
+from baton.worker.requests.state import RequestState
 
 
 def make_state(num_blocks: int) -> RequestState:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from engine_harness import BLOCK_SIZE, make_request, prompt_of
 
-from baton.worker.prefixes import Common, PrefixesInProgress
-from baton.worker.request_state import Phase, RequestState
+from baton.worker.kv.prefixes import Common, PrefixesInProgress
+from baton.worker.requests.state import Phase, RequestState
 
 
 def make_state(num_blocks: int = 5, phase: Phase = Phase.RUNNING, salt: int = 0, num_common: int = 0) -> RequestState:

@@ -64,7 +64,7 @@ async def test_a_worker_without_a_folder_or_a_device_says_so(free_port: int, tmp
 
 def test_profiling_without_a_folder_is_refused() -> None:
     from baton.rpc.errors import Mismatch
-    from baton.worker.profiler import StepProfiler
+    from baton.worker.process.profiler import StepProfiler
 
     with pytest.raises(Mismatch, match="--profile-dir"):
         StepProfiler("", "cpu", lambda: 0).start(1)

@@ -13,11 +13,11 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
-from baton.worker.engine import Engine
-from baton.worker.executor.base import ModelSpec
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.settings import EngineSettings
-from baton.worker.submit import generation_of
+from baton.worker.engine.engine import Engine
+from baton.worker.engine.submit import generation_of
+from baton.worker.executors.base import ModelSpec
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 PROMPT = [1, *range(40, 77)]

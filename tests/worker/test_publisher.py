@@ -14,11 +14,11 @@ from worker_harness import running_worker, submit
 
 from baton.rpc.server import Context, RpcServer, Service
 from baton.v1 import control_pb2, index_pb2, index_pb2_grpc, kv_pb2
-from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import Tier
-from baton.worker.event_window import EventWindow
-from baton.worker.events import EventLog
-from baton.worker.link import Kind
+from baton.worker.front.event_window import EventWindow
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.kv.event_log import EventLog
+from baton.worker.link.frames import Kind
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.worker.pulse import Pulse, answer_pulse, is_stopped
+from baton.worker.link.liveness import Pulse, answer_pulse, is_stopped
 
 
 @pytest.fixture

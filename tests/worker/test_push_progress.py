@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.worker.core import BlockId
-from baton.worker.handover.push_progress import PushProgress, PushTarget
+from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget
 from baton.worker.transfer.base import Piece
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.worker.rates import Rates
+from baton.worker.scheduling.rates import Rates
 
 
 def test_nothing_is_known_before_the_first_step():

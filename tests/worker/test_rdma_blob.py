@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.rpc.errors import Mismatch
-from baton.worker.transfer.rdma_blob import RemoteRegion, check_offer, decode_region, encode_offer, encode_region
-from baton.worker.transfer.rdma_nixl import Memory
+from baton.worker.transfer.kinds.rdma.descriptors import (
+    RemoteRegion,
+    check_offer,
+    decode_region,
+    encode_offer,
+    encode_region,
+)
+from baton.worker.transfer.kinds.rdma.nixl import Memory
 
 REGION = RemoteRegion("agent", b"metadata", Memory(0x7F00_0000_1000, 4096, on_device=True, device=3))
 BLOB = encode_region(REGION)

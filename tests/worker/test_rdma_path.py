@@ -26,14 +26,14 @@ from baton.rpc.errors import (
     Unsupported,
 )
 from baton.worker.core import BlockId
-from baton.worker.transfer import rdma_nixl
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.conversion import conversion_to
-from baton.worker.transfer.rdma_blob import decode_region, encode_region
-from baton.worker.transfer.rdma_host import HostStaging
-from baton.worker.transfer.rdma_receiver import QUARANTINE_SECONDS, ReceivingAgent
+from baton.worker.transfer.conversion.blocks import conversion_to
+from baton.worker.transfer.kinds.rdma import nixl as rdma_nixl
+from baton.worker.transfer.kinds.rdma.descriptors import decode_region, encode_region
+from baton.worker.transfer.kinds.rdma.host_staging import HostStaging
+from baton.worker.transfer.kinds.rdma.receiver import QUARANTINE_SECONDS, ReceivingAgent
+from baton.worker.transfer.wire.checksum import checksum_of
 
 pytestmark = pytest.mark.skipif(not rdma_nixl.installed(), reason="NIXL is not installed (pip install '.[rdma]')")
 

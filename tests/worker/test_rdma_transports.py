@@ -12,8 +12,8 @@ from rdma_peer import EPOCH, GENERATION, LAYOUT, SLOT_BYTES, Peer, Pool, make_pa
 
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.transfer import rdma_nixl
 from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced
+from baton.worker.transfer.kinds.rdma import nixl as rdma_nixl
 from baton.worker.transfer.transports import Transports
 
 pytestmark = pytest.mark.skipif(not rdma_nixl.installed(), reason="NIXL is not installed (pip install '.[rdma]')")

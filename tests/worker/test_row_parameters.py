@@ -7,7 +7,7 @@ import pytest
 
 from baton.kernels.sampling import columns
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams
-from baton.worker.cuda.row_parameters import RowLists, column_words, row_lists, wishes_of
+from baton.worker.executors.cuda.sampling.row_parameters import RowLists, column_words, row_lists, wishes_of
 
 VOCABULARY = 100
 

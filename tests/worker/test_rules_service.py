@@ -11,9 +11,9 @@ from worker_harness import Worker, endpoint, running_pair, running_worker, sampl
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 from baton.worker.core import ReasoningLimit
-from baton.worker.executor.base import ModelSpec
+from baton.worker.engine.submit import generation_of, prefill_of
+from baton.worker.executors.base import ModelSpec
 from baton.worker.handover.messages import prefill_submit
-from baton.worker.submit import generation_of, prefill_of
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 SPEC = ModelSpec(bytes(16), 1000, 1000, (2,))

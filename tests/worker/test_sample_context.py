@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions
-from baton.worker.engine import Engine
-from baton.worker.executor.cpu import CpuExecutor
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.scheduling.settings import EngineSettings
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 BLOCK_SIZE = 16

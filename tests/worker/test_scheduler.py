@@ -4,10 +4,10 @@ import numpy as np
 from engine_harness import BLOCK_SIZE, NAMESPACE, make_request, prompt_of
 from scheduler_rig import ORDER, chunks, finish_step, make_scheduler, place, run_step
 
-from baton.worker.outputs import EngineCounters
-from baton.worker.request_state import NO_ROW, Phase, RequestState
-from baton.worker.scheduler import Scheduler
-from baton.worker.settings import EngineSettings
+from baton.worker.requests.outputs import EngineCounters
+from baton.worker.requests.state import NO_ROW, Phase, RequestState
+from baton.worker.scheduling.scheduler import Scheduler
+from baton.worker.scheduling.settings import EngineSettings
 
 
 def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget():

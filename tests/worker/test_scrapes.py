@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton.v1 import control_pb2
-from baton.worker.metrics import WorkerCollector
+from baton.worker.front.metrics.worker import WorkerCollector
 
 
 class Device:

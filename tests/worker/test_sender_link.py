@@ -12,7 +12,7 @@ import pytest
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.sender_link import Push, SenderLink
+from baton.worker.transfer.send.connection import Push, SenderLink
 
 WAIT_SECONDS = 10.0
 

@@ -11,11 +11,11 @@ from worker_harness import submit
 from baton.rpc.errors import DeadlineExceeded, NoCapacity
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import FinishReason, Request, TokenLogprobs
-from baton.worker.executor.base import ModelSpec
-from baton.worker.link import Kind
-from baton.worker.outputs import Failure, Finish, StepOutputs
-from baton.worker.prompts import Prompt
-from baton.worker.sessions import Sessions
+from baton.worker.executors.base import ModelSpec
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import Prompt
+from baton.worker.process.sessions import Sessions
+from baton.worker.requests.outputs import Failure, Finish, StepOutputs
 
 
 @dataclass

@@ -10,12 +10,14 @@ from engine_harness import BLOCK_SIZE, Clock, expected_tokens, make_executor, ma
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, SamplingParams, StepPlan
-from baton.worker.executor.sim import SimSettings, SimSpeed
-from baton.worker.executor.sim_kv import SimKv
+from baton.worker.executors.sim.executor import SimSettings, SimSpeed
+from baton.worker.executors.sim.kv import SimKv
 
 
 def test_torch_is_not_imported():
-    code = "import sys, baton.worker.executor.sim, baton.worker.engine; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, baton.worker.executors.sim.executor, baton.worker.engine.engine; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

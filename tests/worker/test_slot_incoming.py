@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from transport_ends import EPOCH, GENERATION, SLOT_BYTES, TARGET, HostKv, inbound, wait_until
 
-from baton.worker.transfer import incoming_slots
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.frames import CREDIT_BYTES, PieceHeader, encode_piece
-from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.inbound import InboundTransfers
-from baton.worker.transfer.incoming import Admission
-from baton.worker.transfer.incoming_slots import SlotIncoming
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.receive import slot_pieces as incoming_slots
+from baton.worker.transfer.receive.open_transfers import InboundTransfers
+from baton.worker.transfer.receive.pieces import Admission
+from baton.worker.transfer.receive.slot_pieces import SlotIncoming
 from baton.worker.transfer.totals import Totals
+from baton.worker.transfer.wire.frames import CREDIT_BYTES, PieceHeader, encode_piece
 
 
 class Receiver:

@@ -12,14 +12,14 @@ from typing import cast
 import pytest
 
 from baton.worker.core import BlockId
-from baton.worker.executor.base import Executor
-from baton.worker.transfer import outgoing as outgoing_pieces
+from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Outbound, Piece
 from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket
-from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.frames import PIECE_BYTES, PieceHeader, decode_piece, encode_credit
-from baton.worker.transfer.outgoing import SlotOutgoing
+from baton.worker.transfer.send import pieces as outgoing_pieces
+from baton.worker.transfer.send.pieces import SlotOutgoing
 from baton.worker.transfer.totals import Totals
+from baton.worker.transfer.wire.checksum import checksum_of
+from baton.worker.transfer.wire.frames import PIECE_BYTES, PieceHeader, decode_piece, encode_credit
 
 BLOCK_BYTES = 64
 DATA = bytes(range(BLOCK_BYTES))

@@ -19,8 +19,8 @@ from worker_harness import running_worker, submit
 
 from baton.v1 import types_pb2
 from baton.worker.core import FinishReason
-from baton.worker.outputs import Finish
-from baton.worker.spans import SpanSender, is_sampled
+from baton.worker.process.spans import SpanSender, is_sampled
+from baton.worker.requests.outputs import Finish
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = f"00-{TRACE_ID}-{SPAN_ID}-01"

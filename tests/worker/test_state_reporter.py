@@ -3,7 +3,7 @@
 import pytest
 
 from baton.v1 import worker_pb2
-from baton.worker.state import StateReporter
+from baton.worker.process.state_reporter import StateReporter
 
 
 @pytest.fixture

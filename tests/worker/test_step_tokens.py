@@ -19,9 +19,9 @@ from engine_harness import (
     submit_remote,
 )
 
-from baton.worker.batch import Batch
 from baton.worker.core import FinishReason, Request, SamplingParams, StepPlan, StepResult
-from baton.worker.executor.sim import SimExecutor
+from baton.worker.executors.sim.executor import SimExecutor
+from baton.worker.scheduling.batch import Batch
 
 WIDTHS = pytest.mark.parametrize("max_step_tokens", [2, 3, 9])
 

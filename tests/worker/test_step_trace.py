@@ -10,11 +10,11 @@ from engine_harness import Clock, make_executor, make_request, prompt_of
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import StepPlan
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor
-from baton.worker.executor.sim import SimSpeed
-from baton.worker.settings import EngineSettings
-from baton.worker.step_trace import COLUMNS, StepTrace, TracedExecutor, summary
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.sim.executor import SimSpeed
+from baton.worker.process.step_trace import COLUMNS, StepTrace, TracedExecutor, summary
+from baton.worker.scheduling.settings import EngineSettings
 
 
 def run(executor: Executor, path: Path, clock: Clock, num_requests: int = 3) -> list[dict[str, float]]:

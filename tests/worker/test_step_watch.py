@@ -9,11 +9,8 @@ import pytest
 from engine_harness import Clock, make_request, prompt_of
 
 from baton.worker.core import Row, RowInit, SamplingParams, StepPlan, TokenMasks
-from baton.worker.engine import Engine
-from baton.worker.executor.sim import SimExecutor, SimSettings
-from baton.worker.settings import EngineSettings
-from baton.worker.step_board import StepBoard
-from baton.worker.step_limits import (
+from baton.worker.engine.engine import Engine
+from baton.worker.engine.step_limits import (
     FACTOR,
     LEARNT,
     NOVEL_SECONDS,
@@ -23,7 +20,10 @@ from baton.worker.step_limits import (
     StepLimits,
     shape_of,
 )
-from baton.worker.step_watch import TICK_SECONDS, StepWatch, cpu_pulse
+from baton.worker.executors.sim.executor import SimExecutor, SimSettings
+from baton.worker.front.step_watchdog import TICK_SECONDS, StepWatch, cpu_pulse
+from baton.worker.link.step_status import StepBoard
+from baton.worker.scheduling.settings import EngineSettings
 
 LEAST = 0.25
 TICKS = round(LEAST / TICK_SECONDS) + 1

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_rig import chunks, make_scheduler, place, run_step
 
-from baton.worker.request_state import NO_ROW, Phase
-from baton.worker.tenant_shares import TenantClock
+from baton.worker.requests.state import NO_ROW, Phase
+from baton.worker.scheduling.tenant_shares import TenantClock
 
 BUDGET = 16
 

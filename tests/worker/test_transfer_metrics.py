@@ -12,13 +12,13 @@ from stack import metric
 from worker_harness import running_worker, submit
 
 from baton.v1 import control_pb2, types_pb2
-from baton.worker.block_pool import BlockPool
 from baton.worker.core import BlockHash
+from baton.worker.front.metrics.transfers import transfer_metrics
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
-from baton.worker.histogram import Histogram
+from baton.worker.kv.block_pool import BlockPool
+from baton.worker.requests.histogram import Histogram
 from baton.worker.transfer.base import TransportTotals
-from baton.worker.transfer_metrics import transfer_metrics
 
 PROMPT_TOKENS = 400
 NUM_REQUESTS = 6

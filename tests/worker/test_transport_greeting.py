@@ -29,12 +29,14 @@ from transport_ends import (
 from baton.rpc.errors import DataLoss, InvalidRequest, Mismatch, NoCapacity, Unavailable, Unsupported
 from baton.v1 import kv_pb2
 from baton.worker.config import WorkerConfig
-from baton.worker.transfer import dialling
 from baton.worker.transfer.base import Landed, Outbound, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.dialling import Dialler
-from baton.worker.transfer.factory import make_paths
-from baton.worker.transfer.frames import (
+from baton.worker.transfer.kinds.factory import make_paths
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.send import dialling
+from baton.worker.transfer.send.dialling import Dialler
+from baton.worker.transfer.totals import Totals
+from baton.worker.transfer.wire.frames import (
     GREETING_BYTES,
     PIECE_BYTES,
     Greeting,
@@ -54,9 +56,7 @@ from baton.worker.transfer.frames import (
     encode_refused,
     encode_welcome,
 )
-from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.kinds import NAMES, Route, address_of, parse_order, routes_to
-from baton.worker.transfer.totals import Totals
+from baton.worker.transport_kinds import NAMES, Route, address_of, parse_order, routes_to
 
 HOST = "boot.1"
 

@@ -39,17 +39,17 @@ from transport_ends import (
 
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unavailable, Unsupported
 from baton.worker.core import BlockId
-from baton.worker.transfer import outgoing
 from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Piece, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.dialling import Dialler
-from baton.worker.transfer.frames import CREDIT_BYTES, Open, PieceHeader, encode_open, encode_piece
-from baton.worker.transfer.greetings import receive_welcome
-from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.kinds import NAMES, Route
-from baton.worker.transfer.sockets import receive_exactly
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.send import pieces as outgoing
+from baton.worker.transfer.send.dialling import Dialler
 from baton.worker.transfer.totals import Totals
+from baton.worker.transfer.wire.checksum import checksum_of
+from baton.worker.transfer.wire.frames import CREDIT_BYTES, Open, PieceHeader, encode_open, encode_piece
+from baton.worker.transfer.wire.greetings import receive_welcome
+from baton.worker.transfer.wire.sockets import receive_exactly
+from baton.worker.transport_kinds import NAMES, Route
 
 OTHER_TARGET = [BlockId(i) for i in (10, 11, 12, 13, 14)]
 

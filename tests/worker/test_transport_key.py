@@ -20,8 +20,15 @@ from transport_ends import (
 
 from baton.rpc.errors import PermissionDenied
 from baton.worker.transfer.base import Landed, PushFailed
-from baton.worker.transfer.frames import GREETING_BYTES, Greeting, Open, decode_greeting, decode_refused, encode_open
-from baton.worker.transfer.kinds import NAMES
+from baton.worker.transfer.wire.frames import (
+    GREETING_BYTES,
+    Greeting,
+    Open,
+    decode_greeting,
+    decode_refused,
+    encode_open,
+)
+from baton.worker.transport_kinds import NAMES
 
 
 @pytest.fixture

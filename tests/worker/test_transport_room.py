@@ -21,11 +21,11 @@ from transport_ends import (
 )
 
 from baton.rpc.errors import NoCapacity
-from baton.worker.transfer import room
 from baton.worker.transfer.base import Landed, Pushed
-from baton.worker.transfer.host_ipc import HostIpcPath
-from baton.worker.transfer.inbound import _MANY, Involved
-from baton.worker.transfer.room import with_room
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.receive.open_transfers import _MANY, Involved
+from baton.worker.transfer.wire import connection_limit as room
+from baton.worker.transfer.wire.connection_limit import with_room
 
 SETTLED_SECONDS = 0.05
 

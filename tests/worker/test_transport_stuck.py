@@ -9,10 +9,11 @@ import pytest
 from transport_ends import SLOT_BYTES, Ends, HostKv, filled, hand_over, wait_until
 
 from baton.rpc.errors import DataLoss
-from baton.worker.transfer import incoming_slots, outgoing
-from baton.worker.transfer import stuck as stuck_connections
 from baton.worker.transfer.base import InboundFailed, Landed, Pushed, PushFailed
-from baton.worker.transfer.host_ipc import HostIpcPath
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.receive import slot_pieces as incoming_slots
+from baton.worker.transfer.send import pieces as outgoing
+from baton.worker.transfer.wire import stall_watchdog as stuck_connections
 
 WAIT_SECONDS = 10.0
 

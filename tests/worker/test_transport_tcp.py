@@ -27,9 +27,9 @@ from transport_ends import (
 
 from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Outbound, PushFenced
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.checksum import checksum_of
-from baton.worker.transfer.coverage import Coverage
-from baton.worker.transfer.frames import PieceHeader, encode_piece, encode_welcome
+from baton.worker.transfer.receive.coverage import Coverage
+from baton.worker.transfer.wire.checksum import checksum_of
+from baton.worker.transfer.wire.frames import PieceHeader, encode_piece, encode_welcome
 
 
 @pytest.fixture

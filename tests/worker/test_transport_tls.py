@@ -39,13 +39,20 @@ from baton.rpc.errors import PermissionDenied, Unsupported
 from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId
-from baton.worker.transfer import tls_socket
 from baton.worker.transfer.base import InboundFailed, Landed, Outbound, PushFailed
-from baton.worker.transfer.factory import make_paths
-from baton.worker.transfer.frames import GREETING_BYTES, Greeting, Open, decode_greeting, decode_refused, encode_open
-from baton.worker.transfer.kinds import NAMES
-from baton.worker.transfer.sockets import readable, receive_exactly
-from baton.worker.transfer.tls_socket import KvTls, TlsSocket
+from baton.worker.transfer.kinds.factory import make_paths
+from baton.worker.transfer.wire import tls as tls_socket
+from baton.worker.transfer.wire.frames import (
+    GREETING_BYTES,
+    Greeting,
+    Open,
+    decode_greeting,
+    decode_refused,
+    encode_open,
+)
+from baton.worker.transfer.wire.sockets import readable, receive_exactly
+from baton.worker.transfer.wire.tls import KvTls, TlsSocket
+from baton.worker.transport_kinds import NAMES
 
 KINDS = ["tcp+tls", "direct+tls"]
 
@@ -158,7 +165,7 @@ class Unchecked(KvTls):
 
 @pytest.mark.parametrize("how", ["no certificate", "another CA", "plain", "garbage", "nothing"])
 def test_a_sender_that_is_no_worker_writes_nothing(many, how, stranger, caplog, monkeypatch):
-    monkeypatch.setattr("baton.worker.transfer.receiving._GREETING_SECONDS", 1.0)
+    monkeypatch.setattr("baton.worker.transfer.receive.connection._GREETING_SECONDS", 1.0)
     receiver = many.make(kind="direct+tls")
     receiver.transport.open(inbound(TARGET))
     before = receiver.read(TARGET)

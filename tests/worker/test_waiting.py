@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from engine_harness import make_request
 
-from baton.worker.request_state import Line, RequestState
-from baton.worker.waiting import WaitingQueue
+from baton.worker.requests.state import Line, RequestState
+from baton.worker.scheduling.waiting_queue import WaitingQueue
 
 
 def make_state(number: int, priority: int = 0, tenant: str = "") -> RequestState:

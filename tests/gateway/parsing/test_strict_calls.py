@@ -16,8 +16,8 @@ from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.gateway.tokenizer import Tokenizer
 from baton.gateway.tool_constraint import check_tools, tool_constraint
 from baton.rpc.errors import InvalidRequest
-from baton.worker.grammar.messages import constraint_of
-from baton.worker.grammar.source import grammar_of
+from baton.worker.sampling.grammar.messages import constraint_of
+from baton.worker.sampling.grammar.translation.constraint import grammar_of
 
 SCHEMA = {
     "type": "object",

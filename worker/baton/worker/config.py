@@ -8,7 +8,7 @@ from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls_files import TlsFiles, tls_files
-from baton.worker.transfer.kinds import parse_order
+from baton.worker.transport_kinds import parse_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,16 @@ from baton.rpc.tls import Tls
 from baton.rpc.tls_metrics import TlsCollector
 from baton.rpc.tracing import TracingCollector, tracing
 from baton.v1 import control_pb2_grpc
-from baton.worker import control, front
 from baton.worker.config import WorkerConfig
-from baton.worker.engine_host import EngineHost
-from baton.worker.link import Kind
-from baton.worker.metrics import WorkerCollector
-from baton.worker.otlp import export_spans
-from baton.worker.peers import Peers
-from baton.worker.publisher import Publisher
-from baton.worker.readiness import Readiness
+from baton.worker.front import control_service as control
+from baton.worker.front import worker_service as front
+from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.metrics.worker import WorkerCollector
+from baton.worker.front.peer_streams import Peers
+from baton.worker.front.publisher import Publisher
+from baton.worker.front.readiness import Readiness
+from baton.worker.front.span_export import export_spans
+from baton.worker.link.frames import Kind
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from baton.services.simulate.cluster.metrics import Limits, Summary
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.config import SimulateConfig
 from baton.services.simulate.output import chaos_line, chaos_table, plot, table, write_json
-from baton.worker.settings import EngineSettings
+from baton.worker.scheduling.settings import EngineSettings
 
 _MOST_LINES = 100  # of seeds without problems
 _DESCRIPTION = "Runs the shipped router, index, scheduler, block pool and leases under virtual time."

@@ -129,7 +129,7 @@ def _worker() -> Iterator[MetricRow]:
     from baton.rpc.tls_metrics import TlsCollector
     from baton.rpc.tracing import TracingCollector
     from baton.v1 import control_pb2
-    from baton.worker.metrics import WorkerCollector
+    from baton.worker.front.metrics.worker import WorkerCollector
 
     async def read() -> control_pb2.GetStatsResponse:
         stats = control_pb2.GetStatsResponse()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.v1 import control_pb2
-from baton.worker.histogram import BYTES, Histogram
+from baton.worker.requests.histogram import BYTES, Histogram
 
 
 @dataclass(slots=True)

@@ -14,18 +14,18 @@ from typing import Protocol
 from baton.rpc.errors import ServiceError, Unavailable, status_of
 from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
-from baton.worker.engine import Engine
-from baton.worker.executor.base import Executor, KvLayout
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor, KvLayout
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
-from baton.worker.handover.decode_side import DecodeSide
+from baton.worker.handover.decode.side import DecodeSide
 from baton.worker.handover.heartbeat import Beat, Heartbeat
 from baton.worker.handover.listener import HandoverListener, HandoverListeners
-from baton.worker.handover.prefill_side import PrefillSide
+from baton.worker.handover.prefill.side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
-from baton.worker.link import Kind
-from baton.worker.outputs import EngineListener, PrefillStarted, StepOutputs
-from baton.worker.prompts import split_prompts
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import split_prompts
+from baton.worker.requests.outputs import EngineListener, PrefillStarted, StepOutputs
 from baton.worker.transfer.base import (
     InboundFailed,
     InboundFenced,

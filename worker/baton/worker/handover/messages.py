@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions, TokenLogprobs
-from baton.worker.grammar.messages import constraint_message
+from baton.worker.sampling.grammar.messages import constraint_message
 
 
 def prefill_submit(

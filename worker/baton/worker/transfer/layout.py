@@ -17,7 +17,7 @@ import math
 
 from baton.rpc.errors import Mismatch
 from baton.v1 import kv_pb2, types_pb2
-from baton.worker.executor.base import KvLayout
+from baton.worker.executors.base import KvLayout
 
 _DTYPES = {
     "float32": kv_pb2.KV_DTYPE_FLOAT32,

@@ -9,20 +9,20 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from baton.v1 import kv_pb2
-from baton.worker.executor.base import Executor
+from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import Inbound, Outbound, Piece, PushFenced, TransportEvent, TransportTotals
 from baton.worker.transfer.bulk import BulkPath
-from baton.worker.transfer.dialling import Dialler
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.frames import KEY_BYTES
 from baton.worker.transfer.host_identity import host_identity
-from baton.worker.transfer.inbound import InboundTransfers
-from baton.worker.transfer.kinds import Route, address_of, routes_to
-from baton.worker.transfer.receiver import Receiver
-from baton.worker.transfer.room import retire_one
-from baton.worker.transfer.sender_link import Push, SenderLink
-from baton.worker.transfer.tls_socket import KvTls
+from baton.worker.transfer.receive.listener import Receiver
+from baton.worker.transfer.receive.open_transfers import InboundTransfers
+from baton.worker.transfer.send.connection import Push, SenderLink
+from baton.worker.transfer.send.dialling import Dialler
 from baton.worker.transfer.totals import Totals
+from baton.worker.transfer.wire.connection_limit import retire_one
+from baton.worker.transfer.wire.frames import KEY_BYTES
+from baton.worker.transfer.wire.tls import KvTls
+from baton.worker.transport_kinds import Route, address_of, routes_to
 
 
 class Transports:

@@ -19,10 +19,10 @@ from baton.services.simulate.virtual.kvstore import VirtualKvstore, VirtualStore
 from baton.services.simulate.virtual.loop import LoopTimeline
 from baton.services.simulate.virtual.rpc import Link, VirtualChannel
 from baton.v1 import kv_pb2, router_pb2
-from baton.worker.engine_host import EngineHost
-from baton.worker.link import Kind
-from baton.worker.publisher import Publisher
-from baton.worker.settings import EngineSettings
+from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.publisher import Publisher
+from baton.worker.link.frames import Kind
+from baton.worker.scheduling.settings import EngineSettings
 
 TRUTH_SECONDS = 1.0  # after any fault, the index has to be right again
 _LOOK_SECONDS = 0.02  # between looks at a phantom

@@ -17,12 +17,12 @@ import numpy as np
 
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.cluster.executor import VirtualExecutor
-from baton.worker.cache_events import RemovedEvent, StoredEvent
 from baton.worker.core import BlockHash, Int32, Request
-from baton.worker.engine import Engine
-from baton.worker.outputs import LoadSnapshot, StepOutputs
-from baton.worker.request_state import RequestState
-from baton.worker.settings import EngineSettings
+from baton.worker.engine.engine import Engine
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.requests.outputs import LoadSnapshot, StepOutputs
+from baton.worker.requests.state import RequestState
+from baton.worker.scheduling.settings import EngineSettings
 
 _MAX_STEPS = 512
 

@@ -13,7 +13,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executor.base import HostCopies, KvLayout, LayerHook, ModelSpec
+from baton.worker.executors.base import HostCopies, KvLayout, LayerHook, ModelSpec
 
 VOCAB_SIZE = 1 << 31
 _DIGEST = bytes(range(16))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from baton.services.simulate.virtual.timeline import Clock, Timeline
 from baton.v1 import kv_pb2
-from baton.worker.link import Kind
+from baton.worker.link.frames import Kind
 from baton.worker.transfer.base import (
     Inbound,
     InboundFenced,

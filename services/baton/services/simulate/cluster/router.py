@@ -10,7 +10,7 @@ from baton.services.simulate.cluster.policy import Policy, PolicyFactory, Router
 from baton.services.simulate.cluster.worker import SimWorker
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import kv_pb2, router_pb2
-from baton.worker.cache_events import StoredEvent
+from baton.worker.kv.cache_events import StoredEvent
 
 
 class SimRouter:

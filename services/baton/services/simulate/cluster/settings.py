@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
-from baton.worker.settings import EngineSettings
+from baton.worker.scheduling.settings import EngineSettings
 
 ROLES = ("both", "prefill", "decode")
 

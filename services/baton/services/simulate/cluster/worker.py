@@ -13,14 +13,14 @@ from baton.services.simulate.cluster.network import Network, VirtualHeartbeat, V
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.cache_events import RemovedEvent
 from baton.worker.core import BlockHash, Request
-from baton.worker.events import EventLog
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.link import Kind
-from baton.worker.outputs import EngineListener, StepOutputs
-from baton.worker.state import load_message, model_message
+from baton.worker.kv.cache_events import RemovedEvent
+from baton.worker.kv.event_log import EventLog
+from baton.worker.link.frames import Kind
+from baton.worker.process.state_reporter import load_message, model_message
+from baton.worker.requests.outputs import EngineListener, StepOutputs
 from baton.worker.transfer.layout import layout_message
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from baton.rpc.block_hash import HASH_BYTES, cache_namespace
 from baton.worker.core import BlockHash
-from baton.worker.request_state import split_hashes
+from baton.worker.requests.state import split_hashes
 
 _WORD_BYTES = 4
 

@@ -1,0 +1,395 @@
+"""The engine: requests go in, steps run, tokens come out. Knows no wire and no tensors.
+
+Single-threaded: every method is called from the engine thread. A step's plan may be launched while earlier steps are
+in flight (executor.depth); a stop that is found then costs what they compute, which is discarded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from baton.rpc.errors import InvalidRequest, NoCapacity, Unsupported
+from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprobs
+from baton.worker.engine.host_copies import HostCopier
+from baton.worker.engine.live_requests import LiveRequests
+from baton.worker.engine.load import load_snapshot
+from baton.worker.engine.mask_wait import MaskWait, mask_patience
+from baton.worker.engine.step_limits import StepLimits
+from baton.worker.engine.steps_in_flight import StepsInFlight
+from baton.worker.executors.base import Executor
+from baton.worker.kv.block_pool import PoolAudit
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.link.step_status import StepBoard
+from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
+from baton.worker.requests.state import Phase, RequestState
+from baton.worker.requests.validation import check_request
+from baton.worker.sampling.grammar.stats import GrammarStats
+from baton.worker.scheduling.rates import Rates
+from baton.worker.scheduling.scheduler import Scheduler
+from baton.worker.scheduling.settings import EngineSettings
+from baton.worker.scheduling.step_draft import ScheduledStep
+
+if TYPE_CHECKING:
+    from baton.worker.sampling.grammar.grammars import Grammars
+
+_LOG = logging.getLogger(__name__)
+
+_MIN_RETRY_SECONDS = 0.1
+_MAX_RETRY_SECONDS = 10.0
+_BEGUN_AHEAD_SECONDS = 3600.0  # by so much a request that comes from another worker is older than it says
+
+
+class Engine:
+    """Scheduler, block pool and executor, tied together."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: EngineSettings,
+        epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+        board: StepBoard | None = None,  # where it is told how long a step may take; None: nobody looks
+    ) -> None:
+        settings.validate()
+        self.epoch = epoch  # of the cache; new at every reset_prefix_cache
+        self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
+        self.frozen = False  # nothing is scheduled; what is in flight lands
+        self.waits = False  # the device has all it can take, and is not done
+        self._listeners: list[EngineListener] = []
+        self._executor = executor
+        self._settings = settings
+        self._clock = clock
+        self._counters = EngineCounters()
+        self._rates = Rates()
+        host = executor.host if settings.prefix_caching else None
+        self._scheduler = Scheduler(
+            executor.num_blocks,
+            executor.layout.block_size,
+            self.max_model_len,
+            settings,
+            self._counters,
+            clock,
+            0 if host is None else host.num_slots,
+            self._rates,
+            executor.max_step_tokens,
+        )
+        self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
+        self._grammars = grammars
+        self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
+        self._states = self._requests.states
+        self._num_submitted = 0
+        self.limits = StepLimits(settings.stall_seconds if board is not None else 0.0)
+        self._in_flight = StepsInFlight(
+            executor,
+            self._scheduler,
+            self._requests,
+            self._counters,
+            self._rates,
+            clock,
+            grammars,
+            self.limits,
+            board or StepBoard(),
+        )
+
+    def listen(self, listener: EngineListener) -> None:
+        """Calls `listener` from now on, after those that listen already."""
+        self._listeners.append(listener)
+
+    def submit(self, request: Request) -> None:
+        """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
+        layout = self._executor.layout
+        check_request(
+            request,
+            self._executor.model.vocab_size,
+            self.max_model_len,
+            self._executor.num_blocks,
+            layout.block_size,
+        )
+        if request.request_id in self._states:
+            raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
+        if request.constraint is not None and self._grammars is None:
+            raise Unsupported("this worker takes no constraints", field="constraint")
+        self._check_queue()
+        state = self._new_state(request)
+        if not self._requests.add(state):
+            return
+        if self._settings.prefix_caching:
+            if request.block_hashes:
+                state.take_hashes(request.block_hashes, layout.block_size)
+            state.hash_up_to(len(request.token_ids), layout.block_size)
+        if request.constraint is not None and self._grammars is not None:
+            self._scheduler.compile_first(state)
+            state.grammar = self._grammars.open(request, state)
+        else:
+            self._scheduler.place(state)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request: its Finish is in the next outputs, leased blocks stay until free_lease. Idempotent."""
+        state = self._requests.live(request_id)
+        if state is not None:
+            self._requests.finish(state, FinishReason.ABORT)
+
+    def step(self, wait: bool = True) -> StepOutputs:
+        """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run.
+
+        Without `wait` a step that has not ended is not collected: `waits` says so, and executor.watch when it has.
+        """
+        self._requests.expire()
+        self._copier.land()
+        if self._grammars is not None and self._grammars.pending:
+            self._settle_grammars(self._grammars)
+        scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
+        self._copier.start()
+        if scheduled is not None:
+            self._report_scheduled(scheduled)
+            began = self._in_flight.launch(scheduled)
+            for listener in self._listeners:
+                listener.on_launched(began)
+        elif not self._in_flight and self._copier.busy:
+            self._copier.wait()
+        if self._scheduler.pool.has_evicted:
+            for listener in self._listeners:
+                listener.on_evicted()
+        self.waits = self._awaits_compilation()
+        if self._in_flight and (scheduled is None or self._in_flight.full):
+            if wait or self._in_flight.ended:
+                self._in_flight.collect()
+            else:
+                self.waits = True
+        return self._requests.take_outputs()
+
+    def take_outputs(self) -> StepOutputs:
+        """What happened since the last outputs, without a step."""
+        return self._requests.take_outputs()
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether the request has a row: a step that computes it is launched."""
+        state = self._states.get(request_id)
+        return state is not None and state.phase is Phase.RUNNING
+
+    def has_work(self) -> bool:
+        """Whether step() would do anything now. A wait for a remote prefill does not count."""
+        scheduler = self._scheduler
+        working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
+        pending = self._grammars is not None and self._grammars.pending
+        return bool(working or pending or (not self.frozen and scheduler.runnable()))
+
+    @property
+    def wants_prefills(self) -> bool:
+        """Whether the next step's outputs list remote prefills: they need not wait for its end."""
+        return bool(self._scheduler.prefill_wanted)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the device has nothing to do: no step in flight, no block on its way from host memory."""
+        return not self._in_flight and not self._copier.busy
+
+    def recompute_all(self) -> None:
+        """Takes every request's blocks; they are computed again once the engine is not frozen. While settled, only."""
+        self._scheduler.recompute_all()
+
+    def next_deadline(self) -> float | None:
+        """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
+        return self._requests.next_deadline()
+
+    def unwatch_steps(self) -> None:
+        """What is in flight may take any time: the engine is about to do something else beside it."""
+        self._in_flight.unwatch()
+
+    def load(self) -> LoadSnapshot:
+        """How busy and how fast the engine is now."""
+        left = self._in_flight.num_prefill_tokens_left
+        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
+
+    def grammar_stats(self) -> GrammarStats:
+        """What its constraints cost."""
+        return GrammarStats() if self._grammars is None else self._grammars.stats()
+
+    def counters(self) -> EngineCounters:
+        """A copy of the totals."""
+        return dataclasses.replace(
+            self._counters,
+            step_tokens=self._counters.step_tokens.copy(),
+            num_evicted_blocks=self._scheduler.pool.num_evicted,
+            num_dropped_blocks=self._scheduler.offloads.num_dropped,
+        )
+
+    def audit(self) -> PoolAudit:
+        """Walks the whole pool and host memory. Raises DataLoss where they contradict themselves or the requests."""
+        self._scheduler.check_integrity(list(self._states.values()))
+        return self._scheduler.pool.audit()
+
+    def count_blocks(self) -> PoolAudit:
+        """What the pool believes of its blocks, unchecked. O(1)."""
+        return self._scheduler.pool.count()
+
+    def take_events(self) -> list[StoredEvent | RemovedEvent]:
+        """What changed in the cache since the last call, in order within each tier."""
+        return [*self._scheduler.pool.take_events(), *self._scheduler.offloads.tier.take_events()]
+
+    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
+        """Everything that can be found there now, 16 bytes a block; take_events first for a consistent snapshot."""
+        books = self._scheduler.pool if tier is Tier.DEVICE else self._scheduler.offloads.tier
+        return books.cached_hashes()
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets every cached block and pending event; returns the new epoch. Running requests keep their blocks."""
+        self._scheduler.reset_prefix_cache(list(self._states.values()))
+        self.epoch += 1
+        return self.epoch
+
+    # The decode side of a hand-over. The request was listed in StepOutputs.prefill_wanted.
+
+    def reserve_blocks(self, request_id: str) -> list[BlockId] | None:
+        """Leases the rest of the prompt's blocks. None: no room now; try again after a step, or prefill locally."""
+        state = self._states.get(request_id)
+        if state is None or state.phase is not Phase.REMOTE:
+            return None
+        return self._scheduler.reserve(state)
+
+    def accept_first_token(self, request_id: str, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Takes the prefill worker's token: it goes out with the next outputs, and may finish the request.
+
+        Ignored for a request that has ended or has gone on without it.
+        """
+        state = self._requests.live(request_id)
+        if state is None or state.phase not in (Phase.REMOTE, Phase.READY):
+            return
+        if len(state.token_ids) > state.num_remote_tokens:
+            return
+        state.first_token = self._clock()
+        self._requests.append_token(state, token_id, logprobs)
+
+    def finish_transfer(self, request_id: str) -> None:
+        """Ends the lease: the blocks are valid and cached, the request runs.
+
+        Without a first token yet, it computes the prompt's last token itself. The blocks of a request that has
+        ended stay in the cache.
+        """
+        state = self._states.get(request_id)
+        if state is None or not state.leased:
+            return
+        self._scheduler.finish_transfer(state)
+        self._requests.forget_if_done(state)
+
+    def prefill_locally(self, request_id: str) -> None:
+        """Gives up on the remote prefill, after the fence: leased blocks are freed, the request queues here."""
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        if state.phase is Phase.REMOTE:
+            self._counters.num_local_fallbacks += 1
+            self._scheduler.prefill_locally(state)
+        else:
+            self.free_lease(request_id)
+
+    def free_lease(self, request_id: str) -> None:
+        """After a finish, failure or abort with an open lease: the fence is done, the blocks are free. Idempotent."""
+        state = self._states.get(request_id)
+        if state is not None and state.phase is Phase.DONE:
+            self._scheduler.free_lease(state)
+            self._requests.forget_if_done(state)
+
+    # The prefill side of a hand-over.
+
+    def free_prefill(self, request_id: str) -> None:
+        """Frees a computed prefill_only request's blocks. Idempotent."""
+        state = self._states.get(request_id)
+        if state is not None and state.phase is Phase.HOLDING:
+            self._counters.num_finished += 1
+            self._requests.retire(state)
+
+    def block_ids(self, request_id: str) -> list[BlockId]:
+        """A copy of the request's block table, leased blocks included. Empty for an unknown request."""
+        state = self._states.get(request_id)
+        return [] if state is None else [*state.block_ids, *state.leased]
+
+    # Submitting.
+
+    def _check_queue(self) -> None:
+        queued = self._scheduler.num_queued
+        limit = self._settings.max_queue_depth
+        if queued - self._scheduler.batch.num_free_rows >= limit:
+            raise NoCapacity(
+                f"{queued} requests wait, the queue takes {limit}", retry_after_ms=int(self._retry_seconds() * 1000)
+            )
+
+    def _retry_seconds(self) -> float:
+        """About how long until the queue has shrunk by a part of it."""
+        load = self.load()
+        if load.prefill_tokens_per_second == 0:
+            return 1.0
+        seconds = load.num_pending_prefill_tokens / load.prefill_tokens_per_second / 4
+        return min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+
+    def _new_state(self, request: Request) -> RequestState:
+        self._num_submitted += 1
+        stop = request.stop
+        longest = request.num_prompt_tokens + stop.max_tokens
+        limit = len(request.token_ids) + 1 if request.prefill_only else min(longest, self.max_model_len)
+        # Who has given tokens already waits before those that have not begun, and takes nobody's place.
+        begun = not request.prefill_only and len(request.token_ids) > request.num_prompt_tokens
+        arrival = request.arrival - _BEGUN_AHEAD_SECONDS if begun else request.arrival
+        return RequestState(
+            request=request,
+            rank=(request.priority, arrival, self._num_submitted),
+            limit=limit,
+            stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
+            submitted=self._clock(),
+            wants_remote=request.remote_prefill and not request.prefill_only,
+            caching=self._settings.prefix_caching,
+            num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
+        )
+
+    # Constraints.
+
+    def _settle_grammars(self, grammars: Grammars) -> None:
+        """Lets requests go on whose grammar is compiled, or has taken their last token."""
+        wait = MaskWait(
+            self._rates.decode_step_seconds,
+            in_flight=bool(self._in_flight),
+            others_can_run=self._scheduler.can_go_on(),
+            advancing=grammars.num_advancing > 0,
+            woken=grammars.wake is not None,
+        )
+        for match in grammars.settle(mask_patience(wait)):
+            state = cast(RequestState, match.owner)
+            if state.phase is Phase.DONE:
+                continue
+            if match.error is not None:
+                self._requests.fail(state, match.error)
+            elif match.ended and state.request.prefill_only:
+                self._requests.fail(
+                    state, InvalidRequest("the output is complete: nothing may follow it", field="constraint")
+                )
+            elif match.ended:
+                self._requests.finish(state, FinishReason.STOP)
+            elif state.phase is Phase.COMPILING:
+                self._scheduler.place(state)
+            elif len(state.token_ids) >= state.limit:
+                self._requests.finish(state, FinishReason.LENGTH)
+            else:
+                self._scheduler.release(state)
+
+    def _awaits_compilation(self) -> bool:
+        """Whether nothing can be done until a compilation ends, which will wake who sleeps."""
+        grammars = self._grammars
+        if grammars is None or not grammars.num_compiling or grammars.num_advancing or grammars.wake is None:
+            return False
+        working = self._in_flight or self._requests.outputs or self._scheduler.prefill_wanted or self._copier.busy
+        return not (working or self._scheduler.runnable())
+
+    def _report_scheduled(self, scheduled: ScheduledStep) -> None:
+        self._requests.outputs.prefill_started += scheduled.started
+        admitted = scheduled.admitted_requests() if scheduled.plan.admitted else []
+        for listener in self._listeners:
+            for started in scheduled.started:
+                listener.on_prefill_started(started)
+            if admitted:
+                listener.on_admitted(admitted)

@@ -1,0 +1,90 @@
+"""Between the scheduler, which decides what is copied to and from host memory, and the executor, which copies it."""
+
+from __future__ import annotations
+
+import logging
+
+from baton.worker.executors.base import DeviceLost, HostCopies, RestoreCopy
+from baton.worker.requests.outputs import EngineCounters
+from baton.worker.scheduling.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 0.5e-3  # with nothing else to do; what arrives meanwhile waits as long
+
+
+class HostCopier:
+    """Starts copies, and tells the scheduler how they end. A copy that fails costs a computation, nothing else."""
+
+    def __init__(
+        self, host: HostCopies | None, scheduler: Scheduler, counters: EngineCounters, bytes_per_block: int
+    ) -> None:
+        self._host = host
+        self._scheduler = scheduler
+        self._counters = counters
+        self._bytes_per_block = bytes_per_block
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for a copy."""
+        return self._host is not None and len(self._scheduler.restores) > 0
+
+    @property
+    def restore_bytes_per_second(self) -> float:
+        """As measured. 0: not known yet."""
+        seconds = self._scheduler.restores.cost.seconds_per_block
+        return self._bytes_per_block / seconds if seconds else 0.0
+
+    def land(self) -> None:
+        """Takes what has landed, and how much can be started. Ahead of each schedule. Raises DeviceLost."""
+        if self._host is None:
+            return
+        if not len(self._scheduler.batch):
+            self._host.hurry()
+        landed = self._host.poll()
+        counters, offloads = self._counters, self._scheduler.offloads
+        counters.offload_seconds += landed.offload_seconds
+        for slot in landed.slots:
+            offloads.landed(slot)
+        counters.num_offloaded_blocks += len(landed.slots)
+        counters.num_offloaded_bytes += len(landed.slots) * self._bytes_per_block
+        for restore_id, seconds in landed.restores:
+            num_blocks = self._scheduler.restore_ended(restore_id, landed=True)
+            counters.num_restored_blocks += num_blocks
+            counters.num_restored_bytes += num_blocks * self._bytes_per_block
+            if seconds:
+                landed.timed.append((num_blocks, seconds))
+        for num_blocks, seconds in landed.timed:
+            self._scheduler.restores.cost.observe(num_blocks, seconds)
+            counters.restore_seconds += seconds
+        offloads.room = self._host.room()
+
+    def start(self) -> None:
+        """Starts what was decided. Between schedule and launch. Raises DeviceLost."""
+        if self._host is None:
+            return
+        if offloads := self._scheduler.offloads.take(self._scheduler.pool.num_empty):
+            try:
+                self._host.offload(offloads)
+            except DeviceLost:
+                raise
+            except Exception as error:  # whatever a device can raise: the blocks are lost to the cache, not to requests
+                _log.error("%d blocks could not be copied to host memory", len(offloads), exc_info=error)
+                for _, slot in offloads:
+                    self._scheduler.offloads.failed(slot)
+        for restore in self._scheduler.restores.take():
+            self._start_restore(self._host, restore)
+
+    def wait(self) -> None:
+        """Lets the copies go on for a moment, or until one has landed."""
+        if self._host is not None:
+            self._host.wait(_WAIT_SECONDS)
+
+    def _start_restore(self, host: HostCopies, restore: RestoreCopy) -> None:
+        try:
+            host.restore(restore)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            _log.error("%d blocks could not be copied from host memory", len(restore.copies), exc_info=error)
+            self._scheduler.restore_ended(restore.restore_id, landed=False)

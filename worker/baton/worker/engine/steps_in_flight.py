@@ -1,0 +1,236 @@
+"""Steps in flight: launched ahead, collected in order, and what each brings to its requests."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.rpc.errors import InternalError, NoCapacity, ServiceError
+from baton.worker.core import StepResult, TokenLogprobs
+from baton.worker.engine.live_requests import LiveRequests
+from baton.worker.engine.step_limits import Shape, StepLimits, shape_of
+from baton.worker.executors.base import DeviceLost, Executor
+from baton.worker.link.step_status import StepBoard
+from baton.worker.requests.outputs import EngineCounters, FirstToken
+from baton.worker.requests.state import Phase, RequestState
+from baton.worker.scheduling.rates import Rates
+from baton.worker.scheduling.scheduler import Scheduler
+from baton.worker.scheduling.step_draft import ScheduledStep
+
+if TYPE_CHECKING:
+    from baton.worker.sampling.grammar.grammars import Grammars
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step that was launched, or that could not be."""
+
+    scheduled: ScheduledStep
+    launched: float
+    shape: Shape
+    limit: float  # seconds that it may take; 0: any time
+    error: Exception | None = None
+
+
+class StepsInFlight:
+    """Between the scheduler's steps and the executor's. A step that cannot be launched fails when its turn comes."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        requests: LiveRequests,
+        counters: EngineCounters,
+        rates: Rates,
+        clock: Callable[[], float],
+        grammars: Grammars | None,
+        limits: StepLimits,
+        board: StepBoard,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._requests = requests
+        self._append_token = requests.append_token
+        self._block_size = executor.layout.block_size
+        self._counters = counters
+        self._rates = rates
+        self._clock = clock
+        self._grammars = grammars
+        self._limits = limits
+        self._board = board
+        self._launched: deque[_Launched] = deque()
+        self._last_collect = 0.0
+
+    def __len__(self) -> int:
+        return len(self._launched)
+
+    @property
+    def num_prefill_tokens_left(self) -> int:
+        """Prompt tokens of these steps that are not computed by now, as far as the measured speed tells."""
+        num_tokens = sum(one.scheduled.num_prefill_tokens for one in self._launched)
+        if not num_tokens:
+            return 0
+        elapsed = self._clock() - max(self._launched[0].launched, self._last_collect)
+        return max(0, num_tokens - int(elapsed * self._rates.prefill_tokens_per_second))
+
+    @property
+    def full(self) -> bool:
+        """Whether one must be collected before the next is launched."""
+        return len(self._launched) >= self._executor.depth
+
+    @property
+    def ended(self) -> bool:
+        """Whether collect returns at once."""
+        return self._launched[0].error is not None or self._executor.ended()
+
+    def launch(self, scheduled: ScheduledStep) -> float:
+        """Starts a step: when that began. What a device can raise shows when it is collected, except DeviceLost."""
+        shape = shape_of(scheduled.plan)
+        in_flight = _Launched(scheduled, self._clock(), shape, self._limits.limit(scheduled.plan, shape))
+        if not self._launched:
+            self._board.begin(in_flight.limit)
+        self._launched.append(in_flight)
+        try:
+            self._executor.launch(scheduled.plan)
+        except DeviceLost:
+            raise
+        except Exception as error:  # whatever a device can raise must not end the others' requests
+            in_flight.error = error
+        return in_flight.launched
+
+    def collect(self) -> None:
+        """Waits for the oldest step, and gives its requests what they got. Raises DeviceLost."""
+        in_flight = self._launched.popleft()
+        scheduled = in_flight.scheduled
+        plan = scheduled.plan
+        if in_flight.error is not None:
+            self._begin_next()
+            self._fail_step(scheduled, in_flight.error)
+            return
+        try:
+            result = self._executor.collect()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._begin_next()
+            self._fail_step(scheduled, error)
+            return
+        self._begin_next()
+        now = self._clock()
+        elapsed = now - max(in_flight.launched, self._last_collect)
+        self._limits.observe(in_flight.shape, elapsed)
+        seconds = result.seconds or elapsed
+        self._last_collect = now
+        self._requests.outputs.step = plan.step
+        self._requests.outputs.seconds = seconds
+        self._requests.outputs.num_prefill_tokens = scheduled.num_prefill_tokens
+        self._requests.outputs.num_decodes = plan.num_decodes
+        self._counters.num_steps += 1
+        self._counters.step_seconds += seconds
+        self._counters.step_tokens.observe(scheduled.num_prefill_tokens + plan.num_decodes)
+        self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
+        self._scheduler.collected(plan.step)
+        self._scheduler.commit(scheduled)
+        if self._executor.max_step_tokens > 1:
+            unused = plan.num_scheduled_tokens - result.counts
+            self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
+        self._update(scheduled, result, now)
+
+    def unwatch(self) -> None:
+        """What is in flight may take any time: the engine does something else beside it."""
+        self._board.begin(0.0)
+
+    def _begin_next(self) -> None:
+        self._board.begin(self._launched[0].limit if self._launched else 0.0)
+
+    def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
+        """Gives each request its tokens, and ends those that stop."""
+        plan = scheduled.plan
+        token_ids, counts = result.token_ids.tolist(), result.counts.tolist()
+        for index, (first, entries) in result.prompt_logprobs.items():
+            if scheduled.states[index].phase is not Phase.DONE:
+                self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
+        place = self._append_decoded(scheduled, token_ids, counts[: plan.num_decodes], result.logprobs)
+        for index in range(plan.num_decodes, len(scheduled.states)):
+            state = scheduled.states[index]
+            if state.phase is Phase.DONE:
+                place += counts[index]
+                continue
+            if state.request.prefill_only:
+                computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
+                self._requests.outputs.prefill_progress.append((state.request, computed))
+            if counts[index]:
+                if state.first_token is None:
+                    state.first_token = now
+                self._append_sampled(state, token_ids[place], result.logprobs.get(place))
+                place += 1
+        if self._grammars is not None:
+            self._grammars.send()
+
+    def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if state.phase is Phase.DONE:
+            self._counters.num_discarded_tokens += 1
+        elif state.request.prefill_only:
+            self._requests.outputs.first_tokens.append(FirstToken(state.request, token_id, logprobs))
+            self._scheduler.hold(state)
+        else:
+            if state.first_token is None:
+                state.first_token = self._clock()
+            self._append_token(state, token_id, logprobs)
+
+    def _append_decoded(
+        self, scheduled: ScheduledStep, token_ids: list[int], counts: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> int:
+        """Gives the requests that decode their tokens. Returns how many these were."""
+        num_tokens = sum(counts)
+        if num_tokens == len(counts):
+            for index in range(num_tokens):
+                self._append_sampled(scheduled.states[index], token_ids[index], logprobs.get(index))
+            return num_tokens
+        place = 0
+        for index, count in enumerate(counts):
+            state = scheduled.states[index]
+            self._append_sampled(state, token_ids[place], logprobs.get(place))
+            stop = place + count
+            further = token_ids[place + 1 : stop]
+            self._append_further(state, int(scheduled.plan.rows[index]), further, place + 1, logprobs)
+            place = stop
+        return num_tokens
+
+    def _append_further(
+        self, state: RequestState, row: int, token_ids: list[int], place: int, logprobs: Mapping[int, TokenLogprobs]
+    ) -> None:
+        """Gives a request the tokens behind a step's first one, as if each had come from a step of its own."""
+        for index, token_id in enumerate(token_ids):
+            if state.phase is Phase.DONE:
+                self._counters.num_discarded_tokens += len(token_ids) - index
+                return
+            num_computed = len(state.token_ids)
+            if state.row == row and num_computed % self._block_size == 0:
+                self._scheduler.store(state, num_computed)
+            self._append_token(state, token_id, logprobs.get(place + index))
+
+    def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
+        """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
+        plan = scheduled.plan
+        self._counters.num_failed_steps += 1
+        _LOG.error("step %d failed with %d requests", plan.step, len(scheduled.states), exc_info=error)
+        self._scheduler.collected(plan.step)
+        failure = _as_service_error(plan.step, error)
+        for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
+            if state.row == row:
+                self._requests.fail(state, failure)
+
+
+def _as_service_error(step: int, error: Exception) -> ServiceError:
+    if isinstance(error, ServiceError):
+        return error
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or "OutOfMemory" in kind:
+        return NoCapacity(f"step {step} ran out of memory on the device ({kind})", retry_after_ms=1000)
+    return InternalError(f"step {step} failed on the device ({kind})")

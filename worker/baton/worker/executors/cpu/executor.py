@@ -1,0 +1,215 @@
+"""Steps on the host's cores, with PyTorch's own ops: no GPU, no compiler, the same answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.kernels.reference.attention.paged_attention import Scratch
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.executors.base import KvLayout, LayerHook, ModelSpec, NewWeights
+from baton.worker.executors.cpu.prompt_logprobs import PromptLogprobs
+from baton.worker.executors.cpu.rows import Rows
+from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.host.cache import HostMemory
+from baton.worker.executors.host.kv_memory import KvMemory
+from baton.worker.executors.host.resources import usable_cores, usable_memory
+from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.decoder import Decoder
+from baton.worker.models.weights import ModelWeights
+from baton.worker.sampling.sampler import Sampler
+from baton.worker.weights.loading import check_same, load_model, read_config
+
+_DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_MOST_DEFAULT_KV_BYTES = 4 << 30
+_KV_SHARE_OF_MEMORY = 10
+
+
+class CpuExecutor:
+    """An Executor. A launch computes at once, on the caller's thread; depth is 1."""
+
+    depth = 1
+    max_step_tokens = 1
+    kv = None
+
+    def __init__(self, config: WorkerConfig) -> None:
+        torch.set_num_threads(config.threads or usable_cores())
+        dtype = _DTYPES[config.dtype]
+        loaded = load_model(config.model, config.load_format, dtype)
+        self._config = loaded.config
+        self._source = config.model
+        self._load_format = config.load_format
+        self._dtype = dtype
+        self._asleep = False
+        self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
+        self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
+        max_model_len = _max_model_len(config.max_model_len, loaded.config)
+        self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
+        self._layer_hook: LayerHook | None = None
+        self._memory = KvMemory(self.layout, self.num_blocks, dtype)
+        self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
+        num_slots = config.num_host_blocks(self.layout.bytes_per_block)
+        self.host = HostMemory(self._memory, num_slots) if num_slots else None
+        self._scratch = Scratch(self._memory.tensor)
+        longest = min(max_model_len, self.num_blocks * config.block_size)
+        self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
+        self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
+        self._prompt_logprobs = PromptLogprobs(self._rows)
+        cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
+        self._device = CpuDevice(self._memory.tensor, cos_sin)
+        self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
+        self._results: list[StepResult] = []
+        self._ended: float | None = None  # when the last step was computed
+
+    def launch(self, plan: StepPlan) -> None:
+        """Applies the plan's differences and computes the step."""
+        started = time.perf_counter()
+        result = StepResult(plan.step, np.empty(0, np.int32), plan.samples.astype(np.int32))
+        result.idle_seconds = None if self._ended is None else started - self._ended
+        self._apply(plan)
+        if len(plan.rows):
+            self._rows.check(plan)
+            with torch.inference_mode():
+                self._compute(plan, result)
+        self._ended = time.perf_counter()
+        result.seconds = self._ended - started
+        self._results.append(result)
+
+    def collect(self) -> StepResult:
+        """The oldest launched step's tokens."""
+        return self._results.pop(0)
+
+    def ended(self) -> bool:
+        """A step is computed when it is collected."""
+        return True
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """No step ends on its own."""
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
+        """Copies one layer of these blocks out."""
+        return self._memory.read(layer, block_ids)
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in, of all heads or of some."""
+        self._memory.write(layer, block_ids, data, heads)
+
+    def close(self) -> None:
+        """Drops what was launched; the memory goes with the executor."""
+        self._results.clear()
+
+    def read_weights(self, model: str) -> NewWeights:
+        """Reads weights of the same architecture, beside those in use."""
+        source = model or self._source
+        check_same(self._config, read_config(source, self._load_format), source)
+        loaded = load_model(source, self._load_format, self._dtype)
+        return NewWeights(source, loaded.digest, loaded.weights)
+
+    def use_weights(self, new: NewWeights) -> None:
+        """The next step computes with these."""
+        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
+        self._decoder = Decoder(self._config, new.weights, self._device)
+        self._source = new.model
+        self.model = dataclasses.replace(self.model, digest=new.digest)
+        self.layout = dataclasses.replace(self.layout, model_digest=new.digest)
+
+    def sleep(self, level: int) -> int:
+        """Gives the blocks' pages back, those of host memory too; from level 2 on drops the weights."""
+        freed = 0
+        if not self._asleep:
+            freed = self._memory.free() + (self.host.free() if self.host is not None else 0)
+        self._asleep = True
+        if level > 1 and self._decoder is not None:
+            freed += self._decoder.weights.num_bytes
+            self._decoder = None
+        return freed
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Pages come back when they are written."""
+        self._asleep = False
+        if new is not None:
+            self.use_weights(new)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.freed:
+            self._sampler.free(row)
+            self._prompt_logprobs.free(row)
+        for init in plan.admitted:
+            self._rows.admit(init)
+            self._sampler.admit(init)
+            self._prompt_logprobs.admit(init)
+        for row, block_ids in plan.new_blocks:
+            self._rows.add_blocks(row, block_ids)
+
+    def _compute(self, plan: StepPlan, result: StepResult) -> None:
+        decoder = self._decoder
+        assert decoder is not None, "no step runs while the weights are dropped"
+        inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
+        hook = self._layer_hook
+        decoder.on_written = None if hook is None else partial(hook, plan)
+        hidden = decoder.forward(inputs)
+        result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)
+        if not plan.samples.any():
+            return
+        if not plan.samples.all() or len(hidden) != len(plan.rows):
+            last = np.cumsum(plan.num_scheduled_tokens, dtype=np.int64) - 1
+            hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
+        rows = plan.rows[plan.samples].astype(np.int64)
+        num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
+        logits = decoder.logits(hidden)
+        token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, plan.masks)
+        self._rows.append(rows, token_ids)
+        result.token_ids = token_ids.astype(np.int32)
+
+
+def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dtype) -> KvLayout:
+    return KvLayout(
+        model_digest=digest,
+        dtype=str(dtype).removeprefix("torch."),
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        bytes_per_block_layer=2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize,
+    )
+
+
+def _num_blocks_for(memory: int, bytes_per_block: int) -> int:
+    if not memory:
+        memory = min(usable_memory() // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
+    if memory < bytes_per_block:
+        raise InvalidRequest(
+            f"kv_cache_memory={memory} holds no block: it must be at least {bytes_per_block} bytes",
+            field="kv_cache_memory",
+        )
+    return memory // bytes_per_block
+
+
+def _max_model_len(wanted: int, config: ModelConfig) -> int:
+    if wanted > config.max_model_len:
+        raise InvalidRequest(
+            f"max_model_len={wanted} is beyond the model's own limit: at most {config.max_model_len}",
+            field="max_model_len",
+        )
+    return wanted or config.max_model_len

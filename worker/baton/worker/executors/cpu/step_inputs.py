@@ -1,0 +1,115 @@
+"""A plan and the batch become the tensors that all layers of a step share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
+from baton.worker.core import StepPlan
+from baton.worker.executors.cpu.rows import Int64, Rows
+from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs
+from baton.worker.models.config import ModelConfig
+
+# A group of decodes reads as many blocks a sequence as its longest has: one group is one launch a layer more,
+# a short sequence in a long one's group reads that much for nothing.
+_GROUP_COST_BLOCKS = 32
+
+Plan = TypeVar("Plan", DecodePlan, PrefillPlan)
+
+
+def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch) -> StepInputs:
+    """For a plan whose rows hold all that it names. cache is any layer's: what counts is its shape."""
+    scheduled = plan.num_scheduled_tokens.astype(np.int64)
+    computed = plan.num_computed_tokens.astype(np.int64)
+    starts = np.cumsum(scheduled) - scheduled
+    row_of_token = np.repeat(plan.rows, scheduled).astype(np.int64)
+    positions = np.arange(len(row_of_token)) + np.repeat(computed - starts, scheduled)
+    return StepInputs(
+        token_ids=torch.from_numpy(rows.token_ids[row_of_token, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        block_ids=torch.from_numpy(rows.blocks_at(row_of_token, positions)),
+        offsets=torch.from_numpy(positions % rows.block_size),
+        decodes=list(_decode_groups(plan, rows, config, cache, scratch)),
+        prefills=list(_prefill_chunks(plan, rows, config, starts, cache, scratch)),
+    )
+
+
+def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> list[Int64]:
+    """Indices of sequences in groups, the longest first, so that padding costs less than the groups do."""
+    order = np.argsort(-num_blocks, kind="stable")
+    groups: list[Int64] = []
+    start = 0
+    while start < len(order):
+        lengths = num_blocks[order[start:]]
+        # Cutting after the first c leaves (rest) x (longest - longest of the rest) blocks unread.
+        rest = np.arange(len(lengths) - 1, 0, -1)
+        saved = rest * (lengths[0] - lengths[1:])
+        cut = int(saved.argmax()) + 1 if len(rest) and saved.max() > group_cost else len(lengths)
+        groups.append(np.sort(order[start : start + cut]))
+        start += cut
+    return groups
+
+
+def _decode_groups(
+    plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch
+) -> Iterator[DecodeGroup]:
+    count = plan.num_decodes
+    if count == 0:
+        return
+    decode_rows = plan.rows[:count].astype(np.int64)
+    seq_lens = plan.num_computed_tokens[:count].astype(np.int64) + 1
+    groups = group_by_length(-(-seq_lens // rows.block_size))
+    for tokens in groups:
+        lengths = seq_lens[tokens]
+        table = rows.block_table(decode_rows[tokens], lengths)
+        plans = _by_window(config.windows, int(lengths.max()), partial(_plan_decode, cache, scratch, table, lengths))
+        yield DecodeGroup(torch.from_numpy(tokens) if len(groups) > 1 else None, len(tokens), plans)
+
+
+def _prefill_chunks(
+    plan: StepPlan, rows: Rows, config: ModelConfig, starts: Int64, cache: Tensor, scratch: Scratch
+) -> Iterator[PrefillChunk]:
+    for index in range(plan.num_decodes, len(plan.rows)):
+        start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
+        seq_len = int(plan.num_computed_tokens[index]) + count
+        table = rows.block_table(plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
+        plans = _by_window(config.windows, seq_len, partial(_plan_prefill, cache, scratch, table, seq_len, count))
+        yield PrefillChunk(start, start + count, plans)
+
+
+def _by_window(windows: Sequence[int], longest: int, make: Callable[[int], Plan]) -> dict[int, Plan]:
+    """A plan for each window. Windows that hide nothing of `longest` tokens share the plan without a window."""
+    needed = {window: window if window < longest else 0 for window in windows}
+    made = {window: make(window) for window in set(needed.values())}
+    return {window: made[used] for window, used in needed.items()}
+
+
+def _plan_decode(cache: Tensor, scratch: Scratch, table: Int64, seq_lens: Int64, window: int) -> DecodePlan:
+    block_size = cache.shape[3]
+    if window:
+        first = np.maximum(seq_lens - window, 0) // block_size
+        table, seq_lens = blocks_between(table, first, -(-seq_lens // block_size)), seq_lens - first * block_size
+    gather = plan_gather(torch.from_numpy(table), cache, scratch)
+    return plan_decode(gather, torch.from_numpy(seq_lens), table.shape[1] * block_size, window)
+
+
+def _plan_prefill(
+    cache: Tensor, scratch: Scratch, table: Int64, seq_len: int, num_tokens: int, window: int
+) -> PrefillPlan:
+    if window:
+        # What the chunk's first query sees starts here.
+        first = max(seq_len - num_tokens - window + 1, 0) // cache.shape[3]
+        table, seq_len = table[:, first:], seq_len - first * cache.shape[3]
+    return PrefillPlan(plan_gather(torch.from_numpy(table), cache, scratch), seq_len, num_tokens, window)
+
+
+def blocks_between(table: Int64, first: Int64, stop: Int64) -> Int64:
+    """Columns first to stop of each row of a block table, padded with what lies behind them or the last column."""
+    columns = first[:, None] + np.arange(int((stop - first).max()))
+    return np.take_along_axis(table, np.minimum(columns, table.shape[1] - 1), axis=1)

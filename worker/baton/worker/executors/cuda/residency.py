@@ -1,0 +1,101 @@
+"""Weights and KV pool of one CUDA executor: away from the device, and back. Knows no steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest, NoCapacity
+from baton.worker.executors.cuda.startup.phases import StartPhases
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.models.decoder import Decoder
+from baton.worker.models.weights import ModelWeights
+
+
+class Residency:
+    """`allocate` makes the pool; `record` captures graphs over weights and pool as they lie; `forget` drops those, and
+    whatever else knows an address.
+
+    Called while no step is in flight.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder[StepInputs],
+        paged: PagedAttention,
+        allocate: Callable[[], Tensor],
+        record: Callable[[StartPhases], None],
+        forget: Callable[[], None],
+        wait: Callable[[], None],
+        device: torch.device,
+    ) -> None:
+        self._decoder = decoder
+        self._paged = paged
+        self._allocate = allocate
+        self._record = record
+        self._forget = forget
+        self._wait = wait
+        self._device = device
+        self._asleep = False
+        self._offloaded: ModelWeights | None = None  # in host memory, while asleep
+
+    @torch.inference_mode()
+    def overwrite(self, weights: ModelWeights) -> None:
+        """Writes these over those on the device, where graphs expect them."""
+        for ours, theirs in zip(self._decoder.weights.tensors(), weights.tensors(), strict=True):
+            ours.copy_(theirs)
+        self._wait()
+
+    @torch.inference_mode()
+    def sleep(self, level: int) -> int:
+        """Frees pool and graphs; weights go to pinned host memory or, from level 2 on, nowhere. Returns the bytes: of
+        this process, for what others have of the device changes meanwhile."""
+        self._wait()
+        before = torch.cuda.memory_reserved(self._device)
+        if not self._asleep:
+            if level == 1:
+                self._offloaded = self._decoder.weights.mapped(_pinned)
+            self._let_go()
+            self._asleep = True
+        if level > 1:
+            self._offloaded = None
+        return max(0, before - torch.cuda.memory_reserved(self._device))
+
+    @torch.inference_mode()
+    def wake(self, new: ModelWeights | None) -> None:
+        """Brings weights back, or `new` ones, with a pool of zeros and new graphs. Raises NoCapacity, and sleeps on."""
+        weights = new or self._offloaded
+        assert weights is not None, "after level 2 weights are given"
+        phases = StartPhases(self._wait)
+        try:
+            self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
+            phases.end("weights")
+            self._paged.cache = self._allocate()
+            phases.end("KV pool")
+            self._record(phases)
+        except (torch.OutOfMemoryError, InvalidRequest) as error:
+            self._let_go()
+            free, _ = torch.cuda.mem_get_info(self._device)
+            raise NoCapacity(
+                f"the device has {free >> 20} MiB free, too little to wake up: somebody else has taken what was freed"
+            ) from error
+        self._asleep, self._offloaded = False, None
+
+    def _let_go(self) -> None:
+        self._forget()
+        decoder = self._decoder
+        decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
+        self._paged.cache = self._paged.cache.new_empty((self._paged.cache.shape[0], 0))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy in host memory that a device reads fast."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor)

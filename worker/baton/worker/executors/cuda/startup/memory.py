@@ -1,0 +1,106 @@
+"""How much of the device the KV pool gets: what is left when weights and the largest step have theirs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
+from baton.worker.executors.base import KvLayout
+from baton.worker.models.config import ModelConfig
+from baton.worker.weights.build import weight_bytes
+
+_GIB = 1 << 30
+_BYTES_PER_GRAPH = 8 << 20
+
+
+def open_device(ordinal: int = 0) -> torch.device:
+    """The CUDA device. Raises Mismatch where there is none that the kernels run on, NoCapacity where it is full."""
+    if not torch.cuda.is_available():
+        raise Mismatch(
+            f"executor=cuda finds no usable NVIDIA GPU ({_why_unusable()}): check `nvidia-smi`, the driver, and that "
+            f"torch is a CUDA build (this one is {torch.__version__}); executor=cpu runs without a GPU",
+            field="executor",
+        )
+    device = torch.device("cuda", ordinal)
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        name = torch.cuda.get_device_name(device)
+        raise Mismatch(
+            f"{name} has compute capability {major}.{minor}; the kernels need 8.0 or newer", field="executor"
+        )
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise NoCapacity(
+            f"{torch.cuda.get_device_name(device)} cannot be opened ({_first_line(error)}): `nvidia-smi` shows what "
+            "holds its memory; end that, or give the worker another GPU by CUDA_VISIBLE_DEVICES"
+        ) from error
+    return device
+
+
+def _why_unusable() -> str:
+    """By the runtime's own word: no driver, an old one, none visible."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return _first_line(error).partition(". Please")[0]
+    return "no device is visible"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises InvalidRequest, with the numbers, for a model that is larger than the device's free memory."""
+    needed = weight_bytes(config, dtype)
+    free, total = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise InvalidRequest(
+            f"the weights need {needed / _GIB:.1f} GiB as {str(dtype).removeprefix('torch.')}; {free / _GIB:.1f} of "
+            f"{total / _GIB:.1f} GiB are free on {torch.cuda.get_device_name(device)}: free the GPU, take a larger "
+            "one, or serve a smaller model",
+            field="model",
+        )
+
+
+def allocate_kv(layout: KvLayout, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
+    """[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of zeros. Raises InvalidRequest beyond memory.
+
+    Zeros: kernels read beyond a sequence's end, and weigh what they find there with 0.
+    """
+    shape = (layout.num_layers, num_blocks, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    try:
+        size = num_blocks * layout.bytes_per_block
+        return torch.zeros(size, dtype=torch.uint8, device=device).view(dtype).view(shape)
+    except torch.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise InvalidRequest(
+            f"{num_blocks} KV blocks need {size / _GIB:.1f} GiB, {free / _GIB:.1f} GiB are free: lower num_blocks or "
+            "kv_cache_memory, or leave both out",
+            field="num_blocks",
+        ) from error
+
+
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: list[int]) -> int:
+    """About what captured steps of these sizes take: the largest's activations, and each one's nodes."""
+    width = 2 * config.hidden_size + config.num_qkv_heads * config.head_dim + 3 * config.intermediate_size
+    return len(sizes) * _BYTES_PER_GRAPH + 4 * max(sizes) * width * dtype.itemsize
+
+
+def num_blocks_that_fit(bytes_per_block: int, utilization: float, peak_bytes: int, device: torch.device) -> int:
+    """KV blocks in `utilization` of the device, beside `peak_bytes` of torch's own peak and what others hold."""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    room = int(total * utilization) - others - peak_bytes
+    if room < bytes_per_block:
+        raise InvalidRequest(
+            f"no KV block fits: {utilization:.2f} of {total / _GIB:.1f} GiB, less {peak_bytes / _GIB:.1f} GiB for "
+            f"weights and the largest step and {others / _GIB:.1f} GiB of others, leaves {room / _GIB:.2f} GiB; raise "
+            "gpu_memory_utilization, lower max_num_batched_tokens, or free the GPU",
+            field="gpu_memory_utilization",
+        )
+    return room // bytes_per_block

@@ -1,0 +1,93 @@
+"""Which executor a configuration asks for. The simulator pulls in no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.base import ServingExecutor
+
+if TYPE_CHECKING:
+    from baton.worker.executors.sim.executor import SimSettings
+
+_SIM_NUM_BLOCKS = 8192
+_SIM_BYTES_PER_TOKEN = 131072  # of host memory: an 8B model's KV, as the simulator's speed is
+
+
+def make_executor(config: WorkerConfig) -> ServingExecutor:
+    """Loads the model. Raises InvalidRequest where the configuration or the model's folder is wrong."""
+    if config.executor == "sim":
+        from baton.worker.executors.sim.executor import SimExecutor
+
+        stall = Path(config.sim_stall_file) if config.sim_stall_file else None
+        return SimExecutor(
+            sim_settings(config),
+            read_settings=lambda model: _sim_settings_of(config, model),
+            is_stuck=None if stall is None else stall.exists,
+        )
+    if config.executor == "cuda":
+        from baton.worker.executors.cuda.executor import CudaExecutor
+
+        return CudaExecutor(config)
+    from baton.worker.executors.cpu.executor import CpuExecutor
+
+    return CpuExecutor(config)
+
+
+def sim_settings(config: WorkerConfig) -> SimSettings:
+    """The simulator of the configured model: vocabulary, context and end tokens are the model's, where there is one."""
+    from baton.worker.executors.sim.executor import SimSettings, SimSpeed
+
+    speed = SimSpeed(
+        base=config.sim_step_seconds,
+        per_prefill_token=config.sim_prefill_token_seconds,
+        per_decode_request=config.sim_decode_request_seconds,
+        factor=config.sim_slowness,
+    )
+    defaults = SimSettings()
+    model = _read_model_config(config.model)
+    eos = model.get("eos_token_id", defaults.eos_token_ids)
+    return SimSettings(
+        num_blocks=config.num_blocks or _SIM_NUM_BLOCKS,
+        block_size=config.block_size,
+        max_num_requests=config.max_num_requests,
+        max_model_len=config.max_model_len or model.get("max_position_embeddings", defaults.max_model_len),
+        vocab_size=model.get("vocab_size", defaults.vocab_size),
+        eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
+        eos_every=config.sim_eos_every,
+        max_step_tokens=config.sim_step_tokens,
+        num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
+        host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
+        speed=speed,
+    )
+
+
+def _sim_settings_of(config: WorkerConfig, model: str) -> SimSettings:
+    """The simulator of another folder, which must be there. Folders with the same config.json are the same model."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        raise InvalidRequest(f"model={model!r}: there is no {path}", field="model")
+    settings = sim_settings(dataclasses.replace(config, model=model))
+    text = path.read_bytes()
+    before = Path(config.model) / "config.json"
+    if before.is_file() and before.read_bytes() == text:
+        return settings
+    return dataclasses.replace(settings, digest=hashlib.blake2b(settings.model_digest + text, digest_size=16).digest())
+
+
+def _read_model_config(folder: str) -> dict[str, Any]:
+    path = Path(folder) / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"model={folder!r}: config.json cannot be read: {error}", field="model") from error
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"model={folder!r}: config.json holds no object", field="model")
+    return values

@@ -1,0 +1,108 @@
+"""The KV blocks' memory in the host: one tensor for the model, the same bytes for transfers. Knows no requests."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.core import BlockId
+from baton.worker.executors.base import KvLayout
+
+
+class KvMemory:
+    """Zeroed pages that cost nothing until they are written. One block more than asked for: the null block.
+
+    Padded block tables name the null block, so that what other requests computed, be it infinite, is never read.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> None:
+        self.null_block = num_blocks
+        self._num_blocks = num_blocks
+        self._block_bytes = layout.bytes_per_block_layer
+        self._num_heads = layout.num_rank_kv_heads
+        shape = (layout.num_layers, num_blocks + 1, 2, self._num_heads, layout.block_size, layout.head_dim)
+        memory = reserve(layout.bytes_per_block * (num_blocks + 1), f"{num_blocks} KV blocks", "kv_cache_memory")
+        self._pages = memory
+        self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
+        # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.
+        self.bytes = np.frombuffer(memory, dtype=np.uint8).reshape(layout.num_layers, num_blocks + 1, self._block_bytes)
+
+    @property
+    def _heads(self) -> NDArray[np.uint8]:
+        num_layers, num_blocks, _ = self.bytes.shape
+        return self.bytes.reshape(num_layers, num_blocks, 2, self._num_heads, -1)
+
+    def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
+        """A copy of one layer of these blocks."""
+        blocks = self._check(layer, block_ids)
+        data = bytearray(len(blocks) * self._block_bytes)
+        np.take(
+            self.bytes[layer], blocks, axis=0, out=np.frombuffer(data, np.uint8).reshape(len(blocks), -1), mode="clip"
+        )
+        return data
+
+    def write(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in: all heads, or so many from the first on."""
+        blocks = self._check(layer, block_ids)
+        num_heads = self._num_heads
+        first, count = heads or (0, num_heads)
+        if not 0 <= first < first + count <= num_heads:
+            raise InvalidRequest(
+                f"KV heads [{first}, {first + count}) do not exist: there are {num_heads}", field="heads"
+            )
+        expected = len(blocks) * (self._block_bytes // num_heads) * count
+        if data.nbytes != expected:
+            raise InvalidRequest(
+                f"{data.nbytes} bytes for layer {layer} of {len(blocks)} blocks; it must be {expected}", field="data"
+            )
+        if expected:
+            values = np.frombuffer(data, np.uint8)
+            if heads is None:
+                self.bytes[layer, blocks] = values.reshape(len(blocks), -1)
+            else:
+                self._heads[layer, blocks, :, first : first + count] = values.reshape(len(blocks), 2, count, -1)
+
+    def free(self) -> int:
+        """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
+        return free_pages(self._pages)
+
+    def _check(self, layer: int, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        blocks = np.fromiter(block_ids, np.int64, len(block_ids))
+        num_layers = self.bytes.shape[0]
+        if not 0 <= layer < num_layers:
+            raise InvalidRequest(f"layer {layer} does not exist: allowed are 0 to {num_layers - 1}", field="layer")
+        if blocks.size and not 0 <= blocks.min() <= blocks.max() < self._num_blocks:
+            wrong = blocks[(blocks < 0) | (blocks >= self._num_blocks)][0]
+            raise InvalidRequest(
+                f"block {wrong} does not exist: allowed are 0 to {self._num_blocks - 1}", field="block_ids"
+            )
+        return blocks
+
+
+def reserve(num_bytes: int, what: str, field: str) -> mmap.mmap:
+    """Zeroed pages, made when they are written. Raises InvalidRequest, naming `field`, where there are not so many."""
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        alternative = " or num_blocks" if field == "kv_cache_memory" else ""
+        raise InvalidRequest(
+            f"{what} need {num_bytes} bytes, which this machine does not give ({error}): lower {field}{alternative}",
+            field=field,
+        ) from error
+
+
+def free_pages(pages: mmap.mmap) -> int:
+    """Gives pages of `reserve` back to the machine; they read as zeros. Returns their bytes."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
+    else:
+        np.frombuffer(pages, np.uint8)[:] = 0
+    return len(pages)

@@ -1,0 +1,364 @@
+"""The simulated device: a calibrated clock, and KV in miniature. Imports no torch.
+
+What it generates is a function of every token before, read back from the blocks, so prefix reuse, preemption and
+transfers are right exactly when the tokens are the same. Penalties and logit_bias do not move its draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.worker.core import BlockId, Int32, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from baton.worker.executors.base import KvLayout, LayerHook, ModelSpec, NewWeights
+from baton.worker.executors.sim.draws import SimDraws
+from baton.worker.executors.sim.host_copies import SimHost
+from baton.worker.executors.sim.kv import SimKv, UInt64, mix
+
+_WORD_BYTES = 8
+_DIGEST_BYTES = 16
+_LOOK_SECONDS = 0.01  # while stuck
+
+
+@dataclass(frozen=True, slots=True)
+class SimSpeed:
+    """A step's seconds as a linear function of its load. The defaults are near an 8B model on one H200."""
+
+    base: float = 4.4e-3
+    per_prefill_token: float = 26e-6
+    per_decode_request: float = 12e-6
+    per_context_token: float = 30e-9  # of the requests that decode
+    per_copied_token: float = 2.6e-6  # to or from host memory
+    factor: float = 1.0  # of all; 0: steps take no time
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """How long the plan takes."""
+        num_decodes = plan.num_decodes
+        num_prefill_tokens = plan.num_prefill_tokens
+        num_context_tokens = int(plan.num_computed_tokens[:num_decodes].sum())
+        return self.factor * (
+            self.base
+            + self.per_prefill_token * num_prefill_tokens
+            + self.per_decode_request * num_decodes
+            + self.per_context_token * num_context_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """The simulated model and device."""
+
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_num_requests: int = 256
+    max_model_len: int = 8192
+    vocab_size: int = 4096
+    first_token_id: int = 5  # lower ones are special and never generated, but for end-of-sequence
+    eos_token_ids: tuple[int, ...] = (2,)
+    eos_every: int = 0  # end-of-sequence comes once in so many tokens; 0: never
+    num_layers: int = 2
+    num_host_blocks: int = 0  # of host memory
+    host_staging_blocks: int = 64  # on their way to host memory at a time
+    depth: int = 1
+    max_step_tokens: int = 1  # that a decode gets; how many is a function of what was generated before
+    digest: bytes = b""  # empty: made from the model's values above
+    speed: SimSpeed = field(default_factory=SimSpeed)
+
+    def validate(self) -> None:
+        """Raises InvalidRequest for a device that cannot be."""
+        for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth",
+                     "max_step_tokens"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        for name in ("num_host_blocks", "host_staging_blocks"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
+        if not 0 <= self.first_token_id < self.vocab_size - len(self.eos_token_ids):
+            raise InvalidRequest(
+                f"first_token_id is {self.first_token_id}, vocab_size {self.vocab_size}: nothing is left to generate",
+                field="first_token_id",
+            )
+        if len(self.digest) not in (0, _DIGEST_BYTES):
+            raise InvalidRequest(f"digest has {len(self.digest)} bytes; it must have {_DIGEST_BYTES}", field="digest")
+
+    @property
+    def model_digest(self) -> bytes:
+        """Equal for equal models: what changes tokens or KV goes in."""
+        model = (self.vocab_size, self.first_token_id, self.eos_token_ids, self.eos_every, self.num_layers)
+        return self.digest or hashlib.blake2b(repr(model).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    starts: float
+    ends: float
+    idle: float | None  # seconds before it
+
+
+class SimExecutor:
+    """An Executor without a device. `clock` and `sleep` may be virtual."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: there is no other
+        is_stuck: Callable[[], bool] | None = None,  # while so, no step ends
+    ) -> None:
+        settings.validate()
+        self.model = ModelSpec(
+            settings.model_digest, settings.vocab_size, settings.max_model_len, settings.eos_token_ids
+        )
+        self.layout = KvLayout(
+            model_digest=settings.model_digest,
+            dtype="simulated",
+            num_layers=settings.num_layers,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=settings.block_size,
+            bytes_per_block_layer=settings.block_size * _WORD_BYTES,
+        )
+        self.num_blocks = settings.num_blocks
+        self.depth = settings.depth
+        self.max_step_tokens = settings.max_step_tokens
+        self.kv = None
+        self._layer_hook: LayerHook | None = None
+        self.kv_bytes: NDArray[np.uint8] | None = None
+        self._settings = settings
+        self._clock = clock
+        self._sleep = sleep
+        self._read_settings = read_settings
+        self._is_stuck = is_stuck
+        self._source = ""
+        self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
+        self.host = self._make_host()
+        self._launched: deque[_Launched] = deque()
+        self._ended: float | None = None  # when the step launched last is over
+        self._draws = SimDraws(
+            settings.max_num_requests,
+            settings.vocab_size,
+            settings.first_token_id,
+            settings.eos_token_ids,
+            settings.eos_every,
+        )
+        num_rows = settings.max_num_requests
+        max_blocks = -(-settings.max_model_len // settings.block_size) + 1
+        self._tables = np.zeros((num_rows, max_blocks), np.int32)
+        self._table_lens = [0] * num_rows
+        self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # known when the row was admitted
+        self._num_known = np.zeros(num_rows, np.int64)  # of _prompts
+        self._num_computed = np.zeros(num_rows, np.int64)
+        self._last_tokens = np.zeros(num_rows, np.uint64)
+        self._digests = np.zeros(num_rows, np.uint64)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Queues the step behind those in flight."""
+        starts = self._clock()
+        if self._launched:
+            starts = max(starts, self._launched[-1].ends)
+        idle = None if self._ended is None else max(0.0, starts - self._ended)
+        self._ended = starts + self._settings.speed.step_seconds(plan)
+        self._launched.append(_Launched(plan, starts, self._ended, idle))
+        if self.host is not None:
+            self.host.num_launched += 1
+
+    def collect(self) -> StepResult:
+        """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
+
+        It computes as late as a device might, so that a block that is reused too early shows in the output.
+        """
+        step = self._launched.popleft()
+        if self.host is not None:
+            self.host.before_step()
+        self._apply(step.plan)
+        result = self._compute(step.plan)
+        result.seconds = step.ends - step.starts
+        result.idle_seconds = step.idle
+        self._tell_layers(step)
+        self._wait(step.ends)
+        while self._is_stuck is not None and self._is_stuck():
+            self._sleep(_LOOK_SECONDS)
+        return result
+
+    def ended(self) -> bool:
+        """A step is computed when it is collected."""
+        return True
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """No step ends on its own."""
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._layer_hook = hook
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        """Copies one layer of these blocks out."""
+        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        return bytearray(blocks[np.asarray(block_ids, np.int64)].tobytes())
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one layer of these blocks in. There is one head."""
+        if heads not in (None, (0, 1)):
+            raise InvalidRequest(f"KV heads {heads} do not exist: there is one", field="heads")
+        expected = len(block_ids) * self.layout.bytes_per_block_layer
+        if len(data) != expected:
+            raise Mismatch(f"{len(block_ids)} blocks of one layer are {expected} bytes, not {len(data)}")
+        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        words = np.frombuffer(data, np.uint64).reshape(len(block_ids), -1)
+        blocks[np.asarray(block_ids, np.int64)] = words
+
+    def close(self) -> None:
+        """Frees the device. Idempotent."""
+        self._launched.clear()
+
+    def read_weights(self, model: str) -> NewWeights:
+        """Another model's values: there are no weights."""
+        source = model or self._source
+        if self._read_settings is None or not source:
+            return NewWeights(source, self.layout.model_digest, None)
+        new = self._read_settings(source)
+        for name in ("vocab_size", "max_model_len", "eos_token_ids"):
+            ours, theirs = getattr(self._settings, name), getattr(new, name)
+            if ours != theirs:
+                raise Mismatch(
+                    f"model={source!r} has another architecture than what is served: {name} is {theirs}, not {ours}",
+                    field="model",
+                )
+        return NewWeights(source, new.model_digest, None)
+
+    def use_weights(self, new: NewWeights) -> None:
+        """Only the digest changes."""
+        self._source = new.model
+        self.model = replace(self.model, digest=new.digest)
+        self.layout = replace(self.layout, model_digest=new.digest)
+
+    def sleep(self, level: int) -> int:
+        """Frees the blocks' words, whatever the level."""
+        return self._kv.free()
+
+    def wake(self, new: NewWeights | None) -> None:
+        """Takes them back, as zeros."""
+        self._kv.take_back()
+        if new is not None:
+            self.use_weights(new)
+
+    def _make_host(self) -> SimHost | None:
+        settings = self._settings
+        if not settings.num_host_blocks:
+            return None
+        seconds = settings.speed.factor * settings.speed.per_copied_token * settings.block_size
+        return SimHost(
+            self._kv, settings.num_host_blocks, settings.host_staging_blocks, seconds, self._clock, self._sleep
+        )
+
+    def _tell_layers(self, step: _Launched) -> None:
+        hook = self._layer_hook
+        if hook is None:
+            return
+        num_layers = self.layout.num_layers
+        for layer in range(num_layers):
+            if step.plan.num_decodes < len(step.plan.rows):
+                self._wait(step.starts + (step.ends - step.starts) * (layer + 1) / num_layers)
+            hook(step.plan, layer)
+
+    def _wait(self, until: float) -> None:
+        seconds = until - self._clock()
+        if seconds > 0:
+            self._sleep(seconds)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.freed:
+            self._table_lens[row] = 0
+            self._draws.free(row)
+        for init in plan.admitted:
+            self._admit(init)
+        for row, block_ids in plan.new_blocks:
+            start = self._table_lens[row]
+            stop = start + len(block_ids)
+            self._tables[row, start:stop] = block_ids
+            self._table_lens[row] = stop
+
+    def _admit(self, init: RowInit) -> None:
+        row = init.row
+        self._table_lens[row] = 0
+        self._prompts[row] = init.token_ids.astype(np.uint64)
+        self._num_known[row] = len(init.token_ids)
+        self._draws.admit(row, init)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self._read_admitted(plan)
+        self._prefill(plan)
+        counts = plan.samples.astype(np.int32)
+        rows = plan.rows[plan.samples]
+        decodes = np.arange(plan.num_decodes)
+        self._decode(plan.rows[decodes])
+        tokens, logprobs, bits = self._draw(rows, plan.masks)
+        most = plan.num_scheduled_tokens[decodes]
+        counts[decodes] += (bits[decodes] % most.astype(np.uint64)).astype(np.int32)
+        places = (np.cumsum(counts) - counts)[plan.samples]  # of each row's first token
+        result = StepResult(plan.step, np.empty(counts.sum(), np.int32), counts)
+        result.token_ids[places] = tokens
+        result.logprobs = {int(places[index]): entry for index, entry in logprobs.items()}
+        for turn in range(1, counts.max(initial=0)):
+            several = np.flatnonzero(counts[decodes] > turn)
+            self._decode(plan.rows[several])
+            tokens, logprobs, _ = self._draw(plan.rows[several])
+            result.token_ids[places[several] + turn] = tokens
+            result.logprobs.update((int(places[several[index]]) + turn, entry) for index, entry in logprobs.items())
+        result.prompt_logprobs = self._prompt_logprobs(plan)
+        return result
+
+    def _read_admitted(self, plan: StepPlan) -> None:
+        """Reads all that is there already of the rows that are new."""
+        admitted = {init.row for init in plan.admitted}
+        for row, start in zip(plan.rows.tolist(), plan.num_computed_tokens.tolist(), strict=True) if admitted else ():
+            if row in admitted:
+                self._num_computed[row] = start
+                self._digests[row] = self._kv.digest(self._tables[row], start)
+
+    def _prefill(self, plan: StepPlan) -> None:
+        for index in range(plan.num_decodes, len(plan.rows)):
+            row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
+            chunk = self._prompts[row][start : start + int(plan.num_scheduled_tokens[index])]
+            with np.errstate(over="ignore"):
+                self._digests[row] += self._kv.prefill(self._tables[row], start, chunk)
+            self._num_computed[row] = start + len(chunk)
+
+    def _decode(self, rows: Int32) -> None:
+        """Computes each row's next token: a known one, or the one that was drawn last."""
+        if not len(rows):
+            return
+        positions = self._num_computed[rows]
+        for index in np.flatnonzero(positions < self._num_known[rows]).tolist():
+            self._last_tokens[rows[index]] = self._prompts[rows[index]][positions[index]]
+        self._digests[rows] += self._kv.decode(self._tables[rows], positions, self._last_tokens[rows])
+        self._num_computed[rows] += 1
+
+    def _draw(self, rows: Int32, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
+        """What follows all that is computed of each row, and the bits that it was made from."""
+        positions = self._num_computed[rows]
+        bits = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
+        token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
+        self._last_tokens[rows] = token_ids.astype(np.uint64)
+        return token_ids, logprobs, bits
+
+    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+        found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
+        if not self._draws.tells_prompts:
+            return found
+        for index, row in enumerate(plan.rows.tolist()):
+            start, count = int(plan.num_computed_tokens[index]), int(plan.num_scheduled_tokens[index])
+            entries = self._draws.prompt_logprobs(row, self._prompts[row], start + 1, start + count + 1)
+            if entries:
+                found[index] = (start + 1, entries)
+        return found

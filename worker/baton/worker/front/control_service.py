@@ -1,0 +1,121 @@
+"""ControlService on the gRPC side: asked of the engine, with readiness told before what it announces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import Message
+
+from baton.rpc.errors import DeadlineExceeded, Unavailable
+from baton.rpc.server import Context
+from baton.v1 import control_pb2, control_pb2_grpc
+from baton.worker.front.engine_host import EngineHost
+from baton.worker.link.methods import Method
+
+_log = logging.getLogger(__name__)
+
+_WRITE_SECONDS = 110.0  # for a profile's trace, which can be large
+_HALT_SECONDS = 60.0  # what 0 means as a request's timeout_ms
+_LOAD_SECONDS = 600.0  # for weights to be read, and memory to be taken
+SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+
+
+class ControlServicer(control_pb2_grpc.ControlServiceServicer):
+    """Operation of this worker. `set_ready` says whether new work is taken."""
+
+    def __init__(self, host: EngineHost, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        self._host = host
+        self._set_ready = set_ready
+        self._leaving = False
+
+    async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:  # noqa: N802
+        return await self.drain(request.timeout_ms)
+
+    async def Pause(self, request: control_pb2.PauseRequest, context: Context) -> control_pb2.PauseResponse:  # noqa: N802
+        answer = await self._change(Method.PAUSE, request, _halt_seconds(request.timeout_ms))
+        return control_pb2.PauseResponse.FromString(answer)
+
+    async def Resume(self, request: control_pb2.ResumeRequest, context: Context) -> control_pb2.ResumeResponse:  # noqa: N802
+        if self._leaving:
+            raise Unavailable("the worker is shutting down")
+        await self._change(Method.RESUME, request, _HALT_SECONDS, halts=False)
+        return control_pb2.ResumeResponse()
+
+    async def Sleep(self, request: control_pb2.SleepRequest, context: Context) -> control_pb2.SleepResponse:  # noqa: N802
+        answer = await self._change(Method.SLEEP, request, _halt_seconds(request.timeout_ms) + _LOAD_SECONDS)
+        return control_pb2.SleepResponse.FromString(answer)
+
+    async def WakeUp(self, request: control_pb2.WakeUpRequest, context: Context) -> control_pb2.WakeUpResponse:  # noqa: N802
+        answer = await self._change(Method.WAKE_UP, request, _LOAD_SECONDS, halts=False)
+        return control_pb2.WakeUpResponse.FromString(answer)
+
+    async def ReloadWeights(  # noqa: N802
+        self, request: control_pb2.ReloadWeightsRequest, context: Context
+    ) -> control_pb2.ReloadWeightsResponse:
+        seconds = _LOAD_SECONDS + _halt_seconds(request.timeout_ms)
+        answer = await self._change(Method.RELOAD_WEIGHTS, request, seconds, halts=False)
+        return control_pb2.ReloadWeightsResponse.FromString(answer)
+
+    async def GetStats(  # noqa: N802
+        self, request: control_pb2.GetStatsRequest, context: Context
+    ) -> control_pb2.GetStatsResponse:
+        return await self.stats(request.audit)
+
+    async def ResetPrefixCache(  # noqa: N802
+        self, request: control_pb2.ResetPrefixCacheRequest, context: Context
+    ) -> control_pb2.ResetPrefixCacheResponse:
+        answer = await self._host.call(Method.RESET_PREFIX_CACHE, request.SerializeToString())
+        return control_pb2.ResetPrefixCacheResponse.FromString(answer)
+
+    async def StartProfile(  # noqa: N802
+        self, request: control_pb2.StartProfileRequest, context: Context
+    ) -> control_pb2.StartProfileResponse:
+        answer = await self._host.call(Method.START_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        return control_pb2.StartProfileResponse.FromString(answer)
+
+    async def StopProfile(  # noqa: N802
+        self, request: control_pb2.StopProfileRequest, context: Context
+    ) -> control_pb2.StopProfileResponse:
+        answer = await self._host.call(Method.STOP_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        return control_pb2.StopProfileResponse.FromString(answer)
+
+    async def drain(self, timeout_ms: int) -> control_pb2.DrainResponse:
+        """Takes no new requests; health says so first."""
+        await self._set_ready(False)
+        request = control_pb2.DrainRequest(timeout_ms=timeout_ms)
+        answer = await self._host.call(Method.DRAIN, request.SerializeToString())
+        return control_pb2.DrainResponse.FromString(answer)
+
+    async def stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
+        """Counters and the pool's books, as of now."""
+        request = control_pb2.GetStatsRequest(audit=audit)
+        answer = await self._host.call(Method.GET_STATS, request.SerializeToString())
+        return control_pb2.GetStatsResponse.FromString(answer)
+
+    async def shut_down(self, timeout: float) -> None:
+        """Drains, and waits until the last request is gone. The engine aborts what is left at the timeout."""
+        self._leaving = True
+        left = (await self.drain(max(1, round(timeout * 1000)))).num_requests
+        _log.info("draining: %d requests still run, they have %g s", left, timeout)
+        try:
+            await self._host.call(Method.AWAIT_IDLE, timeout=timeout + 2.0)
+        except DeadlineExceeded:
+            _log.warning("requests or transfers are left after the drain timeout; leaving anyway")
+        else:
+            _log.info("drained")
+
+    async def _change(self, method: Method, request: Message, seconds: float, *, halts: bool = True) -> bytes:
+        """Asks the engine; readiness is gone before, where no request will be taken, and is true afterwards."""
+        if halts:
+            await self._set_ready(False)
+        try:
+            return await self._host.call(method, request.SerializeToString(), timeout=seconds)
+        finally:
+            stats = await self.stats()
+            serves = stats.activity == control_pb2.WORKER_ACTIVITY_SERVING
+            await self._set_ready(serves and not self._leaving)
+
+
+def _halt_seconds(timeout_ms: int) -> float:
+    return (timeout_ms / 1000 or _HALT_SECONDS) + 2.0

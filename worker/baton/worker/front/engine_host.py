@@ -1,0 +1,308 @@
+"""The engine as its front sees it: started, spoken to, and missed at once when it ends. Knows no gRPC service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from google.rpc import status_pb2
+
+from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unavailable, error_from_detail
+from baton.v1 import types_pb2
+from baton.worker.config import WorkerConfig
+from baton.worker.front.step_watchdog import StepWatch, cpu_pulse, no_pulse
+from baton.worker.link.frames import Frame, FrontLink, Kind
+from baton.worker.link.liveness import Pulse
+from baton.worker.link.step_status import StepBoard
+
+_log = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 5.0
+_CHECKS_PER_STEP_TIMEOUT = 4
+_IDLE_KINDS = (Kind.STATE, Kind.LOG, Kind.READY)  # come without work too
+
+Handler = Callable[[int, bytes], None]  # channel, payload
+
+
+class EngineHost:
+    """One engine. `ready` is set when it takes requests; `ended`, with `end` saying why, when it is gone."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._handlers: dict[int, Handler] = {
+            Kind.READY: lambda channel, payload: self.ready.set(),
+            Kind.FAILED: self._on_failed,
+            Kind.REPLY: self._on_reply,
+            Kind.REFUSAL: self._on_refusal,
+            Kind.LOG: _on_log,
+        }
+        self._lost_hooks: list[Callable[[ServiceError], None]] = []
+        self._stall_hooks: list[Callable[[bool], None]] = []
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._call_ids = itertools.count(1)
+        self._failure: ServiceError | None = None  # told by the engine, or found by the watch
+        self._num_frames = 0
+        self._num_peer_messages = 0
+        self._link: FrontLink | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._thread: threading.Thread | None = None
+        self._pulse: Pulse | None = None
+        self._watch: StepWatch | None = None
+        self.num_stalls = 0  # of the device
+        self._finishing: asyncio.Task[None] | None = None
+        self.end: ServiceError | None = None
+        self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def start(self, worker_id: str, advertised_host: str) -> None:
+        """Starts the engine; it loads its model in its own time."""
+        ours, theirs = socket.socketpair()
+        self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
+        if self._config.engine_process:
+            await self._spawn(theirs)
+        else:
+            self._run_thread(theirs)
+        start = {
+            "config": asdict(self._config),
+            "worker_id": worker_id,
+            "advertised_host": advertised_host,
+            "log_level": logging.getLogger().getEffectiveLevel(),
+        }
+        self.send(Kind.START, payload=json.dumps(start).encode())
+
+    async def stop(self) -> None:
+        """Ends the engine, and waits for its end. Idempotent."""
+        if self._link is not None:
+            self.send(Kind.STOP)
+            self._link.close()
+            if not self.ready.is_set():
+                self._kill()  # it may load a model for long, and has nothing to lose
+            await self.ended.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent."""
+        return self.ready.is_set() and self.end is None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the device takes far longer for a step than for such steps before. It may come back."""
+        return self._watch is not None and self._watch.stalled and self.end is None
+
+    @property
+    def progress(self) -> int:
+        """Grows with each step of the engine, and with each message of a worker that computes a prompt for it.
+
+        A prefill worker renews its leases only while its own engine gives signs of life.
+        """
+        return self._num_peer_messages + (self._watch.progress if self._watch is not None else 0)
+
+    def on(self, kind: Kind, handler: Handler) -> None:
+        """Calls `handler` for every frame of a kind."""
+        self._handlers[kind] = handler
+
+    def on_lost(self, hook: Callable[[ServiceError], None]) -> None:
+        """Calls `hook` at once when the engine is gone."""
+        self._lost_hooks.append(hook)
+
+    def on_stall(self, hook: Callable[[bool], None]) -> None:
+        """Calls `hook` with True when the device stalls, and with False when it is back."""
+        self._stall_hooks.append(hook)
+
+    def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
+        """Queues a frame for the engine."""
+        self._num_peer_messages += kind is Kind.PEER
+        if self._link is not None:
+            self._link.send(kind, channel, payload)
+        if self._watch is not None:
+            self._watch.wake()
+
+    async def writable(self) -> None:
+        """Returns once the engine keeps up with what is sent."""
+        if self._link is not None:
+            await self._link.writable()
+
+    def probe(self) -> None:
+        """Somebody hears nothing of this worker: whether its engine still runs is looked at, and it is ended if not."""
+        if self._pulse is not None and self.is_ready:
+            self._pulse.probe()
+
+    async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
+        """Asks the engine, between two steps. Raises ServiceError."""
+        if self.end is not None:
+            raise self.end.with_traceback(None)  # raised before, it would grow with each call
+        if not self.ready.is_set():
+            raise Unavailable("the worker is still starting")
+        channel = next(self._call_ids)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._calls[channel] = answer
+        self.send(Kind.CALL, channel, bytes([method]) + request)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout:g} s; a step takes that long") from None
+        finally:
+            del self._calls[channel]
+
+    async def watch(self) -> None:
+        """Ends an engine that gives no sign of life for step_timeout. Runs until the engine has ended."""
+        if not self._config.step_timeout:
+            await self.ended.wait()
+            return
+        silent_checks, seen = 0, -1
+        while not self.ended.is_set():
+            # Counting checks, not seconds: a front that was itself suspended must not blame the engine.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.step_timeout / _CHECKS_PER_STEP_TIMEOUT):
+                    await self.ended.wait()
+            silent_checks = silent_checks + 1 if seen == self._num_frames else 0
+            seen = self._num_frames
+            if silent_checks >= _CHECKS_PER_STEP_TIMEOUT and self.ready.is_set():
+                self._give_up(f"no sign of life for {self._config.step_timeout:g} s")
+                await self.ended.wait()
+
+    def _give_up(self, why: str) -> None:
+        self._failure = InternalError(f"the engine hung: {why}; it was ended")
+        self._kill()
+        if self._link is not None:
+            self._link.close()
+
+    async def _spawn(self, theirs: socket.socket) -> None:
+        pulse, their_pulse = socket.socketpair()
+        board = StepBoard.new_file()
+        descriptors = (theirs.fileno(), their_pulse.fileno(), board)
+        words = (sys.executable, "-m", "baton.worker.process.main", *map(str, (*descriptors, os.getpid())))
+        # Compute threads that spin between steps would take the cores from the services beside them. A stream that
+        # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
+        with theirs, their_pulse:
+            self._process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
+            )
+        on_host = self._config.executor != "cuda"
+        self._watch = StepWatch(
+            StepBoard.at(board), self._on_stall_change, cpu_pulse(self._process.pid) if on_host else no_pulse
+        )
+        os.close(board)
+        silence = self._config.engine_silence_ms
+        if silence:
+            self._pulse = Pulse(
+                pulse,
+                self._process.pid,
+                silence / 1000,
+                lambda: self._give_up(f"it is stopped, silent for {silence} ms"),
+            )
+        else:
+            pulse.close()
+        _log.debug("engine process started", extra={"engine_pid": self._process.pid})
+
+    def _run_thread(self, theirs: socket.socket) -> None:
+        from baton.worker.process.main import run_engine
+
+        board = StepBoard()
+        self._watch = StepWatch(board, self._on_stall_change)
+        self._thread = threading.Thread(target=run_engine, args=(theirs, board), name="engine", daemon=True)
+        self._thread.start()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _reap(self) -> str:
+        """Waits for the engine's exit, and says how it ended."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _EXIT_SECONDS)
+            return "its thread ended" if not self._thread.is_alive() else "its thread does not end"
+        if self._process is None:
+            return "it was never started"
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            _log.warning("the engine process does not end within %g s; killing it", _EXIT_SECONDS)
+            self._kill()
+            code = await self._process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _on_frame(self, frame: Frame) -> None:
+        self._num_frames += 1
+        if self._watch is not None and frame.kind not in _IDLE_KINDS:
+            self._watch.wake()
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            _log.error("a frame of kind %d from the engine has no handler; dropped", frame.kind)
+            return
+        handler(frame.channel, frame.payload)
+
+    def _on_stall_change(self, stalled: bool) -> None:
+        self.num_stalls += stalled
+        if stalled:
+            _log.warning("the device is stuck in a step that takes far longer than such steps do; streams may leave")
+        else:
+            _log.warning("the device is back")
+        for hook in self._stall_hooks:
+            hook(stalled)
+
+    def _on_link_closed(self) -> None:
+        if self._finishing is None:
+            self._finishing = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._watch is not None:
+            self._watch.close()
+        # Streams are cut before the exit code is known: gateways must move on at once.
+        self._lose(Unavailable("the worker's engine ended"))
+        how = await self._reap()
+        self.end = self._failure or InternalError(f"the engine ended: {how}")
+        _log.debug("the engine is gone: %s", how)
+        self.ended.set()
+
+    def _lose(self, error: ServiceError) -> None:
+        self.end = error
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+        for hook in self._lost_hooks:
+            hook(error)
+
+    def _on_failed(self, channel: int, payload: bytes) -> None:
+        self._failure = error_of_status(payload)
+
+    def _on_reply(self, channel: int, payload: bytes) -> None:
+        answer = self._calls.get(channel)
+        if answer is not None and not answer.done():
+            answer.set_result(payload)
+
+    def _on_refusal(self, channel: int, payload: bytes) -> None:
+        answer = self._calls.get(channel)
+        if answer is not None and not answer.done():
+            answer.set_exception(error_of_status(payload))
+
+
+def error_of_status(serialized: bytes) -> ServiceError:
+    """The error that a google.rpc.Status stands for."""
+    status = status_pb2.Status.FromString(serialized)
+    detail = types_pb2.ErrorDetail()
+    for packed in status.details:
+        packed.Unpack(detail)
+    return error_from_detail(status.code, status.message, detail)
+
+
+def _on_log(channel: int, payload: bytes) -> None:
+    record = logging.makeLogRecord(json.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)

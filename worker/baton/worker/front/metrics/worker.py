@@ -1,0 +1,213 @@
+"""The worker's Prometheus metrics, read from the engine at scrape time. Knows names and help texts, counts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton.v1 import control_pb2
+from baton.worker.front.metrics.transfers import histogram_metric, transfer_metrics
+from baton.worker.front.metrics.vllm import vllm_metrics
+
+_log = logging.getLogger(__name__)
+
+_SCRAPE_SECONDS = 5.0
+# An engine answers between two steps. A scrape waits so long for that, then takes what was told last.
+_FRESH_SECONDS = 0.005
+_REFRESH_SECONDS = 1.0  # between two questions to the engine, while scrapes come
+_SCRAPED_SECONDS = 60.0  # after a scrape, others are expected for so long
+_IDLE_REFRESH_SECONDS = 4.0  # while none come: the first one finds an answer that is not too old
+
+# WorkerCounters field, metric, help
+_COUNTERS = (
+    ("num_steps", "baton_worker_steps", "Engine steps."),
+    ("step_seconds", "baton_worker_step_seconds", "Device time of all steps."),
+    ("num_failed_steps", "baton_worker_failed_steps", "Steps that the device could not compute."),
+    ("num_prompt_tokens", "baton_worker_prompt_tokens", "Prompt tokens of admitted requests."),
+    ("num_output_tokens", "baton_worker_output_tokens", "Tokens generated."),
+    ("num_discarded_tokens", "baton_worker_discarded_tokens", "Tokens computed for requests that had ended."),
+    ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
+    ("num_preemptions", "baton_worker_preemptions", "Requests put back for want of KV blocks."),
+    ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
+    ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
+)
+# HostCacheCounters field, metric, help
+_HOST_CACHE = (
+    ("num_hit_tokens", "baton_worker_host_cache_hit_tokens", "Prompt tokens whose KV came from host memory."),
+    ("num_offloaded_blocks", "baton_worker_host_cache_offloaded_blocks", "KV blocks copied to host memory."),
+    ("num_offloaded_bytes", "baton_worker_host_cache_offloaded_bytes", "KV bytes copied to host memory."),
+    ("offload_seconds", "baton_worker_host_cache_offload_seconds", "Time while KV was copied to host memory."),
+    ("num_restored_blocks", "baton_worker_host_cache_restored_blocks", "KV blocks copied from host memory."),
+    ("num_restored_bytes", "baton_worker_host_cache_restored_bytes", "KV bytes copied from host memory."),
+    ("restore_seconds", "baton_worker_host_cache_restore_seconds", "Time while KV was copied from host memory."),
+    ("num_dropped_blocks", "baton_worker_host_cache_dropped_blocks", "Blocks evicted without a copy in host memory."),
+)
+# ConstraintCounters field, metric, help
+_CONSTRAINTS = (
+    ("num_compiled", "baton_worker_constraints_compiled", "Constraints compiled in the engine."),
+    ("num_cache_hits", "baton_worker_constraints_cached", "Requests that found their constraint compiled."),
+    ("num_tried", "baton_worker_constraints_tried", "Constraints compiled first in a process with limits."),
+    ("num_killed", "baton_worker_constraints_killed", "Constraints that met a limit in that process."),
+    ("num_refused", "baton_worker_constraints_refused", "Requests refused for their constraint before a token."),
+    ("num_ended", "baton_worker_constraints_ended", "Requests ended as their masks took too much CPU time or memory."),
+)
+_CONSTRAINT_GAUGES = (
+    ("num_waiting", "baton_worker_constraints_waiting", "Requests that wait for their tenant's turn to compile."),
+    ("num_cache_bytes", "baton_worker_constraint_cache_bytes", "Bytes of the compilations kept, at most."),
+    ("num_live_bytes", "baton_worker_constraint_live_bytes", "Bytes of running requests' matchers, at most."),
+)
+_ENDINGS = (("num_finished", "finished"), ("num_aborted", "aborted"), ("num_failed", "failed"))
+
+# WorkerLoad field, metric, help
+_LOAD_GAUGES = (
+    ("num_running", "baton_worker_running_requests", "Requests in the running batch."),
+    ("queue_depth", "baton_worker_queue_depth", "Requests waiting for the batch."),
+    ("num_pending_prefill_tokens", "baton_worker_pending_prefill_tokens", "Prompt tokens not yet computed."),
+    ("num_context_tokens", "baton_worker_context_tokens", "Context tokens of all running requests."),
+    ("prefill_tokens_per_second", "baton_worker_prefill_tokens_per_second", "Measured over the last steps."),
+    ("decode_step_seconds", "baton_worker_decode_step_seconds", "Of a step that only decodes, measured lately."),
+    ("transfer_bytes_per_second", "baton_worker_transfer_bytes_per_second", "KV received, while transfers ran."),
+    ("restore_bytes_per_second", "baton_worker_restore_bytes_per_second", "KV copied from host memory, lately."),
+    ("num_host_blocks", "baton_worker_host_blocks", "KV blocks that host memory has room for."),
+    ("num_cached_host_blocks", "baton_worker_cached_host_blocks", "KV blocks in host memory."),
+)
+_BLOCKS = (
+    ("num_held_blocks", "held"),
+    ("num_leased_blocks", "leased"),
+    ("num_cached_blocks", "cached"),
+    ("num_empty_blocks", "empty"),
+)
+
+_LABELS = ("model_name",)
+
+ReadStats = Callable[[], Awaitable[control_pb2.GetStatsResponse]]
+
+
+class Device(Protocol):
+    """What the worker's front knows by itself."""
+
+    num_stalls: int
+
+    @property
+    def stalled(self) -> bool:
+        """Now."""
+
+
+class WorkerCollector(Collector):
+    """Asks the engine when it is scraped, and before. Scrapes run on threads of the exporter, the link on `loop`."""
+
+    def __init__(self, read_stats: ReadStats, device: Device, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
+        self._read_stats = read_stats
+        self._device = device
+        self._loop = loop
+        self._model_name = model_name
+        self._last: control_pb2.GetStatsResponse | None = None
+        self._last_at = -math.inf  # monotonic seconds
+        self._scraped_at = -math.inf
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not ask an engine that is still starting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, as of the last second. An engine that does not answer has only `baton_worker_up` 0."""
+        yield from self._device_metrics()
+        future = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+        try:
+            stats = self._answer(future)
+        except (Exception, concurrent.futures.CancelledError) as error:
+            future.cancel()
+            _log.warning("the engine did not answer a scrape: %s", error)
+            yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=0)
+            return
+        yield GaugeMetricFamily("baton_worker_up", "Whether the engine answers.", value=1)
+        yield from metrics_of(stats, self._model_name)
+
+    async def keep_fresh(self) -> None:
+        """Sees to it that every scrape finds an answer, until it is cancelled. From when the engine is ready on."""
+        while True:
+            with contextlib.suppress(Exception):  # a scrape tells
+                await self._ask()
+            scraped = time.monotonic() - self._scraped_at < _SCRAPED_SECONDS
+            await asyncio.sleep(_REFRESH_SECONDS if scraped else _IDLE_REFRESH_SECONDS)
+
+    def _device_metrics(self) -> Iterator[Metric]:
+        stalls = CounterMetricFamily(
+            "baton_worker_device_stalls", "Steps that took far longer than such steps do.", labels=_LABELS
+        )
+        stalls.add_metric((self._model_name,), self._device.num_stalls)
+        yield stalls
+        stalled = GaugeMetricFamily("baton_worker_device_stalled", "1 while the device is stuck.", labels=_LABELS)
+        stalled.add_metric((self._model_name,), float(self._device.stalled))
+        yield stalled
+
+    def _answer(self, future: concurrent.futures.Future[control_pb2.GetStatsResponse]) -> control_pb2.GetStatsResponse:
+        """The engine's answer, or its last one where that is fresh. Raises what the asking raised, or TimeoutError."""
+        last = self._last if time.monotonic() - self._last_at < _SCRAPE_SECONDS else None
+        if last is None:
+            return future.result(_SCRAPE_SECONDS)
+        try:
+            return future.result(_FRESH_SECONDS)
+        except TimeoutError:
+            return last  # the answer that is on its way is kept for the next scrape
+
+    async def _read(self) -> control_pb2.GetStatsResponse:
+        self._scraped_at = time.monotonic()
+        return await self._ask()
+
+    async def _ask(self) -> control_pb2.GetStatsResponse:
+        self._last = await self._read_stats()
+        self._last_at = time.monotonic()
+        return self._last
+
+
+def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
+    """The metrics that some stats stand for, and some of them under vLLM's names too."""
+    for field, name, text in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters, field))
+        yield counter
+    for field, name, text in _HOST_CACHE:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
+        yield counter
+    for field, name, text in _CONSTRAINTS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.constraints, field))
+        yield counter
+    for field, name, text in _CONSTRAINT_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((model_name,), getattr(stats.counters.constraints, field))
+        yield gauge
+    endings = CounterMetricFamily("baton_worker_requests", "Requests that ended.", labels=("model_name", "ending"))
+    for field, ending in _ENDINGS:
+        endings.add_metric((model_name, ending), getattr(stats.counters, field))
+    yield endings
+    text = "Tokens computed by a step."
+    yield histogram_metric("baton_worker_step_tokens", text, stats.counters.step_tokens, model_name)
+    yield from transfer_metrics(stats.counters.transfers, model_name)
+    for field, name, text in _LOAD_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((model_name,), getattr(stats.state.load, field))
+        yield gauge
+    blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by what they are for.", labels=("model_name", "use"))
+    for field, use in _BLOCKS:
+        blocks.add_metric((model_name, use), getattr(stats, field))
+    yield blocks
+    load = stats.state.load
+    usage = GaugeMetricFamily("baton_worker_kv_usage", "Part of the KV blocks held or leased, 0 to 1.", labels=_LABELS)
+    usage.add_metric((model_name,), 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0)
+    yield usage
+    draining = GaugeMetricFamily("baton_worker_draining", "1 when no new requests are taken.", labels=_LABELS)
+    draining.add_metric((model_name,), float(stats.state.draining))
+    yield draining
+    yield from vllm_metrics(stats, model_name)

@@ -1,0 +1,242 @@
+"""The stream to the kvstore: dialled, kept, dialled again, at any of its replicas.
+
+The engine numbers the events (events.py) and sends them here without a pause; what a replica has not acknowledged is
+kept, so that the next one is sent only what it lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc
+
+from baton.rpc.channel import open_channel
+from baton.rpc.errors import NoCapacity, error_from_rpc
+from baton.v1 import index_pb2
+from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.event_window import EventWindow
+from baton.worker.front.send_queue import Outbox
+from baton.worker.link.frames import Kind
+
+_log = logging.getLogger(__name__)
+
+_METHOD = "/baton.v1.IndexService/Publish"
+_HEARTBEAT_SECONDS = 0.35  # the kvstore's lease is two of them, and some
+_HEARTBEATS_PER_ANSWER = 3
+_PATIENCE_SECONDS = 0.75
+_MIN_BACKOFF_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 0.5
+_CONNECT_SECONDS = 1.0
+_SETTLE_SECONDS = 0.01
+# A snapshot of 2 M blocks fits. A store that is further behind gets a new stream, and so a new snapshot.
+_MAX_BACKLOG_BYTES = 64 << 20
+
+_Queued = tuple[bool, tuple[int, int]]  # whether it is answered; the epoch and sequence that it brings the index to
+
+_Call = grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse]
+
+
+class Publisher:
+    """Carries one engine's events to the kvstore, for as long as `run` runs. `addresses` are its replicas.
+
+    Without it the worker serves on.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        addresses: str | Sequence[str],
+        max_backlog_bytes: int = _MAX_BACKLOG_BYTES,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
+    ) -> None:
+        self._host = host
+        self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
+        self._max_backlog_bytes = max_backlog_bytes
+        self._dial = dial
+        self._streams = itertools.count(1)
+        self._heartbeats = itertools.count(0)
+        self._stream = 0
+        self._term = 0
+        self._outbox = Outbox()
+        self._queued: deque[_Queued] = deque()  # of each message in the outbox
+        self._sent = (0, 0)  # epoch and sequence of what this stream sent last
+        self._window = EventWindow()
+        self._is_greeted = False  # the hello is answered: what the engine sends goes out at once
+        self._asked: float | None = None  # since when an answer is due
+        self.num_acknowledged = 0  # the sequence that the store has applied
+        self.connected = False
+        self.num_connects = 0
+        host.on(Kind.PUBLISH, self._on_publish)
+
+    async def run(self) -> None:
+        """Publishes until cancelled, from when the engine is ready."""
+        await self._host.ready.wait()
+        turn, backoff, told = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
+        try:
+            while True:
+                address = self._addresses[turn % len(self._addresses)]
+                problem = await self._attempt(address)
+                was_connected, self.connected = self.connected, False
+                if was_connected:
+                    backoff, told = _MIN_BACKOFF_SECONDS, ""
+                if problem != told:
+                    _log.warning("kvstore %s: %s; serving on, the index is told later", address, problem)
+                    told = problem
+                turn += 1
+                # Another replica is asked at once; a wait comes after each round.
+                if not was_connected or len(self._addresses) == 1:
+                    await asyncio.sleep(backoff / len(self._addresses))
+                    backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
+        finally:
+            self._host.send(Kind.PUBLISH_CLOSE, self._stream)
+
+    async def settle(self, seconds: float) -> None:
+        """Returns when the store has answered whatever it was sent, or is not there, or after so many seconds."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.connected and (self._queued or self._asked is not None):
+            if asyncio.get_running_loop().time() >= deadline:
+                _log.warning("the kvstore did not hear within %g s that this worker ends; its lease will tell", seconds)
+                return
+            await asyncio.sleep(_SETTLE_SECONDS)
+
+    async def _attempt(self, address: str) -> str:
+        """Publishes over one stream to its end; returns why it ended."""
+        try:
+            await self._publish(address)
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error, "it").message
+        except (TimeoutError, NoCapacity) as error:
+            return str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
+        return "it ended the stream"
+
+    async def _publish(self, address: str) -> None:
+        self._outbox, self._queued, self._sent = Outbox(self._max_backlog_bytes), deque(), (0, 0)
+        self._stream = next(self._streams)
+        self._is_greeted, self._asked = False, None
+        async with self._dial(address) as channel:
+            method: grpc.aio.StreamStreamMultiCallable[bytes, index_pb2.PublishResponse] = channel.stream_stream(
+                _METHOD, response_deserializer=index_pb2.PublishResponse.FromString
+            )
+            call = method()
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await call.wait_for_connection()
+            self._host.send(Kind.PUBLISH_OPEN, self._stream)
+            helpers = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]
+            try:
+                async for response in call:
+                    self._on_response(address, response)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                for helper in helpers:
+                    if helper.done():
+                        helper.result()  # raises why it cancelled the call
+            finally:
+                self._is_greeted = False
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _write(self, call: _Call) -> None:
+        try:
+            async for message in self._messages():
+                await call.write(message)
+        except asyncio.InvalidStateError:
+            pass  # the call ended under the writer; its reader says why
+        except NoCapacity:
+            call.cancel()
+            raise
+
+    async def _watch(self, call: _Call) -> None:
+        """Gives up a replica that does not answer."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            now = asyncio.get_running_loop().time()
+            if self._asked is not None and now - self._asked > _PATIENCE_SECONDS:
+                call.cancel()
+                raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, due - asyncio.get_running_loop().time())):
+                    message = await self._outbox.take()
+            except TimeoutError:
+                due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
+                if self._is_greeted:
+                    yield self._heartbeat()
+                continue
+            if message is None:
+                return
+            is_answered, brings_to = self._queued.popleft()
+            if is_answered:
+                self._ask()
+            yield message
+            self._sent = max(self._sent, brings_to)
+            if self._is_greeted and asyncio.get_running_loop().time() >= due:
+                due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS
+                yield self._heartbeat()
+
+    def _heartbeat(self) -> bytes:
+        wants_answer = next(self._heartbeats) % _HEARTBEATS_PER_ANSWER == 0
+        if wants_answer:
+            self._ask()
+        epoch, sequence = self._sent
+        heartbeat = index_pb2.PublishHeartbeat(wants_answer=wants_answer, epoch=epoch, sequence=sequence)
+        return index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString()
+
+    def _ask(self) -> None:
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().time()
+
+    def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
+        self._asked = None
+        if not self.connected:
+            self.connected = True
+            self.num_connects += 1
+            _log.info("publishing KV events to kvstore %s", address)
+        self.num_acknowledged = response.acknowledged_sequence
+        if response.snapshot_wanted:
+            self._host.send(Kind.SNAPSHOT_WANTED, self._stream)
+        elif not self._is_greeted:
+            missing = self._window.since(response.acknowledged_sequence)
+            for number, message in enumerate(missing, self._window.last + 1 - len(missing)):
+                self._send(message, is_answered=False, brings_to=(self._window.epoch, number))
+        else:
+            self._window.acknowledge(response.acknowledged_sequence)
+        self._is_greeted = True
+
+    def _on_publish(self, channel: int, payload: bytes) -> None:
+        request = index_pb2.PublishRequest.FromString(payload)
+        kind = request.WhichOneof("message")
+        if kind == "hello":
+            if channel == self._stream:
+                self._say_hello(request)
+        elif kind == "batch":
+            self._window.add(request.batch.epoch, request.batch.sequence, payload)
+            if self._is_greeted:
+                self._send(payload, is_answered=False, brings_to=(request.batch.epoch, request.batch.sequence))
+        else:
+            self._window.begin(request.snapshot.epoch)
+            if self._is_greeted:
+                part = request.snapshot
+                self._send(payload, part.last, (part.epoch, part.barrier) if part.last else (0, 0))
+
+    def _say_hello(self, request: index_pb2.PublishRequest) -> None:
+        self._term = max(self._term + 1, time.time_ns())
+        self._window.begin(request.hello.epoch)
+        request.hello.term = self._term
+        request.hello.first_kept = self._window.first_kept
+        self._send(request.SerializeToString(), is_answered=True)
+
+    def _send(self, message: bytes, is_answered: bool, brings_to: tuple[int, int] = (0, 0)) -> None:
+        self._queued.append((is_answered, brings_to))
+        self._outbox.push(message)

@@ -1,0 +1,222 @@
+"""WorkerService on the gRPC side: messages to the engine, their prompts read and hashed, and bytes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import ServiceError, Unavailable
+from baton.rpc.server import Context
+from baton.v1 import worker_pb2
+from baton.worker.front.engine_host import EngineHost, error_of_status
+from baton.worker.front.send_queue import Outbox
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import Prompt, PromptReader, join_prompts
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+_DEFAULT_INTERVAL_MS = 1000
+_MIN_INTERVAL_MS = 100
+_MAX_PING_BYTES = 6  # its field's key, and a number
+
+# Concatenated, messages are merged.
+_STALLED = worker_pb2.GenerateStreamResponse(stalled=True).SerializeToString()
+_STALLED_PREFILLS = worker_pb2.PrefillStreamResponse(stalled=worker_pb2.PrefillStalled()).SerializeToString()
+_STALLED_STATE = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(stalled=True)).SerializeToString()
+
+
+class WorkerFront:
+    """Serves WorkerService with the engine behind `host`."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._channels = itertools.count(1)
+        self._generates: dict[int, Outbox] = {}
+        self._prefills: dict[int, Outbox] = {}
+        self._state = b""
+        self._reader: PromptReader | None = None  # None: the engine has not said how yet
+        self._state_changed = asyncio.Event()
+        self._closed: ServiceError | None = None
+        host.on(Kind.STATE, self._on_state)
+        host.on(Kind.GENERATE, self._on_generate)
+        host.on(Kind.GENERATE_PLAIN, self._on_generate_plain)
+        host.on(Kind.GENERATE_FIRST, self._on_generate_first)
+        host.on(Kind.GENERATE_CLOSE, self._on_generate_close)
+        host.on(Kind.PREFILL, self._on_prefill)
+        host.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
+        host.on_lost(self.close)
+        host.on_stall(self._on_stall)
+
+    @staticmethod
+    def register(front: WorkerFront, server: grpc.aio.Server) -> None:
+        """Offers the service. Streams of generations and prefills pass as bytes, in both directions."""
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "GenerateStream": grpc.stream_stream_rpc_method_handler(front.generate_stream),
+            "PrefillStream": grpc.stream_stream_rpc_method_handler(front.prefill_stream),
+            "WatchState": grpc.unary_stream_rpc_method_handler(
+                front.watch_state, request_deserializer=worker_pb2.WatchStateRequest.FromString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    def close(self, error: ServiceError) -> None:
+        """Ends every stream with `error`, and refuses new ones. Idempotent."""
+        self._closed = self._closed or error
+        for outbox in (*self._generates.values(), *self._prefills.values()):
+            outbox.close(error)
+        self._notify()
+
+    async def generate_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Relays one gateway's requests and frames."""
+        kinds = (Kind.GENERATE_OPEN, Kind.GENERATE, Kind.GENERATE_HASHED, Kind.GENERATE_CLOSE)
+        async for frame in self._relay(requests, context, self._generates, *kinds):
+            yield frame
+
+    async def prefill_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Relays one decode worker's prefills."""
+        kinds = (Kind.PREFILL_OPEN, Kind.PREFILL, Kind.PREFILL_HASHED, Kind.PREFILL_CLOSE)
+        async for message in self._relay(requests, context, self._prefills, *kinds):
+            yield message
+
+    async def watch_state(self, request: worker_pb2.WatchStateRequest, context: Context) -> AsyncIterator[bytes]:
+        """Sends the state at once, when it changes, and when the interval has passed."""
+        interval = max(_MIN_INTERVAL_MS, request.max_interval_ms or _DEFAULT_INTERVAL_MS) / 1000
+        while True:
+            self._check_open()
+            changed = self._state_changed
+            yield self._state + _STALLED_STATE if self._host.stalled else self._state
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await changed.wait()
+
+    async def _relay(
+        self,
+        requests: AsyncIterator[bytes],
+        context: Context,
+        outboxes: dict[int, Outbox],
+        open_kind: Kind,
+        message_kind: Kind,
+        hashed_kind: Kind,
+        close_kind: Kind,
+    ) -> AsyncIterator[bytes]:
+        self._check_open()
+        channel = next(self._channels)
+        outbox = outboxes[channel] = Outbox()
+        if self._host.stalled and outboxes is self._generates:
+            outbox.push(_STALLED, mergeable=True)
+        self._host.send(open_kind, channel)
+        reading = asyncio.create_task(self._read(requests, outbox, message_kind, hashed_kind, channel))
+
+        def end(_: object) -> None:
+            reading.cancel()
+            del outboxes[channel]
+            self._host.send(close_kind, channel)
+
+        # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
+        context.add_done_callback(cast(Any, end))
+        while (message := await outbox.take()) is not None:
+            yield message
+
+    async def _read(
+        self, requests: AsyncIterator[bytes], outbox: Outbox, kind: Kind, hashed_kind: Kind, channel: int
+    ) -> None:
+        try:
+            async for request in requests:
+                if kind is Kind.GENERATE and (ping := _ping_of(request)):
+                    self._host.probe()
+                    pong = worker_pb2.GenerateStreamResponse(
+                        pong=ping, stalled=self._host.stalled, progress=self._host.progress
+                    )
+                    outbox.push(pong.SerializeToString(), mergeable=True)
+                    continue
+                message, prompts = await self._read_prompts(kind, request)
+                if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
+                    self._host.send(hashed_kind, channel, join_prompts(message, prompts))
+                else:
+                    self._host.send(kind, channel, message)
+                await self._host.writable()
+        except (grpc.aio.UsageError, grpc.aio.AioRpcError):
+            pass  # the call ended under the reader; the outbox is closed below
+        finally:
+            outbox.close()
+
+    async def _read_prompts(self, kind: Kind, request: bytes) -> tuple[bytes, list[Prompt]]:
+        reader = self._reader
+        if reader is None:
+            return request, []
+        return await (reader.read_prefill(request) if kind is Kind.PREFILL else reader.read_generate(request))
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+        if not self._host.is_ready:
+            raise Unavailable("the worker is still starting")
+
+    def _on_state(self, channel: int, payload: bytes) -> None:
+        self._state = payload
+        if self._reader is None:
+            model = worker_pb2.WatchStateResponse.FromString(payload).state.model
+            self._reader = PromptReader(model.block_size, model.max_model_len)
+        self._notify()
+
+    def _on_stall(self, stalled: bool) -> None:
+        if stalled:
+            for outbox in self._generates.values():
+                outbox.push(_STALLED, mergeable=True)
+            for outbox in self._prefills.values():
+                outbox.push(_STALLED_PREFILLS)
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._state_changed = self._state_changed, asyncio.Event()
+        changed.set()
+
+    def _on_generate(self, channel: int, payload: bytes) -> None:
+        self._push_frame(channel, payload, mergeable=False)
+
+    def _on_generate_plain(self, channel: int, payload: bytes) -> None:
+        self._push_frame(channel, payload, mergeable=True)
+
+    def _on_generate_first(self, channel: int, payload: bytes) -> None:
+        self._push_frame(channel, payload, mergeable=True, ahead=True)
+
+    def _push_frame(self, channel: int, payload: bytes, mergeable: bool, ahead: bool = False) -> None:
+        outbox = self._generates.get(channel)
+        if outbox is None or outbox.closed:
+            return
+        outbox.push(payload, mergeable, ahead)
+        if outbox.closed:
+            _log.warning("a gateway's stream lags too far behind and is cut; its requests are aborted")
+            self._host.send(Kind.GENERATE_CLOSE, channel)
+
+    def _on_generate_close(self, channel: int, payload: bytes) -> None:
+        if outbox := self._generates.get(channel):
+            outbox.close(error_of_status(payload) if payload else None)
+
+    def _on_prefill(self, channel: int, payload: bytes) -> None:
+        if outbox := self._prefills.get(channel):
+            outbox.push(payload)
+
+    def _on_prefill_close(self, channel: int, payload: bytes) -> None:
+        if outbox := self._prefills.get(channel):
+            outbox.close(error_of_status(payload) if payload else None)
+
+
+def _ping_of(request: bytes) -> int:
+    """The number of a message that is nothing but a ping; 0: it is something else."""
+    if len(request) > _MAX_PING_BYTES:
+        return 0
+    try:
+        message = worker_pb2.GenerateStreamRequest.FromString(request)
+    except DecodeError:
+        return 0
+    return 0 if message.aborts or message.submits else message.ping

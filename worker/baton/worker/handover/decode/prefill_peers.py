@@ -1,0 +1,120 @@
+"""Streams to prefill workers: dialled when one is wanted, kept while it is of use. Knows nothing of prompts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from baton.v1 import kv_pb2, types_pb2, worker_pb2
+from baton.worker.executors.base import KvLayout
+from baton.worker.handover.decode.backoff import PeerBackoff
+from baton.worker.handover.decode.remote_prefill import PrefillPeer
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.transfer.conversion.blocks import worker_conversion
+from baton.worker.transfer.layout import layout_of
+
+Message = worker_pb2.PrefillStreamRequest
+
+
+class PrefillPeers:
+    """All open streams. `open_peer` dials an address, `send` queues a message."""
+
+    def __init__(
+        self,
+        hello: kv_pb2.PeerHello,
+        layout: KvLayout,
+        settings: HandoverSettings,
+        open_peer: Callable[[int, str], None],
+        send: Callable[[int, Message], None],
+        close_peer: Callable[[int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.backoff = PeerBackoff()
+        self._hello = hello
+        self.layout = layout
+        self._settings = settings
+        self._open_peer = open_peer
+        self._send = send
+        self._close_peer = close_peer
+        self._clock = clock
+        self._channels = itertools.count(1)
+        self._peers: dict[int, PrefillPeer] = {}
+        self._peer_at: dict[str, PrefillPeer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[PrefillPeer]:
+        return iter(list(self._peers.values()))
+
+    def at(self, channel: int) -> PrefillPeer | None:
+        """The peer of a stream. None: it was closed a moment ago."""
+        return self._peers.get(channel)
+
+    def find(self, endpoint: types_pb2.Endpoint) -> PrefillPeer | None:
+        """A stream to this worker. None: it is this one, or not worth asking now."""
+        now = self._clock()
+        if endpoint.worker_id == self._hello.worker_id or not endpoint.address:
+            return None
+        if not self.backoff.allows(endpoint.address, endpoint.epoch, now):
+            return None
+        peer = self._peer_at.get(endpoint.address)
+        if peer is None:
+            peer = PrefillPeer(next(self._channels), endpoint, now, self._settings.connect_seconds, now)
+            self._peers[peer.channel] = self._peer_at[endpoint.address] = peer
+            self._open_peer(peer.channel, endpoint.address)
+            self.send(peer, Message(hello=self._hello))
+        return peer
+
+    def send(self, peer: PrefillPeer, message: Message) -> None:
+        """Queues a message, unless the stream is closed."""
+        if peer.open:
+            self._send(peer.channel, message)
+
+    def greeted(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
+        """The peer said who it is. Raises Mismatch where its KV cannot be made into ours."""
+        worker_conversion(layout_of(hello.layout), self.layout)  # the peer converts
+        peer.greeted = True
+        peer.epoch = hello.epoch
+        peer.patience = self._settings.silence_seconds
+
+    def mismatched(self, peer: PrefillPeer) -> None:
+        """The peer is not worth asking for a while."""
+        self.backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
+
+    def close_all(self) -> None:
+        """Ends every stream; none has an exchange."""
+        for peer in self:
+            self._forget(peer.channel)
+            self.close(peer)
+
+    def close(self, peer: PrefillPeer) -> None:
+        """Ends a stream from here."""
+        self._close_peer(peer.channel)
+
+    def closed(self, channel: int) -> PrefillPeer | None:
+        """A stream ended, or never came to be. None: that is known."""
+        peer = self._forget(channel)
+        if peer is not None:
+            self.backoff.failed(peer.endpoint.address, peer.endpoint.epoch, self._clock())
+        return peer
+
+    def tick(self, now: float, deaf_seconds: float) -> list[PrefillPeer]:
+        """Closes idle streams. Returns the peers that said nothing for too long."""
+        silent: list[PrefillPeer] = []
+        for peer in self:
+            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+            if peer.exchanges:
+                if now >= peer.heard_at + peer.patience:
+                    silent.append(peer)
+            elif now >= peer.idle_since + self._settings.idle_seconds:
+                self._forget(peer.channel)
+                self.close(peer)
+        return silent
+
+    def _forget(self, channel: int) -> PrefillPeer | None:
+        peer = self._peers.pop(channel, None)
+        if peer is not None:
+            peer.open = False
+            del self._peer_at[peer.endpoint.address]
+        return peer

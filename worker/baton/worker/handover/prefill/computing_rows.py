@@ -1,0 +1,34 @@
+"""Which rows of the executor's batch compute prompts for other workers: layers are told to their pushes."""
+
+from __future__ import annotations
+
+import math
+
+from baton.worker.core import Row, StepPlan
+from baton.worker.handover.prefill.push_progress import PushProgress
+
+
+class ComputingRows:
+    """Changed by the engine's thread, read by the executor's."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[int, PushProgress]] = {}  # with the first step: a row was another's before
+
+    def begin(self, row: Row, first_step: int, progress: PushProgress) -> None:
+        """From this step on the row computes this prompt."""
+        self._rows[row] = first_step, progress
+
+    def end(self, progress: PushProgress | None) -> None:
+        """Nothing more is computed of this prompt. Idempotent."""
+        for row, (_, other) in list(self._rows.items()):
+            if other is progress:
+                del self._rows[row]
+
+    def on_layer(self, plan: StepPlan, layer: int) -> None:
+        """The executor's layer hook; on its thread."""
+        if not self._rows:
+            return
+        for index in range(plan.num_decodes, len(plan.rows)):
+            first_step, progress = self._rows.get(int(plan.rows[index]), (math.inf, None))
+            if progress is not None and first_step <= plan.step:
+                progress.layer_computed(layer, int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index]))

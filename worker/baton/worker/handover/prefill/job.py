@@ -1,0 +1,48 @@
+"""One prefill for another worker, and the stream that it came on. No behaviour."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from baton.worker.core import Request
+from baton.worker.executors.base import KvLayout
+from baton.worker.handover.prefill.push_progress import PushProgress
+from baton.worker.transfer.base import KvConversion
+from baton.worker.transfer.lease import SenderLease
+
+
+@dataclass(slots=True, eq=False)
+class DecodePeer:
+    """A decode worker's stream."""
+
+    channel: int
+    heard_at: float
+    worker_id: str = ""
+    greeted: bool = False
+    layout: KvLayout | None = None  # since it greeted
+    conversion: KvConversion | None = None  # into its layout; None: equal to ours
+    open: bool = True
+    jobs: dict[int, PrefillJob] = field(default_factory=dict)  # by prefill id
+    transfers: dict[int, PrefillJob] = field(default_factory=dict)  # by transfer id
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """One prefill, from its submit until its blocks are free."""
+
+    peer: DecodePeer
+    prefill_id: int
+    request: Request
+    push_id: int
+    progress: PushProgress | None = None  # once it is being computed
+    lease: SenderLease | None = None  # once the peer said where to
+    transfer_id: int = 0
+    started_at: float = 0.0
+    num_cached_tokens: int = 0
+    computed_at: float = 0.0
+    computed: bool = False
+    hold_until: float = math.inf  # a computed prompt without a lease
+    pushed: bool = False
+    num_pieces: int = 0
+    num_bytes: int = 0

@@ -1,0 +1,417 @@
+"""Prefills for other workers: computes their prompts, pushes the KV as layers finish, holds it until they have it.
+
+Runs on the engine thread. A job's blocks are freed when its lease ended, or, where there is none yet, when nobody
+wants them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
+from baton.v1 import kv_pb2, worker_pb2
+from baton.worker.core import Request
+from baton.worker.engine.engine import Engine
+from baton.worker.engine.submit import prefill_of
+from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.listener import HandoverListener
+from baton.worker.handover.messages import failed_message, first_token_message, public_id
+from baton.worker.handover.prefill.computing_rows import ComputingRows
+from baton.worker.handover.prefill.job import DecodePeer, PrefillJob
+from baton.worker.handover.prefill.push_progress import PushProgress
+from baton.worker.handover.prefill.push_targets import PushTargets
+from baton.worker.handover.records import PushRecord
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.link.prompts import Prompt
+from baton.worker.requests.outputs import FirstToken, PrefillStarted, StepOutputs
+from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
+from baton.worker.transfer.conversion.blocks import worker_conversion
+from baton.worker.transfer.layout import layout_of
+from baton.worker.transfer.lease import Action, Actions, SenderLease, State
+
+_log = logging.getLogger(__name__)
+
+Message = worker_pb2.PrefillStreamResponse
+
+
+class PrefillSide:
+    """All prefills for others. `send` queues a message on a stream, `flush` sends all that is queued."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        transport: Transport,
+        hello: kv_pb2.PeerHello,
+        settings: HandoverSettings,
+        counters: HandoverCounters,
+        send: Callable[[int, Message], None],
+        flush: Callable[[], None],
+        close_peer: Callable[[int, ServiceError], None],
+        listener: HandoverListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.draining = False
+        self._engine = engine
+        self._executor = executor
+        self._transport = transport
+        self._hello = hello
+        self._settings = settings
+        self._counters = counters
+        self._send = send
+        self._flush = flush
+        self._close_peer = close_peer
+        self._listener = listener
+        self._clock = clock
+        self._serial = itertools.count(1)
+        self._peers: dict[int, DecodePeer] = {}
+        self._jobs: dict[Request, PrefillJob] = {}
+        self._pushes: dict[int, PrefillJob] = {}
+        self._computing = ComputingRows()
+        self._targets = PushTargets(transport, hello.epoch, executor.layout, settings.piece_bytes)
+        self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
+        self._handlers: dict[str, Callable[[DecodePeer, worker_pb2.PrefillStreamRequest], None]] = {
+            "accept": self._on_accept,
+            "cancel": self._on_cancel,
+            "abort": self._on_abort,
+            "aborted": lambda peer, message: None,  # our fence does not wait for the receiver
+            "complete": self._on_complete,
+        }
+        self._effects: dict[Action, Callable[[PrefillJob], None]] = {
+            Action.SEND_SENT: self._send_sent,
+            Action.SEND_ABORT: self._send_abort,
+            Action.SEND_ABORTED: self._send_aborted,
+            Action.FENCE: lambda job: transport.fence_outbound(job.push_id),
+            Action.FORCE_FENCE: lambda job: transport.cut_outbound(job.push_id),
+            Action.FREE: self._free,
+        }
+
+    @property
+    def num_jobs(self) -> int:
+        """Prefills that hold blocks here, or will."""
+        return len(self._jobs)
+
+    @property
+    def busy_channels(self) -> list[int]:
+        """Streams whose peers wait for signs of life: all, for a submit may lie unread while a step computes."""
+        return list(self._peers)
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often they want one."""
+        return min(self._settings.beat_seconds, self._lease_seconds / 4)
+
+    def num_stranded_blocks(self, now: float, seconds: float) -> int:
+        """Blocks of leases that were broken longer ago than that, and are not free yet."""
+        late = [job for job in self._jobs.values() if job.lease is not None and job.lease.late(now, seconds)]
+        return sum(job.progress.num_blocks for job in late if job.progress is not None)
+
+    # Streams.
+
+    def on_peer_open(self, channel: int) -> None:
+        """A decode worker opened a stream."""
+        self._executor.watch_layers(self._computing.on_layer)
+        self._peers[channel] = DecodePeer(channel, self._clock())
+        self._send(channel, Message(hello=self._hello))
+
+    def on_peer_message(self, channel: int, payload: bytes, known: Prompt | None = None) -> None:
+        """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other.
+
+        `known`: what the front found out about a submit's prompt.
+        """
+        peer = self._peers.get(channel)
+        if peer is None:
+            return  # closed a moment ago
+        peer.heard_at = self._clock()
+        try:
+            message = worker_pb2.PrefillStreamRequest.FromString(payload)
+            kind = message.WhichOneof("message")
+            if kind == "hello":
+                self._on_hello(peer, message.hello)
+            elif kind == "renewal":
+                pass  # every message is a sign of life; these may overtake the hello
+            elif kind == "submit" and peer.greeted:
+                self._on_submit(peer, message.submit, known or Prompt())
+            elif kind in self._handlers and peer.greeted:
+                self._handlers[kind](peer, message)
+            else:
+                raise InvalidRequest(f"message {kind!r} came {'unknown' if peer.greeted else 'before the hello'}")
+        except DecodeError:
+            self._drop_peer(peer, InvalidRequest("a message on the stream is no PrefillStreamRequest"))
+        except ServiceError as error:
+            self._drop_peer(peer, error)
+
+    def on_peer_closed(self, channel: int) -> None:
+        """The stream ended: its prefills are aborted, its leases fenced. Idempotent."""
+        peer = self._peers.pop(channel, None)
+        if peer is None:
+            return
+        peer.open = False
+        for job in list(peer.jobs.values()):
+            if job.lease is None:
+                self._end(job)
+            else:
+                self._apply(job, job.lease.peer_lost(self._clock()))
+
+    def _drop_peer(self, peer: DecodePeer, error: ServiceError) -> None:
+        _log.warning("prefill stream of %s ended: %s", peer.worker_id or "a worker", error.message)
+        self._close_peer(peer.channel, error)
+        self.on_peer_closed(peer.channel)
+
+    # Messages.
+
+    def _on_hello(self, peer: DecodePeer, hello: kv_pb2.PeerHello) -> None:
+        peer.worker_id = hello.worker_id
+        try:
+            peer.layout = layout_of(hello.layout)
+            peer.conversion = worker_conversion(self._executor.layout, peer.layout)
+        except Mismatch:
+            self._counters.num_mismatches += 1
+            raise
+        peer.greeted = True
+
+    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, known: Prompt) -> None:
+        if submit.prefill_id in peer.jobs:
+            raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
+        try:
+            if self.draining:
+                raise Unavailable("the prefill worker is draining and takes no new prompts")
+            name = f"{submit.request_id}#p{next(self._serial)}"
+            request = prefill_of(submit, self._executor.model, name, self._clock(), known)
+            self._engine.submit(request)
+        except ServiceError as error:
+            self._refuse(peer, submit.prefill_id, error)
+            return
+        job = PrefillJob(peer, submit.prefill_id, request, next(self._serial))
+        peer.jobs[job.prefill_id] = self._jobs[request] = job
+
+    def _on_accept(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
+        transfer = message.accept.transfer
+        job = peer.jobs.get(message.accept.prefill_id)
+        if job is None or job.lease is not None:
+            # It ended while the accept was on its way: nothing will be written.
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            return
+        try:
+            target = self._targets.open(job, transfer)
+        except ServiceError as error:
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            self._fail(job, error)
+            return
+        lease_seconds = transfer.lease_ms / 1000
+        self._lease_seconds = min(self._lease_seconds, lease_seconds)
+        job.lease = SenderLease(self._clock(), lease_seconds, self._settings.stall_seconds)
+        job.transfer_id = transfer.transfer_id
+        peer.transfers[job.transfer_id] = self._pushes[job.push_id] = job
+        assert job.progress is not None, "a target needs a prompt that is being computed"
+        job.progress.start(target)
+
+    def _on_cancel(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.jobs.get(message.cancel.prefill_id)
+        if job is None:
+            return
+        if job.lease is None:
+            self._end(job)
+        else:
+            self._apply(job, job.lease.cancel(self._clock(), "the decode worker cancelled the prefill"))
+
+    def _on_abort(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.transfers.get(message.abort.transfer_id)
+        if job is None or job.lease is None:
+            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)))
+        else:
+            self._apply(job, job.lease.peer_aborts(self._clock(), message.abort.reason))
+
+    def _on_complete(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
+        job = peer.transfers.get(message.complete.transfer_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.completed())
+
+    # The engine.
+
+    def on_prefill_started(self, started: PrefillStarted) -> None:
+        """Between schedule and launch, so that the peer makes room while the first chunk is computed."""
+        job = self._jobs.get(started.request)
+        if job is None:
+            return
+        layout = self._executor.layout
+        job.started_at, job.num_cached_tokens = self._clock(), started.num_cached_tokens
+        job.progress = PushProgress(
+            layout.num_layers,
+            layout.block_size,
+            len(started.request.token_ids),
+            started.num_cached_tokens,
+            started.block_ids,
+        )
+        self._computing.begin(started.row, started.step, job.progress)
+        message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
+        self._send_to(job.peer, Message(started=message))
+        self._flush()
+
+    def on_step(self, outputs: StepOutputs) -> None:
+        """Call with all that the engine tells, right after a step at the latest, before anything else here."""
+        if not self._jobs:
+            return
+        now = self._clock()
+        for request, num_computed_tokens in outputs.prefill_progress:
+            job = self._jobs.get(request)
+            if job is not None and job.progress is not None:
+                job.progress.all_computed(num_computed_tokens)
+                if job.lease is not None:
+                    job.lease.progressed(now)
+        for first in outputs.first_tokens:
+            self._on_first_token(first, now)
+        for failure in outputs.failures:
+            if job := self._jobs.get(failure.request):
+                self._fail(job, failure.error)
+        for finish in outputs.finishes:
+            if job := self._jobs.get(finish.request):
+                self._fail(job, Unavailable("the prefill was aborted"))
+
+    def _on_first_token(self, first: FirstToken, now: float) -> None:
+        job = self._jobs.get(first.request)
+        if job is None:
+            return
+        job.computed, job.computed_at = True, now
+        job.hold_until = now + self._settings.accept_seconds
+        self._computing.end(job.progress)
+        message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
+        self._send_to(job.peer, Message(first_token=message))
+        if job.lease is not None:
+            self._tell_if_sent(job, job.lease)
+
+    # The transport, and time.
+
+    def on_pushed(self, event: Pushed) -> None:
+        """All pieces of a push are sent."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            job.num_pieces, job.num_bytes = event.num_pieces, event.num_bytes
+            job.pushed = True
+            self._tell_if_sent(job, job.lease)
+
+    def _tell_if_sent(self, job: PrefillJob, lease: SenderLease) -> None:
+        """Not before the first token: a decode worker with all KV and no token would compute one itself."""
+        if job.pushed and job.computed:
+            self._apply(job, lease.pushed(self._clock()))
+
+    def on_push_failed(self, event: PushFailed) -> None:
+        """A push cannot go on."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.cancel(self._clock(), f"the push failed: {event.reason}"))
+
+    def on_push_fenced(self, event: PushFenced) -> None:
+        """Nothing more is read or sent."""
+        job = self._pushes.get(event.push_id)
+        if job is not None and job.lease is not None:
+            self._apply(job, job.lease.fenced())
+
+    def tick(self, now: float, deaf_seconds: float) -> None:
+        """Ends what is overdue. For deaf_seconds before now nobody was listened to."""
+        for peer in self._peers.values():
+            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+        for job in list(self._jobs.values()):
+            if job.lease is not None:
+                job.lease.excuse(now, deaf_seconds)
+                job.lease.heard(job.peer.heard_at)
+                self._apply(job, job.lease.tick(now))
+            elif now >= job.hold_until:
+                self._fail(job, DeadlineExceeded("the decode worker made no room for the computed prompt"))
+            elif now >= job.peer.heard_at + self._settings.silence_seconds:
+                self._fail(job, DeadlineExceeded("the decode worker fell silent"))
+
+    def adopt(self, layout: KvLayout, error: ServiceError) -> None:
+        """Other weights are served: decode workers shall greet again. No prefill runs."""
+        self._targets.layout = layout
+        for channel in list(self._peers):
+            self._close_peer(channel, error)
+
+    def abort_all(self, reason: str) -> None:
+        """Fails every prefill that still runs."""
+        for job in list(self._jobs.values()):
+            self._fail(job, Unavailable(reason))
+
+    # Ends and effects.
+
+    def _refuse(self, peer: DecodePeer, prefill_id: int, error: ServiceError) -> None:
+        self._counters.num_failed_prefills += 1
+        self._send_to(peer, Message(failed=failed_message(prefill_id, error)))
+
+    def _fail(self, job: PrefillJob, error: ServiceError) -> None:
+        _log.info("prefill failed: %s", error.log_text, extra={"request_id": public_id(job.request)})
+        if job.lease is None:
+            self._refuse(job.peer, job.prefill_id, error)
+            self._end(job)
+        elif job.lease.live:
+            self._refuse(job.peer, job.prefill_id, error)
+            self._apply(job, job.lease.cancel(self._clock(), error.message))
+
+    def _apply(self, job: PrefillJob, actions: Actions) -> None:
+        for action in actions:
+            self._effects[action](job)
+
+    def _send_sent(self, job: PrefillJob) -> None:
+        sent = kv_pb2.TransferSent(transfer_id=job.transfer_id, num_pieces=job.num_pieces, num_bytes=job.num_bytes)
+        self._send_to(job.peer, Message(sent=sent))
+
+    def _send_abort(self, job: PrefillJob) -> None:
+        assert job.lease is not None
+        abort = kv_pb2.TransferAbort(transfer_id=job.transfer_id, reason=job.lease.reason)
+        self._send_to(job.peer, Message(abort=abort))
+
+    def _send_aborted(self, job: PrefillJob) -> None:
+        self._send_to(job.peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=job.transfer_id)))
+
+    def _send_to(self, peer: DecodePeer, message: Message) -> None:
+        if peer.open:
+            self._send(peer.channel, message)
+
+    def _free(self, job: PrefillJob) -> None:
+        lease = job.lease
+        assert lease is not None
+        if lease.state is State.COMPLETE:
+            self._counters.num_sent_transfers += 1
+            self._counters.num_sent_bytes += job.num_bytes
+            self._record(job)
+        else:
+            self._counters.num_failed_pushes += 1
+            self._counters.num_expired_leases += lease.expired
+            _log.info("KV push ended: %s", lease.reason, extra={"request_id": public_id(job.request)})
+        self._end(job)
+
+    def _record(self, job: PrefillJob) -> None:
+        now = self._clock()
+        computed_at = job.computed_at if job.computed else now
+        self._counters.tail_seconds.observe(now - computed_at)
+        record = PushRecord(
+            request_id=public_id(job.request),
+            traceparent=job.request.traceparent,
+            num_tokens=len(job.request.token_ids),
+            num_cached_tokens=job.num_cached_tokens,
+            num_bytes=job.num_bytes,
+            submitted_at=job.request.arrival,
+            started_at=job.started_at,
+            computed_at=computed_at,
+            completed_at=now,
+        )
+        self._listener.on_record(record)
+
+    def _end(self, job: PrefillJob) -> None:
+        """Frees the job's blocks, wherever it stands."""
+        self._computing.end(job.progress)
+        self._transport.forget(job.push_id)
+        self._pushes.pop(job.push_id, None)
+        del self._jobs[job.request]
+        del job.peer.jobs[job.prefill_id]
+        job.peer.transfers.pop(job.transfer_id, None)
+        if job.computed:
+            self._engine.free_prefill(job.request.request_id)
+        else:
+            self._engine.abort(job.request.request_id)

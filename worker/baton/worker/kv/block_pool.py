@@ -1,0 +1,277 @@
+"""The worker's KV blocks: who holds them, which are reusable, which go first. Knows nothing of tensors.
+
+state    references  findable   leaves by
+empty    0           no         allocate, lease
+cached   0           yes        touch (to held), allocate or lease (evicted, least recently freed first)
+held     1 or more   maybe      free by its last holder: to cached where findable, else to empty
+leased   0           no         settle (to held), free_lease (to empty); never reused before
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.errors import DataLoss
+from baton.worker.core import BlockHash, BlockId, Tier
+from baton.worker.kv.cache_events import CacheEvents, RemovedEvent, StoredEvent
+from baton.worker.kv.host_tier.offloads import Offloads
+
+_POOL_PARTS = 512  # of which at least one is evicted at once
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAudit:
+    """Every block is in exactly one of these states."""
+
+    num_blocks: int
+    num_held_blocks: int  # by requests, cached or not
+    num_leased_blocks: int  # a remote peer may write them
+    num_cached_blocks: int  # held by nobody, reusable
+    num_empty_blocks: int
+
+
+class BlockPool:
+    """Hands out blocks and remembers what is in them. Every verb is O(1) a block.
+
+    `offloads` hears of every cached block that comes or goes.
+    """
+
+    def __init__(self, num_blocks: int, offloads: Offloads | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._empty: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()  # the next to evict first
+        self._num_references = [0] * num_blocks
+        self._leased: set[BlockId] = set()
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._block_of: dict[BlockHash, BlockId] = {}
+        self._events = CacheEvents(Tier.DEVICE)
+        self._offloads = offloads
+        # Whoever must evict evicts so many, and the index is told once. Copies in host memory are made block by block.
+        self._evicted_together = max(1, num_blocks // _POOL_PARTS) if offloads is None else 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that allocate could hand out now, cached ones included."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether blocks stopped being findable since the last take_events."""
+        return self._events.removes
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks that allocate would hand out first."""
+        return len(self._empty)
+
+    def allocate(self, count: int, in_order: bool = True) -> list[BlockId] | None:
+        """Holds `count` blocks for the caller, evicting cached ones where it must. None: there are not that many.
+
+        `in_order`: only steps write them, and only those that are launched from now on.
+        """
+        if count > self.num_free:
+            return None
+        block_ids = self._take(count, in_order)
+        references = self._num_references
+        for block_id in block_ids:
+            references[block_id] = 1
+        return block_ids
+
+    def lookup(self, block_hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """The blocks of the longest known prefix. Touch them before anything else is allocated."""
+        block_ids: list[BlockId] = []
+        find = self._block_of.get
+        for block_hash in block_hashes:
+            block_id = find(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def touch(self, block_ids: Sequence[BlockId]) -> None:
+        """Holds blocks that lookup found."""
+        references, cached, offloads = self._num_references, self._cached, self._offloads
+        for block_id in block_ids:
+            if references[block_id] == 0:
+                del cached[block_id]
+                if offloads is not None:
+                    offloads.held(block_id, self._hash(block_id))
+            references[block_id] += 1
+
+    def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
+        """How many of these blocks touching would take from the free ones."""
+        references = self._num_references
+        return [references[block_id] for block_id in block_ids].count(0)
+
+    def free(self, block_ids: Sequence[BlockId]) -> None:
+        """Ends one holder's hold. The last block is the first to be evicted: a prefix outlives its continuations."""
+        references, hash_of, offloads = self._num_references, self._hash_of, self._offloads
+        put_empty, cached = self._empty.append, self._cached
+        for block_id in reversed(block_ids):
+            count = references[block_id] - 1
+            assert count >= 0, f"block {block_id} is freed but nobody holds it"
+            references[block_id] = count
+            if count:
+                continue
+            block_hash = hash_of[block_id]
+            if block_hash is None:
+                put_empty(block_id)
+                continue
+            cached[block_id] = None
+            if offloads is not None:
+                offloads.cached(block_id, block_hash)
+
+    def store(self, block_ids: Sequence[BlockId], block_hashes: Sequence[BlockHash]) -> None:
+        """Makes held, full blocks findable. Where another block has the same content already, that one stays it."""
+        assert len(block_ids) == len(block_hashes), f"{len(block_ids)} blocks and {len(block_hashes)} hashes"
+        assert all(map(self._num_references.__getitem__, block_ids)), "a block is stored but nobody holds it"
+        hash_of, block_of = self._hash_of, self._block_of
+        if any(map(hash_of.__getitem__, block_ids)) or not block_of.keys().isdisjoint(block_hashes):
+            pairs = zip(block_ids, block_hashes, strict=True)
+            fresh = [pair for pair in pairs if hash_of[pair[0]] is None and pair[1] not in block_of]
+            block_ids, block_hashes = [pair[0] for pair in fresh], [pair[1] for pair in fresh]
+        block_of.update(zip(block_hashes, block_ids, strict=True))
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            hash_of[block_id] = block_hash
+        self._events.stored(*block_hashes)
+
+    def lease(self, count: int) -> list[BlockId] | None:
+        """Takes blocks that a remote peer may write until settle or free_lease. None: there are not that many."""
+        if count > self.num_free:
+            return None
+        block_ids = self._take(count, in_order=False)
+        self._leased.update(block_ids)
+        return block_ids
+
+    def settle(self, block_ids: Sequence[BlockId]) -> None:
+        """The peer is done and what it wrote is good: leased blocks become held."""
+        self._end_lease(block_ids)
+        references = self._num_references
+        for block_id in block_ids:
+            references[block_id] = 1
+
+    def evict_ahead(self, wanted: int, at_most: int) -> None:
+        """Evicts some cached blocks, until so many are empty, for a lease that is to come."""
+        count = min(wanted - len(self._empty), at_most, len(self._cached))
+        if count > 0:
+            self._empty[:0] = reversed(self._evict(count, in_order=False))
+
+    def free_lease(self, block_ids: Sequence[BlockId]) -> None:
+        """The peer can write no more: leased blocks become empty."""
+        self._end_lease(block_ids)
+        self._empty.extend(block_ids)
+
+    def reset(self) -> None:
+        """Forgets what every block holds, and the events that told of it. Holds and leases stay."""
+        self._empty.extend(self._cached)
+        self._cached.clear()
+        self._block_of.clear()
+        self._hash_of = [None] * self.num_blocks
+        self._events.clear()
+        if self._offloads is not None:
+            self._offloads.reset()
+
+    def take_events(self) -> list[StoredEvent | RemovedEvent]:
+        """What became findable or stopped being so since the last call, in order."""
+        return self._events.take()
+
+    def cached_hashes(self) -> bytes:
+        """Everything findable, 16 bytes a block."""
+        return b"".join(self._block_of)
+
+    def count(self) -> PoolAudit:
+        """The blocks in each state, as the free lists have it. O(1)."""
+        num_leased, num_cached, num_empty = len(self._leased), len(self._cached), len(self._empty)
+        num_held = self.num_blocks - num_leased - num_cached - num_empty
+        return PoolAudit(self.num_blocks, num_held, num_leased, num_cached, num_empty)
+
+    def audit(self) -> PoolAudit:
+        """Counts the blocks in each state. Raises DataLoss where the pool contradicts itself."""
+        self._check_free_lists()
+        self._check_hashes()
+        if self._offloads is not None:
+            self._offloads.audit({block_id: self._hash(block_id) for block_id in self._cached})
+        num_held = sum(1 for count in self._num_references if count > 0)
+        counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
+        if counted != self.num_blocks:
+            raise DataLoss(f"{counted} blocks are accounted for, the pool has {self.num_blocks}")
+        return PoolAudit(self.num_blocks, num_held, len(self._leased), len(self._cached), len(self._empty))
+
+    def check_references(self, holds: Sequence[Sequence[BlockId]], leases: Sequence[Sequence[BlockId]]) -> None:
+        """Raises DataLoss unless exactly these lists of blocks are held and leased."""
+        counts = [0] * self.num_blocks
+        for block_ids in holds:
+            for block_id in block_ids:
+                counts[block_id] += 1
+        for number, (counted, known) in enumerate(zip(counts, self._num_references, strict=True)):
+            if counted != known:
+                raise DataLoss(f"block {number} has {known} references, its holders are {counted}")
+        leased = [block_id for block_ids in leases for block_id in block_ids]
+        if len(leased) != len(self._leased) or set(leased) != self._leased:
+            raise DataLoss(f"{len(self._leased)} blocks are leased, the open leases name {len(leased)}")
+
+    def _end_lease(self, block_ids: Sequence[BlockId]) -> None:
+        assert self._leased.issuperset(block_ids), f"of {len(block_ids)} blocks of a lease some are not leased"
+        self._leased.difference_update(block_ids)
+
+    def _take(self, count: int, in_order: bool) -> list[BlockId]:
+        """Empty blocks first, the last put back before the others; then what is evicted."""
+        num_empty = min(count, len(self._empty))
+        first = len(self._empty) - num_empty
+        block_ids = self._empty[first:][::-1]
+        del self._empty[first:]
+        if self._offloads is not None and not in_order:
+            for block_id in block_ids:
+                self._offloads.overwritten(block_id)
+        missing = count - num_empty
+        if missing > 0:
+            evicted = self._evict(min(max(missing, self._evicted_together), len(self._cached)), in_order)
+            block_ids += evicted[:missing]
+            self._empty += reversed(evicted[missing:])
+        return block_ids
+
+    def _evict(self, count: int, in_order: bool) -> list[BlockId]:
+        cached, hash_of = self._cached, self._hash_of
+        block_ids = list(itertools.islice(cached, count))
+        removed = cast(list[BlockHash], list(map(hash_of.__getitem__, block_ids)))  # cached blocks have hashes
+        for block_id in block_ids:
+            del cached[block_id]
+            hash_of[block_id] = None
+        deque(map(self._block_of.__delitem__, removed), maxlen=0)
+        self.num_evicted += count
+        self._events.removed(*removed)
+        if self._offloads is not None:
+            for block_id, block_hash in zip(block_ids, removed, strict=True):
+                self._offloads.evicted(block_id, block_hash, in_order)
+                if not in_order:
+                    self._offloads.overwritten(block_id)
+        return block_ids
+
+    def _hash(self, block_id: BlockId) -> BlockHash:
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None, f"cached block {block_id} has no hash"
+        return block_hash
+
+    def _check_free_lists(self) -> None:
+        for name, block_ids in (("empty", self._empty), ("cached", self._cached), ("leased", self._leased)):
+            if len(set(block_ids)) != len(block_ids):
+                raise DataLoss(f"a block is {name} twice")
+            for block_id in block_ids:
+                if self._num_references[block_id] != 0:
+                    raise DataLoss(f"block {block_id} is {name} and has {self._num_references[block_id]} references")
+                if (self._hash_of[block_id] is not None) != (name == "cached"):
+                    raise DataLoss(f"block {block_id} is {name}, its hash is {self._hash_of[block_id]!r}")
+
+    def _check_hashes(self) -> None:
+        for block_hash, block_id in self._block_of.items():
+            if len(block_hash) != HASH_BYTES or self._hash_of[block_id] != block_hash:
+                raise DataLoss(f"block {block_id} is found as {block_hash!r} but holds {self._hash_of[block_id]!r}")
+        num_hashed = sum(1 for block_hash in self._hash_of if block_hash is not None)
+        if num_hashed != len(self._block_of):
+            raise DataLoss(f"{num_hashed} blocks have a hash, {len(self._block_of)} can be found")

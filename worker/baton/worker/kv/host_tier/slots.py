@@ -1,0 +1,172 @@
+"""Host memory as the second home of cached blocks: which are there, in which slot, which go first. Copies nothing.
+
+state    findable  leaves by
+empty    no        begin (to filling)
+filling  no        landed (to kept), fail (to empty), void (to void)
+kept     yes       begin of another (evicted, least recently used first; never while pinned), reset (to empty or void)
+void     no        the end of its copy: landed, fail or the last unpin (to empty)
+
+A slot is void while a copy may still write or read it, and nobody wants what is in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.rpc.errors import DataLoss
+from baton.worker.core import BlockHash, HostSlot, Tier
+from baton.worker.kv.cache_events import CacheEvents, RemovedEvent, StoredEvent
+
+
+class Begun(NamedTuple):
+    """A slot for a copy, and the block that had to leave it."""
+
+    slot: HostSlot
+    evicted: BlockHash | None
+
+
+class HostTier:
+    """The slots' books. Every verb but audit is O(1) a slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._kept: OrderedDict[BlockHash, HostSlot] = OrderedDict()  # the next to evict first
+        self._filling: dict[BlockHash, HostSlot] = {}
+        self._hash_of: dict[HostSlot, BlockHash] = {}  # of those that fill
+        self._void: set[HostSlot] = set()
+        self._pins: dict[HostSlot, int] = {}  # restores that read the slot
+        self._num_used = 0  # slots from here on were never used
+        self._empty: list[HostSlot] = []  # those before that are
+        self._events = CacheEvents(Tier.HOST)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        """Whether the block is here, or on its way."""
+        return block_hash in self._kept or block_hash in self._filling
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that can be found."""
+        return len(self._kept)
+
+    def begin(self, block_hash: BlockHash) -> Begun | None:
+        """A slot for a block that is to be copied here. None: copies are under way in all of them."""
+        assert block_hash not in self, f"block {block_hash.hex()} is in host memory already"
+        evicted: BlockHash | None = None
+        if self._empty:
+            slot = self._empty.pop()
+        elif self._num_used < self.num_slots:
+            slot = HostSlot(self._num_used)
+            self._num_used += 1
+        else:
+            evicted = next((known for known, slot in self._kept.items() if slot not in self._pins), None)
+            if evicted is None:
+                return None
+            slot = self._kept.pop(evicted)
+            self._events.removed(evicted)
+        self._filling[block_hash] = slot
+        self._hash_of[slot] = block_hash
+        return Begun(slot, evicted)
+
+    def landed(self, slot: HostSlot) -> bool:
+        """The copy into the slot is complete. False: nobody wants it any more."""
+        block_hash = self._end_filling(slot)
+        if block_hash is None:
+            return False
+        self._kept[block_hash] = slot
+        self._events.stored(block_hash)
+        return True
+
+    def fail(self, slot: HostSlot) -> BlockHash | None:
+        """The copy into the slot will never be complete. Returns which block is not here after all."""
+        block_hash = self._end_filling(slot)
+        if block_hash is not None:
+            self._empty.append(slot)
+        return block_hash
+
+    def void(self, slot: HostSlot) -> BlockHash | None:
+        """What is copied into the slot may change under the copy. Returns which block is not here after all."""
+        block_hash = self._end_filling(slot) if slot not in self._void else None
+        self._void.add(slot)
+        return block_hash
+
+    def lookup(self, block_hashes: Sequence[BlockHash]) -> list[HostSlot]:
+        """The slots of the first of these blocks, up to one that is not here."""
+        slots: list[HostSlot] = []
+        for block_hash in block_hashes:
+            slot = self._kept.get(block_hash)
+            if slot is None:
+                break
+            slots.append(slot)
+        return slots
+
+    def touch(self, block_hash: BlockHash) -> None:
+        """The block was used: it is the last to be evicted. Nothing where it is not here."""
+        if block_hash in self._kept:
+            self._kept.move_to_end(block_hash)
+
+    def pin(self, slots: Sequence[HostSlot]) -> None:
+        """A restore reads slots that lookup found."""
+        for slot in slots:
+            self._pins[slot] = self._pins.get(slot, 0) + 1
+
+    def unpin(self, slots: Sequence[HostSlot]) -> None:
+        """The restore is over."""
+        for slot in slots:
+            self._pins[slot] -= 1
+            if self._pins[slot] == 0:
+                del self._pins[slot]
+                if slot in self._void:
+                    self._void.remove(slot)
+                    self._empty.append(slot)
+
+    def reset(self) -> None:
+        """Forgets what every slot holds, and the events that told of it. Copies under way go on, for nobody."""
+        self._void.update(self._filling.values())
+        self._filling.clear()
+        self._hash_of.clear()
+        for slot in self._kept.values():
+            if slot in self._pins:
+                self._void.add(slot)
+            else:
+                self._empty.append(slot)
+        self._kept.clear()
+        self._events.clear()
+
+    def take_events(self) -> list[StoredEvent | RemovedEvent]:
+        """What became findable or stopped being so since the last call, in order."""
+        return self._events.take()
+
+    def cached_hashes(self) -> bytes:
+        """Everything findable, 16 bytes a block."""
+        return b"".join(self._kept)
+
+    def audit(self, reading: Sequence[Sequence[HostSlot]]) -> None:
+        """Raises DataLoss where the books contradict themselves, or the restores that read these slots."""
+        slots = [*self._empty, *self._kept.values(), *self._filling.values(), *self._void]
+        if len(set(slots)) != len(slots) or sorted(slots) != list(range(self._num_used)):
+            raise DataLoss(
+                f"{len(set(slots))} of {self._num_used} used host slots are accounted for {len(slots)} times"
+            )
+        if {slot: block_hash for block_hash, slot in self._filling.items()} != self._hash_of:
+            raise DataLoss("host slots that fill and their blocks differ")
+        if self._kept.keys() & self._filling.keys():
+            raise DataLoss("a block is in host memory and on its way there")
+        counts: dict[HostSlot, int] = {}
+        for restore in reading:
+            for slot in restore:
+                counts[slot] = counts.get(slot, 0) + 1
+        if counts != self._pins:
+            raise DataLoss(f"{len(self._pins)} host slots are pinned, the restores read {len(counts)}")
+        if stray := counts.keys() - set(self._kept.values()) - self._void:
+            raise DataLoss(f"a restore reads host slot {min(stray)}, which holds no block")
+
+    def _end_filling(self, slot: HostSlot) -> BlockHash | None:
+        if slot in self._void:
+            self._void.remove(slot)
+            self._empty.append(slot)
+            return None
+        block_hash = self._hash_of.pop(slot)
+        del self._filling[block_hash]
+        return block_hash

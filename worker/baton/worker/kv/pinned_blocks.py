@@ -1,0 +1,60 @@
+"""Blocks that preemption cannot bring back, kept few enough that every request that runs can run to its end.
+
+A request's blocks are pinned while a remote peer may write them, while they wait for a peer to read them, and while
+they are the prefix or the result of a remote prefill. If those were all blocks, running requests could preempt each
+other for ever. So nothing is pinned unless each running request, alone beside the pins, still fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.worker.core import BlockId
+from baton.worker.requests.state import RequestState, num_blocks_for
+
+
+class Pins:
+    """Counts distinct pinned blocks, by request."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.num_pinned = 0
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._longest = num_blocks_for(max_model_len, block_size)
+        self._counts = np.zeros(num_blocks, np.int32)
+        self._blocks_of: dict[RequestState, NDArray[np.int64]] = {}
+
+    def set(self, state: RequestState, block_ids: Sequence[BlockId]) -> None:
+        """Pins exactly these blocks, all different, for the request."""
+        self.remove(state)
+        pinned = self._blocks_of[state] = np.array(block_ids, np.int64)
+        counts = self._counts[pinned]
+        self._counts[pinned] = counts + 1
+        self.num_pinned += int(np.count_nonzero(counts == 0))
+
+    def remove(self, state: RequestState) -> None:
+        """Pins nothing for the request any more. Idempotent."""
+        pinned = self._blocks_of.pop(state, None)
+        if pinned is not None:
+            counts = self._counts[pinned]
+            self._counts[pinned] = counts - 1
+            self.num_pinned -= int(np.count_nonzero(counts == 1))
+
+    def leave_room_for(self, state: RequestState) -> bool:
+        """Whether the request could run to its end beside what others have pinned."""
+        own = len(self._blocks_of.get(state, ()))
+        return state.lifetime_blocks(self._block_size) + self.num_pinned - own <= self._num_blocks
+
+    def would_leave_room(self, pinning: RequestState, extra: int, others: Iterable[RequestState]) -> bool:
+        """Whether, with `extra` more blocks pinned for one request, each of the others could still run to its end."""
+        pinned = self.num_pinned + extra
+        if pinned + self._longest <= self._num_blocks:
+            return True
+        for state in others:
+            own = len(self._blocks_of.get(state, ())) + (extra if state is pinning else 0)
+            if state.lifetime_blocks(self._block_size) + pinned - own > self._num_blocks:
+                return False
+        return pinned <= self._num_blocks

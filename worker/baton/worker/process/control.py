@@ -1,0 +1,178 @@
+"""ControlService on the engine's side: calls answered between two steps or later, and the drain that they start."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from baton.rpc.errors import ServiceError, Unsupported, status_of
+from baton.v1 import control_pb2, worker_pb2
+from baton.worker.kv.block_pool import PoolAudit
+from baton.worker.link.frames import Kind
+from baton.worker.link.methods import Method
+from baton.worker.process.lifecycle import Lifecycle, Refuse, Reply
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[int, int, bytes], None]  # kind, channel, payload
+
+
+class Operated(Protocol):
+    """What control needs of the engine and of what surrounds it."""
+
+    def audit(self) -> PoolAudit:
+        """Walks the pool. Raises DataLoss."""
+
+    def count_blocks(self) -> PoolAudit:
+        """The pool's own counts. Cheap."""
+
+    def reset_prefix_cache(self) -> int:
+        """The new epoch."""
+
+    def state(self) -> worker_pb2.WorkerState:
+        """As of now."""
+
+    def counters(self) -> control_pb2.WorkerCounters:
+        """Totals since the start."""
+
+    def begin_drain(self) -> None:
+        """Takes no new work from now on. Idempotent."""
+
+    def abort_all(self, reason: str) -> None:
+        """Fails what still runs."""
+
+    def num_requests(self) -> int:
+        """Requests of gateways and prefills of other workers that still run."""
+
+    def start_profile(self, num_steps: int) -> str:
+        """Records steps from now on. Returns the trace's path."""
+
+    def stop_profile(self) -> tuple[str, int]:
+        """The trace's path, and its steps."""
+
+
+class EngineControl:
+    """Answers calls. Used by the engine thread only."""
+
+    def __init__(
+        self, operated: Operated, send: Send, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._operated = operated
+        self._send = send
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._forgets_when_idle = False
+        self._idle_waiters: list[int] = []
+        self._abort_at: float | None = None
+        self._methods: dict[int, Callable[[bytes], bytes]] = {
+            Method.DRAIN: self._drain,
+            Method.GET_STATS: self._get_stats,
+            Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
+            Method.START_PROFILE: self._start_profile,
+            Method.STOP_PROFILE: self._stop_profile,
+            Method.RESUME: self._resume,
+        }
+        self._later: dict[int, Callable[[bytes, Reply, Refuse], None]] = {
+            Method.PAUSE: lambda payload, *ends: lifecycle.pause(control_pb2.PauseRequest.FromString(payload), *ends),
+            Method.SLEEP: lambda payload, *ends: lifecycle.sleep(control_pb2.SleepRequest.FromString(payload), *ends),
+            Method.WAKE_UP: lambda payload, *ends: lifecycle.wake_up(*ends),
+            Method.RELOAD_WEIGHTS: lambda payload, *ends: lifecycle.reload(
+                control_pb2.ReloadWeightsRequest.FromString(payload), *ends
+            ),
+        }
+
+    @property
+    def deadline(self) -> float | None:
+        """When `check` must be called at the latest."""
+        dues = [due for due in (self._abort_at, self._lifecycle.deadline) if due is not None]
+        return min(dues, default=None)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change is under way."""
+        return self._lifecycle.deadline is not None
+
+    def call(self, channel: int, payload: bytes) -> None:
+        """Answers one call, at once or, where something must come to an end first, later."""
+        if payload[0] == Method.AWAIT_IDLE:
+            self._idle_waiters.append(channel)
+            return
+        try:
+            if later := self._later.get(payload[0]):
+                later(payload[1:], partial(self._reply, channel), partial(self._refuse, channel))
+                return
+            method = self._methods.get(payload[0])
+            if method is None:
+                raise Unsupported(f"the engine has no method {payload[0]}")
+            self._send(Kind.REPLY, channel, method(payload[1:]))
+        except ServiceError as error:
+            self._refuse(channel, error)
+
+    def check(self) -> None:
+        """Ends a drain whose time is up, and answers those who wait for the last request or for a change."""
+        self._lifecycle.check()
+        if self._abort_at is not None and self._clock() >= self._abort_at:
+            self._abort_at = None
+            if left := self._operated.num_requests():
+                _log.warning("the drain's time is up: aborting %d requests", left)
+                self._operated.abort_all("the worker is shutting down, and the request took longer than its drain")
+        if self._forgets_when_idle and not self._operated.num_requests():
+            self._forgets_when_idle = False
+            self._operated.reset_prefix_cache()
+        if self._idle_waiters and not self._operated.num_requests():
+            for channel in self._idle_waiters:
+                self._send(Kind.REPLY, channel, b"")
+            self._idle_waiters.clear()
+
+    def _reply(self, channel: int, response: Message) -> None:
+        self._send(Kind.REPLY, channel, response.SerializeToString())
+
+    def _refuse(self, channel: int, error: ServiceError) -> None:
+        self._send(Kind.REFUSAL, channel, status_of(error).SerializeToString())
+
+    def _resume(self, payload: bytes) -> bytes:
+        self._forgets_when_idle, self._abort_at = False, None
+        return self._lifecycle.resume().SerializeToString()
+
+    def _drain(self, payload: bytes) -> bytes:
+        request = control_pb2.DrainRequest.FromString(payload)
+        self._forgets_when_idle = self._forgets_when_idle or not self._lifecycle.draining
+        self._lifecycle.draining = True
+        self._operated.begin_drain()
+        if self._lifecycle.stopped:
+            self._operated.abort_all("the worker drains, and had kept the request while it was stopped")
+        self._abort_at = self._clock() + request.timeout_ms / 1000 if request.timeout_ms else None
+        return control_pb2.DrainResponse(num_requests=self._operated.num_requests()).SerializeToString()
+
+    def _get_stats(self, payload: bytes) -> bytes:
+        request = control_pb2.GetStatsRequest.FromString(payload)
+        audit = self._operated.audit() if request.audit else self._operated.count_blocks()
+        return control_pb2.GetStatsResponse(
+            state=self._operated.state(),
+            counters=self._operated.counters(),
+            num_held_blocks=audit.num_held_blocks,
+            num_leased_blocks=audit.num_leased_blocks,
+            num_cached_blocks=audit.num_cached_blocks,
+            num_empty_blocks=audit.num_empty_blocks,
+            activity=self._lifecycle.activity,
+            sleep_level=self._lifecycle.sleep_level,
+        ).SerializeToString()
+
+    def _reset_prefix_cache(self, payload: bytes) -> bytes:
+        epoch = self._operated.reset_prefix_cache()
+        _log.info("prefix cache reset: epoch %d", epoch)
+        return control_pb2.ResetPrefixCacheResponse(epoch=epoch).SerializeToString()
+
+    def _start_profile(self, payload: bytes) -> bytes:
+        request = control_pb2.StartProfileRequest.FromString(payload)
+        path = self._operated.start_profile(request.num_steps)
+        return control_pb2.StartProfileResponse(path=path).SerializeToString()
+
+    def _stop_profile(self, payload: bytes) -> bytes:
+        path, num_steps = self._operated.stop_profile()
+        return control_pb2.StopProfileResponse(path=path, num_steps=num_steps).SerializeToString()

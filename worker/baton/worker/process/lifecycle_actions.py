@@ -1,0 +1,120 @@
+"""The engine brought to a halt and changed: what a Lifecycle does, done to one worker's parts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from baton.v1 import worker_pb2
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import NewWeights, Resident
+from baton.worker.handover.handover import Handover
+from baton.worker.link.frames import EngineLink, Kind
+from baton.worker.process.control import Operated
+from baton.worker.transfer.layout import layout_message
+
+_SIGN_SECONDS = 0.25
+
+
+class EngineHalt:
+    """Implements baton.worker.process.lifecycle.Halting. `identity` is what the worker tells of itself; it is kept true.
+
+    `end_drain`: sessions take new requests again.
+    """
+
+    def __init__(
+        self,
+        operated: Operated,
+        engine: Engine,
+        resident: Resident,
+        handover: Handover,
+        identity: worker_pb2.WorkerState,
+        link: EngineLink,
+        end_drain: Callable[[], None],
+    ) -> None:
+        self._operated = operated
+        self._engine = engine
+        self._resident = resident
+        self._handover = handover
+        self._identity = identity
+        self._link = link
+        self._end_drain = end_drain
+
+    def begin_drain(self) -> None:
+        self._operated.begin_drain()
+
+    def end_drain(self) -> None:
+        self._handover.end_drain()
+        self._end_drain()
+
+    def abort_all(self, reason: str) -> None:
+        self._operated.abort_all(reason)
+
+    def abort_prefills(self, reason: str) -> None:
+        self._handover.abort_all(reason)
+
+    def num_requests(self) -> int:
+        return self._operated.num_requests()
+
+    def num_open_transfers(self) -> int:
+        return self._handover.num_open
+
+    def freeze(self, frozen: bool) -> None:
+        self._engine.frozen = frozen
+
+    def settled(self) -> bool:
+        return self._engine.settled and not self._handover.num_open
+
+    def epoch(self) -> int:
+        return self._engine.epoch
+
+    def forget_blocks(self) -> int:
+        self._engine.recompute_all()
+        return self._operated.reset_prefix_cache()
+
+    def read_weights(self, model: str) -> NewWeights:
+        return self._resident.read_weights(model)
+
+    def use_weights(self, new: NewWeights) -> None:
+        with self._signs_of_life():
+            self._resident.use_weights(new)
+        self._adopt()
+
+    def sleep(self, level: int) -> int:
+        with self._signs_of_life():
+            return self._resident.sleep(level)
+
+    def wake(self, new: NewWeights | None) -> None:
+        with self._signs_of_life():
+            self._resident.wake(new)
+        if new is not None:
+            self._adopt()
+
+    def wake_loop(self) -> None:
+        self._link.wake()
+
+    def _adopt(self) -> None:
+        """Everybody who asks is told of the weights that are in use."""
+        layout = self._resident.layout
+        self._identity.model.digest = layout.model_digest
+        self._identity.layout.CopyFrom(layout_message(layout))
+        self._handover.adopt(layout)
+
+    @contextlib.contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """Moving memory can take longer than a step may: the front hears that the engine lives."""
+        state = worker_pb2.WatchStateResponse(state=self._operated.state()).SerializeToString()
+        done = threading.Event()
+
+        def tell() -> None:
+            while not done.wait(_SIGN_SECONDS):
+                self._link.post(Kind.STATE, 0, state)
+
+        thread = threading.Thread(target=tell, name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

@@ -1,0 +1,40 @@
+"""The engine process's log records, sent to its front, which writes all of a worker's log in one form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from typing import Any
+
+from baton.worker.link.frames import EngineLink, Kind
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({})))
+# What the engine appends to a request's id to make it unique; in logs the id is the same in every service.
+_SERIAL = re.compile(r"#[ep]\d+$")
+_KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno", "funcName", "threadName")
+
+
+class LinkLogHandler(logging.Handler):
+    """Sends records over the link. Works on every thread."""
+
+    def __init__(self, link: EngineLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends the record at once."""
+        self._link.post(Kind.LOG, payload=json.dumps(fields_of(record), default=str).encode())
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """A record as plain values, its text complete."""
+    message = record.getMessage()
+    if record.exc_info:
+        message += "\n" + logging.Formatter().formatException(record.exc_info)
+    extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    if "request_id" in extra:
+        extra["request_id"] = _SERIAL.sub("", str(extra["request_id"]))
+    kept = {key: getattr(record, key) for key in _KEPT}
+    return {**extra, **kept, "msg": message, "process": os.getpid()}

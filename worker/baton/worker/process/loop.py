@@ -1,0 +1,256 @@
+"""The engine process's one loop: frames in, a step, frames out; asleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from baton.v1 import control_pb2, worker_pb2
+from baton.worker.core import Request
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import ServingExecutor
+from baton.worker.handover.handover import Handover
+from baton.worker.handover.listener import HandoverListener
+from baton.worker.kv.block_pool import PoolAudit
+from baton.worker.kv.event_log import EventLog
+from baton.worker.link.frames import EngineLink, Frame, Kind
+from baton.worker.link.methods import Method
+from baton.worker.link.prompts import split_prompts
+from baton.worker.process.control import EngineControl
+from baton.worker.process.lifecycle import Lifecycle
+from baton.worker.process.lifecycle_actions import EngineHalt
+from baton.worker.process.profiler import StepProfiler
+from baton.worker.process.sessions import Sessions
+from baton.worker.process.spans import SpanSender
+from baton.worker.process.state_reporter import StateReporter, host_cache_message, load_message, totals_message
+from baton.worker.process.step_trace import StepTrace
+from baton.worker.requests.outputs import EngineListener, StepOutputs
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop(EngineListener, HandoverListener):
+    """Ties an engine to its link. Runs on the thread that made the engine, until told to stop.
+
+    Raises LinkClosed when the front is gone.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        engine: Engine,
+        executor: ServingExecutor,
+        handover: Handover,
+        identity: worker_pb2.WorkerState,
+        profiler: StepProfiler,
+        trace: StepTrace | None = None,
+        spans: SpanSender | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._executor = executor
+        self._handover = handover
+        self._identity = identity
+        self._profiler = profiler
+        self._spans = spans
+        self._step = self._advance if trace is None else partial(trace.step, self._advance)
+        self._watching = False
+        self._clock = clock
+        self._sessions = Sessions(
+            engine,
+            executor.model,
+            identity.worker_id,
+            link.send,
+            handover,
+            clock,
+            counted=executor.max_step_tokens > 1,
+        )
+        self._events = EventLog(engine, identity.worker_id, link.send, clock)
+        halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
+        self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
+        self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
+        self._changing = False
+        self._stopping = False
+        self._handlers: dict[int, Callable[[int, bytes], None]] = {
+            Kind.STOP: self._on_stop,
+            Kind.GENERATE_OPEN: lambda channel, _: self._sessions.open(channel),
+            Kind.GENERATE: self._sessions.receive,
+            Kind.GENERATE_HASHED: lambda channel, payload: self._sessions.receive(channel, *split_prompts(payload)),
+            Kind.GENERATE_CLOSE: lambda channel, _: self._sessions.close(channel),
+            Kind.CALL: self._control.call,
+            Kind.PUBLISH_OPEN: lambda channel, _: self._events.open(channel),
+            Kind.PUBLISH_CLOSE: lambda channel, _: self._events.close(channel),
+            Kind.SNAPSHOT_WANTED: lambda channel, _: self._events.snapshot(),
+            **handover.handlers,
+        }
+        engine.listen(self)
+        handover.listen(self)
+        if spans is not None:
+            handover.listen(spans)
+
+    def run(self) -> None:
+        """Runs until STOP."""
+        self._state.report(self._clock(), at_once=True)
+        self._link.send(Kind.READY, 0, self._state.current())
+        while not self._stopping:
+            self._turn(self._link.receive(self._patience()))
+        self._link.flush()
+
+    # What EngineControl operates.
+
+    def state(self) -> worker_pb2.WorkerState:
+        """As of now."""
+        state = worker_pb2.WorkerState()
+        state.CopyFrom(self._identity)
+        state.epoch = self._engine.epoch
+        state.draining = self._sessions.draining
+        state.load.CopyFrom(
+            load_message(self._engine.load(), self._executor.layout, self._handover.transfer_bytes_per_second)
+        )
+        state.totals.CopyFrom(totals_message(self._engine.counters()))
+        state.flows.extend(self._handover.flows())
+        return state
+
+    def counters(self) -> control_pb2.WorkerCounters:
+        """Totals since the start."""
+        totals, transfers = self._engine.counters(), self._handover.counters()
+        return control_pb2.WorkerCounters(
+            num_steps=totals.num_steps,
+            num_prompt_tokens=totals.num_prompt_tokens,
+            num_output_tokens=totals.num_output_tokens,
+            num_cached_tokens=totals.num_cached_tokens,
+            num_preemptions=totals.num_preemptions,
+            num_finished=totals.num_finished,
+            num_aborted=totals.num_aborted,
+            num_failed=totals.num_failed,
+            num_transfers=transfers.num_transfers + transfers.num_sent_transfers,
+            num_transfer_bytes=transfers.num_transfer_bytes + transfers.num_sent_bytes,
+            num_failed_transfers=transfers.num_failed_transfers + transfers.num_failed_pushes,
+            num_expired_leases=transfers.num_expired_leases,
+            num_checksum_errors=transfers.num_checksum_errors,
+            num_local_fallbacks=totals.num_local_fallbacks,
+            step_seconds=totals.step_seconds,
+            num_evicted_blocks=totals.num_evicted_blocks,
+            num_failed_steps=totals.num_failed_steps,
+            num_discarded_tokens=totals.num_discarded_tokens,
+            transfers=self._handover.counters_message(),
+            host_cache=host_cache_message(totals),
+            step_tokens=totals.step_tokens.message(),
+            constraints=self._engine.grammar_stats().message(),
+        )
+
+    def audit(self) -> PoolAudit:
+        """Walks the pool. Raises DataLoss."""
+        return self._engine.audit()
+
+    def count_blocks(self) -> PoolAudit:
+        """The pool's own counts. Cheap."""
+        return self._engine.count_blocks()
+
+    def reset_prefix_cache(self) -> int:
+        """The new epoch."""
+        epoch = self._engine.reset_prefix_cache()
+        self._events.collect()
+        self._state.report(self._clock(), at_once=True)
+        return epoch
+
+    def begin_drain(self) -> None:
+        """Takes no new work from now on."""
+        self._sessions.draining = True
+        self._handover.begin_drain()
+        self._state.report(self._clock(), at_once=True)
+
+    def _end_drain(self) -> None:
+        self._sessions.draining = False
+        self._state.report(self._clock(), at_once=True)
+
+    def abort_all(self, reason: str) -> None:
+        """Fails what still runs."""
+        self._sessions.abort_all(reason)
+        self._handover.abort_all(reason)
+
+    def num_requests(self) -> int:
+        """Requests of gateways and prefills of other workers that still run."""
+        return self._sessions.num_requests + self._handover.num_prefills
+
+    def start_profile(self, num_steps: int) -> str:
+        """Records steps from now on. Returns the trace's path."""
+        return self._profiler.start(num_steps)
+
+    def stop_profile(self) -> tuple[str, int]:
+        """The trace's path, and its steps."""
+        return self._profiler.stop()
+
+    def _turn(self, frames: list[Frame]) -> None:
+        for kind, channel, payload in frames:
+            if kind == Kind.CALL and payload[0] != Method.GET_STATS:
+                self._engine.unwatch_steps()
+            self._handlers[kind](channel, payload)
+        self._engine.limits.paused = self._profiler.active or self._control.changing
+        self._handover.tick()
+        outputs = self._step()
+        self._sessions.report_waits()
+        self._tell(outputs)
+        self._events.collect()
+        self._control.check()
+        if self._profiler.active:
+            self._profiler.on_step()
+        self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
+        self._state.report(self._clock())
+
+    def _tell(self, outputs: StepOutputs) -> None:
+        """First to other workers, then to gateways, then to whoever reads logs and traces."""
+        self._handover.on_step(outputs)
+        self._sessions.emit(outputs)
+        for first in outputs.first_tokens:
+            facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
+            _log.info("prefill finished", extra=facts)
+        if self._spans is not None and (outputs.finishes or outputs.failures):
+            self._spans.finished(outputs.finishes)
+            self._spans.failed(outputs.failures)
+
+    # EngineListener and HandoverListener.
+
+    def on_admitted(self, requests: list[Request]) -> None:
+        """Reports starts before the launch: gateways receive them even if the step ends this process."""
+        if self._sessions.report_starts(requests):
+            self._link.flush()
+
+    def on_evicted(self) -> None:
+        """Publishes removals while the step runs, not after it."""
+        self._events.collect()
+        self._link.flush()
+
+    def on_first_token(self) -> None:
+        """Sends the token before the rest of this turn, in which a step's launch takes milliseconds."""
+        self._tell(self._engine.take_outputs())
+        self._link.flush()
+
+    def on_peer_died(self, request: Request, worker_id: str, reason: str) -> None:
+        self._sessions.tell_peer_loss(request, worker_id, reason)
+        self._link.flush()
+
+    def _advance(self) -> StepOutputs:
+        """While KV moves, frames and transfers are served beside the running step: nobody waits for its end."""
+        watching = self._handover.num_open > 0 or self._engine.wants_prefills
+        if watching != self._watching:
+            self._watching = watching
+            self._executor.watch(self._link.wake if watching else None)
+        return self._engine.step(wait=not watching)
+
+    def _patience(self) -> float:
+        """How long the link may be waited on: until something is due."""
+        if self._engine.has_work() and not self._engine.waits:
+            return 0.0
+        due = self._state.deadline(self._changing)
+        parts = (self._events, self._control, self._handover)
+        for deadline in (self._engine.next_deadline(), *(part.deadline for part in parts)):
+            if deadline is not None and deadline < due:
+                due = deadline
+        return max(0.0, due - self._clock())
+
+    def _on_stop(self, channel: int, payload: bytes) -> None:
+        self._stopping = True

@@ -1,0 +1,197 @@
+"""The engine as a process, or for the simulator as a thread: from its configuration to the end of its loop."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from baton.rpc.address import split_address
+from baton.rpc.errors import InternalError, ServiceError, status_of
+from baton.rpc.identity import WORKER
+from baton.rpc.tls import Tls
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.config import WorkerConfig
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
+from baton.worker.executors.cuda.compilation.cache import use_compile_cache
+from baton.worker.executors.factory import make_executor
+from baton.worker.executors.host.resources import usable_cores
+from baton.worker.handover.handover import Handover
+from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
+from baton.worker.link.frames import EngineLink, Kind, LinkClosed
+from baton.worker.link.liveness import answer_pulse
+from baton.worker.link.step_status import StepBoard
+from baton.worker.process.logs import LinkLogHandler
+from baton.worker.process.loop import EngineLoop
+from baton.worker.process.profiler import StepProfiler
+from baton.worker.process.spans import SpanSender
+from baton.worker.process.state_reporter import model_message
+from baton.worker.process.step_trace import StepTrace, TracedExecutor
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.scheduling.settings import EngineSettings
+from baton.worker.transfer.kinds.factory import make_paths
+from baton.worker.transfer.layout import layout_message
+from baton.worker.transfer.transports import Transports
+from baton.worker.transfer.wire.tls import KvTls
+from baton.worker.weights.resolve import resolve_model
+
+_log = logging.getLogger(__name__)
+
+_MAX_MASK_THREADS = 8
+EXIT_OK = 0
+EXIT_FAILED = 1
+_PR_SET_PDEATHSIG = 1
+
+_ROLES = {
+    "prefill": types_pb2.WORKER_ROLE_PREFILL,
+    "decode": types_pb2.WORKER_ROLE_DECODE,
+    "both": types_pb2.WORKER_ROLE_BOTH,
+}
+
+
+def main(argv: list[str]) -> int:
+    """The process: `engine_process FD PULSE_FD BOARD_FD PARENT_PID`. The front stops it; signals are its business."""
+    descriptor, pulse, board, parent_pid = map(int, argv)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(parent_pid)
+    answer_pulse(socket.socket(fileno=pulse))
+    return run_engine(socket.socket(fileno=descriptor), StepBoard.at(board), own_process=True)
+
+
+def run_engine(sock: socket.socket, board: StepBoard, own_process: bool = False) -> int:
+    """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why.
+
+    `board`: where its front sees what the device is at.
+    """
+    link = EngineLink(sock)
+    try:
+        start = _receive_start(link)
+        if own_process:
+            logging.basicConfig(level=start["log_level"], handlers=[LinkLogHandler(link)], force=True)
+        _serve(link, start, board, own_process)
+    except LinkClosed:
+        _log.warning("the front is gone; the engine ends")
+        return EXIT_FAILED
+    except ServiceError as error:
+        link.send(Kind.FAILED, 0, status_of(error).SerializeToString())
+        return EXIT_FAILED
+    except Exception as error:
+        _log.exception("the engine failed")
+        failure = InternalError(f"the engine failed: {type(error).__name__}: {error}")
+        link.send(Kind.FAILED, 0, status_of(failure).SerializeToString())
+        return EXIT_FAILED
+    finally:
+        link.close()
+    return EXIT_OK
+
+
+def _serve(link: EngineLink, start: dict[str, Any], board: StepBoard, own_process: bool) -> None:
+    config = WorkerConfig(**start["config"])
+    with contextlib.ExitStack() as cleanup:
+        if config.executor == "cuda" and own_process:
+            use_compile_cache(config.compile_cache_dir)
+        executor = make_executor(config)
+        cleanup.callback(executor.close)
+        trace = StepTrace(config.trace_steps) if config.trace_steps else None
+        if trace is not None:
+            cleanup.callback(trace.close)
+        stepped = executor if trace is None else TracedExecutor(executor, trace)
+        grammars = _make_grammars(config, executor, link.wake)
+        cleanup.callback(grammars.close)
+        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, board=board)
+        handover = _make_handover(link, config, start, engine, executor)
+        cleanup.callback(handover.close)
+        profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
+        cleanup.callback(profiler.close)
+        identity = _identity(config, start["worker_id"], engine, executor)
+        spans = SpanSender(link.send) if config.otlp_endpoint else None
+        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans)
+        if own_process:
+            gc.collect()
+            gc.freeze()
+        loop.run()
+
+
+def _engine_settings(config: WorkerConfig) -> EngineSettings:
+    return EngineSettings(
+        max_num_requests=config.max_num_requests,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queue_depth=config.max_queue,
+        min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+        cache_outputs=not config.batch_invariant,
+        stall_seconds=config.step_stall_ms / 1000,
+    )
+
+
+def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], None]) -> Grammars:
+    num_threads = max(1, min(_MAX_MASK_THREADS, (config.threads or usable_cores()) // 2))
+    return Grammars(lambda: resolve_model(config.model), executor.model, num_threads, wake=wake)
+
+
+def _make_handover(
+    link: EngineLink, config: WorkerConfig, start: dict[str, Any], engine: Engine, executor: Executor
+) -> Handover:
+    listen_host, _ = split_address(config.listen, "listen")
+    host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
+    settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    if executor.kv is not None:
+        settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
+    slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
+    tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
+    encrypted = tls is not None and not config.kv_plain
+    paths = make_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
+    transport = Transports(
+        executor,
+        host.strip("[]"),
+        port,
+        start["advertised_host"],
+        link.wake,
+        paths,
+        epoch=engine.epoch,
+        max_piece_bytes=settings.piece_bytes,
+        tls=tls,
+    )
+    return Handover(engine, executor, transport, link, start["worker_id"], settings)
+
+
+def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
+    """What of the worker's state never changes."""
+    model, layout = executor.model, executor.layout
+    return worker_pb2.WorkerState(
+        worker_id=worker_id,
+        role=_ROLES[config.role],
+        model=model_message(config.model_name, model, engine.max_model_len, layout.block_size),
+        layout=layout_message(layout),
+    )
+
+
+def _receive_start(link: EngineLink) -> dict[str, Any]:
+    while True:
+        for frame in link.receive(None):
+            if frame.kind == Kind.START:
+                start: dict[str, Any] = json.loads(frame.payload)
+                return start
+
+
+def _die_with(parent_pid: int) -> None:
+    """No engine outlives its front, hung or not (Linux; elsewhere the link's end says it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            raise SystemExit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

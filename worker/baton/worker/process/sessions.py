@@ -1,0 +1,372 @@
+"""GenerateStream on the engine's side: requests of many streams in, one frame a step and stream out. Knows no gRPC."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
+from baton.v1 import types_pb2, worker_pb2
+from baton.worker.core import FinishReason, Request, TokenLogprobs, TransferTimes
+from baton.worker.engine.submit import generation_of
+from baton.worker.executors.base import ModelSpec
+from baton.worker.link.frames import Kind
+from baton.worker.link.prompts import Prompt
+from baton.worker.requests.outputs import Finish, StepOutputs
+
+_log = logging.getLogger(__name__)
+
+_NO_TRANSFER = TransferTimes(0, 0.0, 0.0)
+_REASONS = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
+}
+
+Send = Callable[[int, int, bytes], None]  # kind, channel, payload
+
+
+class Runner(Protocol):
+    """What sessions need of an engine."""
+
+    def submit(self, request: Request) -> None:
+        """Takes a request, or raises a ServiceError."""
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request. Idempotent."""
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a launched step computes the request."""
+
+
+class RemotePrefills(Protocol):
+    """What sessions need of the decode side of hand-overs."""
+
+    def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
+        """A request that was just submitted may be prefilled by this worker."""
+
+    def num_prefill_cached_tokens(self, request: Request) -> int:
+        """How many of a finished request's transferred tokens the prefill worker had cached."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One stream. Who asks is not known here."""
+
+    channel: int
+    requests: dict[int, Request] = field(default_factory=dict)  # by slot
+    slots: dict[Request, int] = field(default_factory=dict)  # the inverse
+    fresh: set[int] = field(default_factory=set)  # slots of which nothing was sent
+    frame: worker_pb2.GenerateStreamResponse | None = None  # what goes out next
+    first: worker_pb2.GenerateStreamResponse | None = None  # and before it: first tokens, which may overtake
+
+
+class Sessions:
+    """All open streams. Used by the engine thread only."""
+
+    def __init__(
+        self,
+        engine: Runner,
+        model: ModelSpec,
+        worker_id: str,
+        send: Send,
+        remote: RemotePrefills | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        counted: bool = False,  # steps bring several tokens of a request: every frame counts them
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._worker_id = worker_id
+        self._send = send
+        self._remote = remote
+        self._clock = clock
+        self._counted = counted
+        self._serial = itertools.count(1)
+        self._sessions: dict[int, _Session] = {}
+        self._session_of: dict[Request, _Session] = {}
+        self._unsent: list[_Session] = []  # those with a frame
+        self._submitted: list[Request] = []  # since the last report of waits
+        self._waiting: set[Request] = set()  # reported as waiting
+        self._step = 0
+        self.draining = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have neither finished nor failed."""
+        return len(self._session_of)
+
+    def open(self, channel: int) -> None:
+        """A stream began."""
+        self._sessions[channel] = _Session(channel)
+
+    def receive(self, channel: int, payload: bytes, prompts: Sequence[Prompt] = ()) -> None:
+        """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream.
+
+        `prompts`: of each submit, as the front read them; empty: it did not.
+        """
+        session = self._sessions.get(channel)
+        if session is None:
+            return  # cut a moment ago
+        try:
+            message = worker_pb2.GenerateStreamRequest.FromString(payload)
+        except DecodeError:
+            self.close(channel)
+            error = InvalidRequest("a message on the stream is no GenerateStreamRequest", worker_id=self._worker_id)
+            self._send(Kind.GENERATE_CLOSE, channel, status_of(error).SerializeToString())
+            return
+        for slot in message.aborts:
+            if request := session.requests.get(slot):
+                self._engine.abort(request.request_id)
+        for submit, known in zip(message.submits, prompts or itertools.repeat(Prompt()), strict=False):
+            try:
+                self._submit(session, submit, known)
+            except ServiceError as error:
+                _log.info("request refused: %s", error.log_text, extra={"request_id": submit.request_id})
+                self._fail(session, submit.slot, error)
+
+    def close(self, channel: int) -> None:
+        """The stream ended: its requests are aborted. Idempotent."""
+        session = self._sessions.pop(channel, None)
+        if session is None:
+            return
+        session.frame = session.first = None
+        for slot, request in list(session.requests.items()):
+            self._forget(session, slot, request)
+            self._engine.abort(request.request_id)
+
+    def abort_all(self, reason: str) -> None:
+        """Fails every request, retryable."""
+        for session in self._sessions.values():
+            for slot, request in list(session.requests.items()):
+                self._forget(session, slot, request)
+                self._engine.abort(request.request_id)
+                self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
+
+    def report_waits(self) -> None:
+        """Reports the requests submitted since the last call that no step computes yet."""
+        submitted, self._submitted = self._submitted, []
+        for request in submitted:
+            session = self._session_of.get(request)
+            if session is not None and not self._engine.is_running(request.request_id):
+                self._waiting.add(request)
+                self._frame_of(session).waiting_slots.append(session.slots[request])
+
+    def report_starts(self, requests: Sequence[Request]) -> bool:
+        """Sends those of the requests that were reported as waiting. Returns whether there are any."""
+        started: dict[_Session, list[int]] = {}
+        for request in requests:
+            if request not in self._waiting:
+                continue
+            self._waiting.remove(request)
+            session = self._session_of[request]
+            started.setdefault(session, []).append(session.slots[request])
+        for session, slots in started.items():
+            frame = worker_pb2.GenerateStreamResponse(started_slots=slots, step=self._step)
+            self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
+        return bool(started)
+
+    def tell_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
+        """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
+        if session := self._session_of.get(request):
+            session.fresh.discard(session.slots[request])
+            loss = worker_pb2.SlotPeerLoss(slot=session.slots[request], worker_id=worker_id, message=message)
+            frame = worker_pb2.GenerateStreamResponse(peer_losses=[loss], step=self._step)
+            self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
+
+    def emit(self, outputs: StepOutputs) -> None:
+        """Sends what a step brought, and what went wrong before it: one frame a stream, and one of first tokens."""
+        self._step = max(self._step, outputs.step)
+        for request, first, entries in outputs.prompt_logprobs:
+            self._add_prompt_logprobs(request, first, entries)
+        if outputs.token_ids:
+            self._add_tokens(outputs)
+        for finish in outputs.finishes:
+            self._add_finish(finish)
+        for failure in outputs.failures:
+            if session := self._session_of.get(failure.request):
+                slot = session.slots[failure.request]
+                self._forget(session, slot, failure.request)
+                self._fail(session, slot, failure.error)
+        for session in self._unsent:
+            if frame := session.first:
+                session.first = None
+                frame.step = self._step
+                self._send(Kind.GENERATE_FIRST, session.channel, frame.SerializeToString())
+            if frame := session.frame:
+                session.frame = None
+                frame.step = self._step
+                # Frames that all count their tokens can be concatenated, and so can those of which none does.
+                mixed = bool(frame.token_counts) and not self._counted
+                plain = not (mixed or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
+                kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
+                self._send(kind, session.channel, frame.SerializeToString())
+        self._unsent.clear()
+
+    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: Prompt) -> None:
+        if self.draining:
+            raise Unavailable("the worker is draining and takes no new requests", phase=types_pb2.PHASE_QUEUE)
+        if running := session.requests.get(submit.slot):
+            # Nothing may follow a slot's failure, so that the slot's first request ends with it.
+            self._forget(session, submit.slot, running)
+            self._engine.abort(running.request_id)
+            raise InvalidRequest(
+                f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
+            )
+        name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
+        request = generation_of(submit, self._model, name, self._clock(), known)
+        self._engine.submit(request)
+        if request.remote_prefill and self._remote is not None:
+            self._remote.expect(request, submit.prefill)
+        session.requests[submit.slot] = request
+        session.slots[request] = submit.slot
+        session.fresh.add(submit.slot)
+        self._session_of[request] = session
+        self._submitted.append(request)
+
+    def _add_tokens(self, outputs: StepOutputs) -> None:
+        if len(self._sessions) == 1:
+            (session,) = self._sessions.values()
+            slots = list(map(session.slots.get, outputs.requests))
+            if None not in slots:
+                self._add_columns(session, cast(list[int], slots), outputs.token_ids, outputs.logprobs)
+                return
+        rows: dict[_Session, list[int]] = {}
+        for row, request in enumerate(outputs.requests):
+            if owner := self._session_of.get(request):
+                rows.setdefault(owner, []).append(row)
+        for session, indexes in rows.items():
+            self._add_columns(
+                session,
+                [session.slots[outputs.requests[i]] for i in indexes],
+                [outputs.token_ids[i] for i in indexes],
+                {n: outputs.logprobs[i] for n, i in enumerate(indexes) if i in outputs.logprobs},
+            )
+
+    def _add_columns(
+        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> None:
+        if not session.fresh.isdisjoint(slots):
+            slots, token_ids, logprobs = self._without_first(session, slots, token_ids, logprobs)
+            if not slots:
+                return
+        frame = self._frame_of(session)
+        self._write_columns(frame, slots, token_ids)
+        records: dict[int, worker_pb2.SlotLogprobs] = {}
+        for row in sorted(logprobs):
+            slot = slots[row]
+            if slot not in records:
+                records[slot] = frame.logprobs.add(slot=slot)
+            records[slot].tokens.append(logprobs_message(logprobs[row]))
+
+    def _write_columns(self, frame: worker_pb2.GenerateStreamResponse, slots: list[int], token_ids: list[int]) -> None:
+        if not self._counted and len(set(slots)) == len(slots):
+            frame.slots.extend(slots)
+            frame.token_ids.extend(token_ids)
+            return
+        tokens_of: dict[int, list[int]] = {}
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            tokens_of.setdefault(slot, []).append(token_id)
+        frame.slots.extend(tokens_of)
+        frame.token_counts.extend(map(len, tokens_of.values()))
+        frame.token_ids.extend(itertools.chain.from_iterable(tokens_of.values()))
+
+    def _without_first(
+        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> tuple[list[int], list[int], Mapping[int, TokenLogprobs]]:
+        """The columns without the plain first tokens, which go out ahead."""
+        fresh = session.fresh.intersection(slots)
+        session.fresh -= fresh
+        first = [row for row, slot in enumerate(slots) if slot in fresh and row not in logprobs]
+        if not first or (len(set(slots)) < len(slots) and not self._counted):
+            return slots, token_ids, logprobs
+        if session.first is None:
+            self._will_send(session)
+            session.first = worker_pb2.GenerateStreamResponse()
+        self._write_columns(session.first, [slots[row] for row in first], [token_ids[row] for row in first])
+        rest = sorted(set(range(len(slots))).difference(first))
+        return (
+            [slots[row] for row in rest],
+            [token_ids[row] for row in rest],
+            {number: logprobs[row] for number, row in enumerate(rest) if row in logprobs},
+        )
+
+    def _add_prompt_logprobs(self, request: Request, first: int, entries: list[TokenLogprobs]) -> None:
+        session = self._session_of.get(request)
+        if session is not None:
+            tokens = [logprobs_message(entry) for entry in entries]
+            slot = session.slots[request]
+            session.fresh.discard(slot)
+            self._frame_of(session).prompt_logprobs.add(slot=slot, first_position=first, tokens=tokens)
+
+    def _add_finish(self, finish: Finish) -> None:
+        session = self._session_of.get(finish.request)
+        if session is None:
+            return
+        slot = session.slots[finish.request]
+        self._forget(session, slot, finish.request)
+        _log_finish(finish)
+        transfer = finish.request.transfer or _NO_TRANSFER
+        frame = session.first if session.first is not None and slot in session.first.slots else self._frame_of(session)
+        frame.finishes.add(
+            slot=slot,
+            reason=_REASONS[finish.reason],
+            stop_token_id=finish.stop_token_id,
+            num_cached_tokens=finish.num_cached_tokens,
+            num_transferred_tokens=finish.num_transferred_tokens,
+            num_prefill_cached_tokens=self._remote.num_prefill_cached_tokens(finish.request) if self._remote else 0,
+            num_preemptions=finish.num_preemptions,
+            queue_us=round(finish.queue_seconds * 1e6),
+            prefill_us=round(finish.prefill_seconds * 1e6),
+            transfer_us=round(transfer.seconds * 1e6),
+            transfer_exposed_us=round(transfer.exposed_seconds * 1e6),
+            num_transfer_bytes=transfer.num_bytes,
+        )
+
+    def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:
+        detail = error.detail
+        detail.worker_id = detail.worker_id or self._worker_id
+        self._frame_of(session).failures.add(slot=slot, code=error.code.value[0], message=error.message, detail=detail)
+
+    def _forget(self, session: _Session, slot: int, request: Request) -> None:
+        del session.requests[slot], session.slots[request], self._session_of[request]
+        self._waiting.discard(request)
+        session.fresh.discard(slot)
+
+    def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:
+        if session.frame is None:
+            self._will_send(session)
+            session.frame = worker_pb2.GenerateStreamResponse()
+        return session.frame
+
+    def _will_send(self, session: _Session) -> None:
+        if session.frame is None and session.first is None:
+            self._unsent.append(session)
+
+
+def _log_finish(finish: Finish) -> None:
+    request = finish.request
+    facts = {
+        "request_id": request.request_id,
+        "reason": finish.reason.value,
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "num_output_tokens": len(request.token_ids) - request.num_prompt_tokens,
+        "num_cached_tokens": finish.num_cached_tokens,
+        "num_transferred_tokens": finish.num_transferred_tokens,
+    }
+    _log.info("request finished", extra=facts)
+
+
+def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    """The contract's form of one token's log-probabilities."""
+    return types_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )

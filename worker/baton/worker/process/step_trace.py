@@ -1,0 +1,193 @@
+"""Where each engine step's time goes, a JSON line a step. Measured around engine and executor; knows no insides.
+
+`prepare` is the host's work before the launch (scheduling, planning), `launch` the executor's on the host, `gap` how
+long the device idled before the step, `device` its own time, `wait` the host's for the step's end and its tokens,
+`update` what the engine then does with them, `interval` from the end of the step before to the end of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.executors.base import Executor, LayerHook
+
+_log = logging.getLogger(__name__)
+
+COLUMNS = ("prepare_us", "launch_us", "gap_us", "device_us", "wait_us", "update_us", "interval_us")
+KINDS = ("prefill", "mixed", "decode")
+_KEPT_STEPS = 1 << 17  # that a summary looks back on
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """One step, in microseconds."""
+
+    step: int
+    num_decodes: int
+    num_prefill_tokens: int
+    prepare_us: float
+    launch_us: float
+    gap_us: float | None = None  # None: the executor does not know
+    device_us: float = 0.0
+    wait_us: float = 0.0
+    update_us: float = 0.0
+    interval_us: float = 0.0
+
+
+class StepTrace:
+    """Writes a line for each step of one engine. Used by the engine's thread."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise InvalidRequest(
+                f"trace_steps={path!r} cannot be written: {error.strerror}", field="trace_steps"
+            ) from error
+        self._path = path
+        self._clock = clock
+        self._launched: deque[StepTimes] = deque()
+        self._kept: deque[dict[str, Any]] = deque(maxlen=_KEPT_STEPS)
+        self._collected: StepTimes | None = None  # in this turn
+        self._began = 0.0
+        self._collect_ended = 0.0
+
+    def step(self, step: Callable[[], Answer]) -> Answer:
+        """One turn of the engine: `step` launches a step, collects one, both or neither."""
+        self._began = self._clock()
+        answer = step()
+        times = self._collected
+        if times is not None:
+            times.update_us = _us(self._clock() - self._collect_ended)
+            self._collected = None
+            line = asdict(times)
+            self._kept.append(line)
+            self._file.write(json.dumps(line) + "\n")
+        return answer
+
+    def launch(self, launch: Callable[[StepPlan], None], plan: StepPlan) -> None:
+        """Times a launch. One that fails leaves no line."""
+        began = self._clock()
+        launch(plan)
+        num_prefill_tokens = plan.num_prefill_tokens
+        self._launched.append(
+            StepTimes(
+                plan.step,
+                plan.num_decodes,
+                num_prefill_tokens,
+                prepare_us=_us(began - self._began),
+                launch_us=_us(self._clock() - began),
+            )
+        )
+
+    def collect(self, collect: Callable[[], StepResult]) -> StepResult:
+        """Times a collection."""
+        times = self._launched.popleft()
+        began = self._clock()
+        result = collect()
+        ended = self._clock()
+        times.wait_us = _us(ended - began)
+        times.device_us = _us(result.seconds)
+        times.gap_us = None if result.idle_seconds is None else _us(result.idle_seconds)
+        # The first step has none before it.
+        times.interval_us = _us(ended - self._collect_ended) if self._collect_ended else 0.0
+        self._collect_ended = ended
+        self._collected = times
+        return result
+
+    def close(self) -> None:
+        """Ends the file, and logs the summary. Idempotent."""
+        if self._file.closed:
+            return
+        self._file.close()
+        for line in summary(self._kept):
+            _log.info("%s", line)
+        _log.info("step trace written", extra={"path": self._path})
+
+
+class TracedExecutor:
+    """An Executor whose steps are traced."""
+
+    def __init__(self, executor: Executor, trace: StepTrace) -> None:
+        self.model = executor.model
+        self.layout = executor.layout
+        self.num_blocks = executor.num_blocks
+        self.depth = executor.depth
+        self.max_step_tokens = executor.max_step_tokens
+        self.kv_bytes = executor.kv_bytes
+        self.kv = executor.kv
+        self.host = executor.host
+        self._executor = executor
+        self._trace = trace
+
+    def launch(self, plan: StepPlan) -> None:
+        self._trace.launch(self._executor.launch, plan)
+
+    def collect(self) -> StepResult:
+        return self._trace.collect(self._executor.collect)
+
+    def ended(self) -> bool:
+        return self._executor.ended()
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        self._executor.watch(wake)
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._executor.watch_layers(hook)
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        return self._executor.read_blocks(layer, block_ids)
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        self._executor.write_blocks(layer, block_ids, data, heads)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def kind_of(line: Mapping[str, Any]) -> str:
+    """What a step computed."""
+    if not line["num_prefill_tokens"]:
+        return "decode"
+    return "mixed" if line["num_decodes"] else "prefill"
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A table: median and 99th percentile of every column, for each kind of step."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in KINDS}
+    for line in lines:
+        by_kind[kind_of(line)].append(line)
+    head = f"{'steps':>8} {'kind':<8}" + "".join(f"{name.removesuffix('_us'):>18}" for name in COLUMNS)
+    table = [head + "   (median / p99, us)"]
+    for kind, found in by_kind.items():
+        if found:
+            cells = "".join(f"{_cell([line[name] for line in found]):>18}" for name in COLUMNS)
+            table.append(f"{len(found):>8} {kind:<8}{cells}")
+    return table
+
+
+def _cell(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    median, high = np.percentile(known, [50, 99])
+    return f"{median:.0f} / {high:.0f}"
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)

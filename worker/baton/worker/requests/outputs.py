@@ -1,0 +1,173 @@
+"""What an engine tells its surroundings: a step's tokens and endings, its load, its totals. Knows no wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton.rpc.errors import ServiceError
+from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
+from baton.worker.requests.histogram import STEP_TOKENS, Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation. Its last token is in the same outputs or in earlier ones."""
+
+    request: Request
+    reason: FinishReason
+    stop_token_id: int | None = None  # the stop token that matched; None for end-of-sequence and all else
+    num_cached_tokens: int = 0  # prompt tokens found in this worker's cache at admission
+    num_transferred_tokens: int = 0  # prompt tokens whose KV a prefill worker sent
+    num_preemptions: int = 0
+    queue_seconds: float = 0.0  # submit to first scheduled; with a remote prefill, to reserve_blocks
+    prefill_seconds: float = 0.0  # from there to the first token
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A generation that could not go on. Nothing follows."""
+
+    request: Request
+    error: ServiceError
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWanted:
+    """A request waits for another worker's prefill: the first num_cached_tokens (whole blocks) are held here."""
+
+    request: Request
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    """A prefill_only request is scheduled for the first time. Its blocks, for the whole prompt, stay until freed."""
+
+    request: Request
+    num_cached_tokens: int
+    block_ids: list[BlockId]
+    row: Row  # under which the executor's layer hook sees it
+    step: int  # the first step that computes it; the row was another's before
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A prefill_only request is computed. It holds its blocks until free_prefill; no Finish follows."""
+
+    request: Request
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class EngineListener:
+    """Acts on a step before it ends. Methods run on the engine's thread, and do nothing unless overridden."""
+
+    def on_prefill_started(self, started: PrefillStarted) -> None:
+        """A prefill_only request is scheduled for the first time; its step is not launched yet."""
+
+    def on_admitted(self, requests: list[Request]) -> None:
+        """These requests got a row in a step that is not launched yet."""
+
+    def on_launched(self, began: float) -> None:
+        """A step is launched; the launch began then, on the engine's clock."""
+
+    def on_evicted(self) -> None:
+        """Cached blocks are removed, and the launched step overwrites them: take_events has the removals."""
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What happened since the last outputs.
+
+    Tokens are columns: token_ids[i] belongs to requests[i], with logprobs[i] where asked for. A request that
+    has several tokens occurs several times, in order. A request that ends has its last token here or earlier.
+    """
+
+    step: int = 0  # the step collected last; grows
+    requests: list[Request] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
+    prompt_logprobs: list[tuple[Request, int, list[TokenLogprobs]]] = field(default_factory=list)  # first place in it
+    finishes: list[Finish] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    prefill_wanted: list[PrefillWanted] = field(default_factory=list)
+    prefill_started: list[PrefillStarted] = field(default_factory=list)
+    prefill_progress: list[tuple[Request, int]] = field(default_factory=list)  # prefill_only: tokens computed so far
+    first_tokens: list[FirstToken] = field(default_factory=list)
+    # Of the step collected, for histograms; all 0 where none was.
+    seconds: float = 0.0  # device time
+    num_prefill_tokens: int = 0
+    num_decodes: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything that someone must be told."""
+        return bool(
+            self.token_ids
+            or self.prompt_logprobs
+            or self.finishes
+            or self.failures
+            or self.prefill_wanted
+            or self.prefill_started
+            or self.prefill_progress
+            or self.first_tokens
+        )
+
+    def tokens(self) -> Iterator[tuple[Request, int, TokenLogprobs | None]]:
+        """The token columns, row by row."""
+        for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids, strict=True)):
+            yield request, token_id, self.logprobs.get(index)
+
+
+class LoadSnapshot(NamedTuple):
+    """How busy and how fast the engine is; the units are those of baton.v1.WorkerLoad."""
+
+    num_running: int
+    queue_depth: int  # waiting for a place in the batch, for a remote prefill, or for another request's prefix
+    num_pending_prefill_tokens: int  # to be computed here; another worker's part does not count
+    num_context_tokens: int
+    num_blocks: int
+    num_free_blocks: int  # neither held nor leased
+    max_num_requests: int
+    prefill_tokens_per_second: float  # 0: not known yet
+    decode_step_seconds: float  # 0: not known yet
+    num_host_blocks: int = 0  # of host memory
+    num_cached_host_blocks: int = 0
+    restore_bytes_per_second: float = 0.0  # 0: not known yet
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine's start; the transfers' own are counted by the hand-over."""
+
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_local_fallbacks: int = 0
+    num_discarded_tokens: int = 0  # computed for requests that had ended: the price of asynchronous steps
+    num_evicted_blocks: int = 0
+    step_seconds: float = 0.0
+    num_host_hit_tokens: int = 0  # of num_cached_tokens, those that came from host memory
+    num_offloaded_blocks: int = 0  # copied to host memory
+    num_restored_blocks: int = 0  # copied back
+    num_dropped_blocks: int = 0  # evicted without a copy in host memory
+    num_offloaded_bytes: int = 0
+    num_restored_bytes: int = 0
+    offload_seconds: float = 0.0  # while copies ran
+    restore_seconds: float = 0.0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))  # computed by a step

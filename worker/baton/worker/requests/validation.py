@@ -1,0 +1,57 @@
+"""Which requests an engine can ever serve. Pure decisions, made at submit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.errors import InvalidRequest
+from baton.worker.core import Int32, Request
+from baton.worker.requests.state import num_blocks_for
+
+
+def check_request(request: Request, vocab_size: int, max_model_len: int, num_blocks: int, block_size: int) -> None:
+    """Raises InvalidRequest for a request that could never run here."""
+    num_tokens = len(request.token_ids)
+    if num_tokens == 0 or not 0 < request.num_prompt_tokens <= num_tokens:
+        raise InvalidRequest(
+            f"the prompt has {request.num_prompt_tokens} of {num_tokens} tokens; it needs at least 1",
+            field="prompt_token_ids",
+        )
+    if num_tokens >= max_model_len:
+        needed = num_blocks_for(num_tokens, block_size)
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens and needs {needed} blocks of {block_size}; this worker takes at most "
+            f"{max_model_len - 1} (its limit is {max_model_len} tokens with the output, its pool {num_blocks} blocks)",
+            field="prompt_token_ids",
+        )
+    check_token_ids(request.token_ids.array(), vocab_size, "prompt_token_ids")
+    _check_stop(request)
+    if len(request.cache_namespace) != HASH_BYTES:
+        raise InvalidRequest(
+            f"cache_namespace has {len(request.cache_namespace)} bytes; it must have {HASH_BYTES}",
+            field="cache_namespace",
+        )
+
+
+def check_token_ids(token_ids: Int32, vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest where a token is not the model's."""
+    unsigned = token_ids.view(np.uint32)  # as the contract has them
+    if len(unsigned) and unsigned.max() >= vocab_size:
+        index = int((unsigned >= vocab_size).argmax())
+        raise InvalidRequest(
+            f"{field}[{index}] is {unsigned[index]}; the vocabulary has {vocab_size} tokens: allowed are 0 to "
+            f"{vocab_size - 1}",
+            field=field,
+        )
+
+
+def _check_stop(request: Request) -> None:
+    stop = request.stop
+    if stop.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {stop.max_tokens}; it must be at least 1", field="max_tokens")
+    if not 0 <= stop.min_tokens <= stop.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {stop.min_tokens}; it must be between 0 and max_tokens ({stop.max_tokens})",
+            field="min_tokens",
+        )

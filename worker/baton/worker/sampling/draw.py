@@ -1,0 +1,168 @@
+"""Draws a token a row on the host: the bits of baton.kernels.reference.sampling.draw, in a few NumPy calls a step.
+
+NumPy's calls on some dozens of candidates cost a fraction of PyTorch's. Logarithms, exponentials and their sums are
+left to PyTorch, whose roundings the tokens have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.worker.sampling.noise import (
+    Float32,
+    Int64,
+    UInt64,
+    gumbel_noise,
+    noise_bounds,
+    noise_words,
+    vocabulary_noise_words,
+)
+
+_FIRST_WIDTH = 64
+_WIDEN = 16
+_MAX_SCORES = 1 << 16  # at once, of rows drawn from the whole vocabulary: what they need stays in a core's cache
+_BUFFER_SIZE = 1024
+_NEVER = np.float32("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Parameters of rows, [num_rows] each."""
+
+    temperature: Float32  # 0: greedy
+    top_k: Int64  # 0: off
+    top_p: Float32  # 1: off
+    min_p: Float32  # 0: off
+    seeds: UInt64
+
+    def of(self, rows: Int64 | NDArray[np.bool_]) -> Draws:
+        """Those of some rows."""
+        return Draws(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seeds[rows])
+
+
+def draw_tokens(logits: Float32, draws: Draws, positions: Int64) -> Int64:
+    """Token ids [num_rows] for logits [num_rows, vocab_size]; positions: which output token each is."""
+    # NumPy reads a row's own scalar through a buffer of this size where rows are shorter, at twice the cost.
+    before = np.setbufsize(_BUFFER_SIZE)
+    try:
+        with np.errstate(all="ignore"):  # infinities subtract and overflow as they should
+            return _draw(logits, draws, positions)
+    finally:
+        np.setbufsize(before)
+
+
+def _draw(logits: Float32, draws: Draws, positions: Int64) -> Int64:
+    warm = draws.temperature > 0
+    filtered = warm & ((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0))
+    token_ids = np.zeros(len(logits), np.int64) if warm.all() else logits.argmax(1)
+    for rows, draw in ((filtered, _draw_filtered), (warm & ~filtered, _draw_free)):
+        if rows.all():
+            return draw(logits, draws, positions)
+        if rows.any():
+            token_ids[rows] = draw(logits[rows], draws.of(rows), positions[rows])
+    return token_ids
+
+
+def _draw_free(logits: Float32, draws: Draws, positions: Int64) -> Int64:
+    """Draws from the whole vocabulary, some rows at a time."""
+    step = max(1, _MAX_SCORES // logits.shape[1])
+    parts = [np.arange(begin, min(begin + step, len(logits))) for begin in range(0, len(logits), step)]
+    return np.concatenate([_draw_any(logits[part], draws.of(part), positions[part]) for part in parts])
+
+
+def _draw_any(logits: Float32, draws: Draws, positions: Int64) -> Int64:
+    """Takes the logarithms of noise only for tokens that may win by its bounds."""
+    num_rows, vocab_size = logits.shape
+    words = vocabulary_noise_words(draws.seeds, positions, vocab_size)[:, :vocab_size]
+    scaled = logits / draws.temperature[:, None]
+    bounds = noise_bounds(words)
+    bounds += scaled
+    every = np.arange(num_rows)
+    likely = bounds.argmax(1)
+    reached = scaled[every, likely] + gumbel_noise(words[every, likely])
+    # NaN is not less than anything, and so is among the candidates, as are sums that were rounded down.
+    rows, token_ids = _places(~(bounds < (reached - 4 * np.spacing(np.abs(reached)))[:, None]))
+    noisy = scaled[rows, token_ids] + gumbel_noise(words[rows, token_ids])
+    return _best(noisy, rows, token_ids, num_rows)
+
+
+def _draw_filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIRST_WIDTH) -> Int64:
+    """Draws among each row's `width` most likely tokens, and anew where its filters look beyond these."""
+    vocab_size = logits.shape[1]
+    width = min(max(width, int(draws.top_k.max()) + 1), vocab_size)
+    token_ids = _most_likely(logits, width)
+    values = np.take_along_axis(logits, token_ids, 1)
+    values /= draws.temperature[:, None]
+    threshold, lowest = _threshold(logits, values, draws)
+    rows, columns = _places(values >= threshold[:, None])
+    token_ids = token_ids[rows, columns]
+    noisy = values[rows, columns] + gumbel_noise(noise_words(draws.seeds[rows], positions[rows], token_ids))
+    drawn = _best(noisy, rows, token_ids, len(logits))
+    wider = ~(values.min(1) < lowest)
+    if width < vocab_size and wider.any():
+        drawn[wider] = _draw_filtered(logits[wider], draws.of(wider), positions[wider], width * _WIDEN)
+    return drawn
+
+
+def _most_likely(logits: Float32, width: int) -> Int64:
+    """Token ids [num_rows, width] in any order."""
+    vocab_size = logits.shape[1]
+    if width == vocab_size:
+        return np.broadcast_to(np.arange(vocab_size), logits.shape)
+    return np.argpartition(logits, vocab_size - width, axis=1)[:, vocab_size - width :]
+
+
+def _threshold(logits: Float32, values: Float32, draws: Draws) -> tuple[Float32, Float32]:
+    """The least scaled logit [num_rows] that may be drawn, and the least that decides this.
+
+    values [num_rows, width] are the largest scaled logits, in any order.
+    """
+    values = np.ascontiguousarray(np.sort(values, axis=1)[:, ::-1])
+    top, top_p = values[:, :1], draws.top_p[:, None]
+    limited = draws.top_k > 0
+    kth = np.where(limited, values[np.arange(len(values)), draws.top_k - 1], _NEVER)
+    passes = values >= kth[:, None]
+    if (top_p < 1).any():
+        mass = _exp(values - top)
+        mass *= passes
+        # Sums of fp64, as PyTorch's are.
+        before = np.cumsum(mass, axis=1, dtype=np.float64).astype(np.float32)
+        total = before[:, -1:].copy()  # `before` changes below
+        rest = ~limited & (draws.top_p < 1)
+        if rest.any():
+            total[rest] = _total_mass(logits[rest], top[rest], draws.temperature[rest])
+        before -= mass
+        passes &= (before < top_p * total) | (top_p >= 1)
+    least = np.where(passes, values, np.float32("inf")).min(1)
+    threshold = np.maximum(least, top[:, 0] + torch.log(torch.from_numpy(draws.min_p)).numpy())
+    # All that tie with the kth count for top_p.
+    return threshold, np.where(limited, kth, threshold)
+
+
+def _total_mass(logits: Float32, top: Float32, temperature: Float32) -> Float32:
+    """Of the whole vocabulary, [num_rows, 1], where the most likely token's is 1."""
+    scaled = torch.from_numpy(logits / temperature[:, None])
+    return _exp(torch.logsumexp(scaled, 1, keepdim=True).numpy() - top)
+
+
+def _places(chosen: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """np.nonzero of [num_rows, width], at a fraction of its cost."""
+    return np.divmod(np.flatnonzero(chosen), chosen.shape[1])
+
+
+def _best(noisy: Float32, rows: Int64, token_ids: Int64, num_rows: int) -> Int64:
+    """Of candidates in the order of their rows, each row's best; the lowest of equals, and 0 of none."""
+    order = np.lexsort((token_ids, -noisy, rows))
+    best = np.zeros(num_rows, np.int64)
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    best[rows[first]] = token_ids[order[first]]
+    return best
+
+
+def _exp(values: Float32) -> Float32:
+    torch.from_numpy(values).exp_()
+    return values

@@ -1,0 +1,192 @@
+"""How far one request's output has come in its grammar, and which tokens may follow. Knows no threads and no engine."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.worker.core import Constraint, Int32, Request
+from baton.worker.sampling.grammar.compilation.compile import problem_of, refusal
+from baton.worker.sampling.grammar.compilation.wording import SIMPLER
+from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
+from baton.worker.sampling.grammar.translation.constraint import field_of
+from baton.worker.sampling.grammar.vocabulary import Vocabulary, mask_of
+
+# The library's words for limits that are met while a token is taken, and for a token that the grammar does not have.
+_LIMITS = ("lexer error", "parser error")
+_NOT_IN_GRAMMAR = "satisfy the grammar"
+_TAKEN_AT_ONCE = 32  # output tokens between two looks at their cost
+
+
+class Lane(enum.Enum):
+    """Which matches share batches of masks, by what those cost. A slow batch delays its own lane alone."""
+
+    PLAIN = "plain"  # surely cheap
+    OTHER = "other"
+    SLOW = "slow"  # took long when it was alone in a batch
+
+
+class GrammarMatch:
+    """One request's place. Whoever reads it waits until `ready`: before, another thread may be at it.
+
+    `mask` [ceil(vocab_size / 32)] holds the tokens that may come next; `ended` says that none may, because the answer
+    is complete; `error` that the request cannot go on.
+    """
+
+    def __init__(self, request: Request, owner: object, allowance: CpuAllowance) -> None:
+        assert request.constraint is not None, f"request {request.request_id} has no constraint"
+        self.owner = owner
+        self.ready = False
+        self.ended = False
+        self.error: ServiceError | None = None
+        self.mask: Int32 = np.empty(0, np.int32)
+        self.constraint: Constraint = request.constraint
+        self.namespace = request.cache_namespace
+        self.payer = request.tenant.encode() or request.cache_namespace  # whose turn its compilation takes
+        self.lane = Lane.PLAIN
+        self.abandoned = False  # the request has ended; written by the engine's thread while others read
+        self.ending: ServiceError | None = None  # what its next token fails with; written by any thread
+        self._sampling = request.sampling
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self._token_ids = request.token_ids  # only what was there at open is read
+        self._num_outputs = 0
+        self._reasoning_end = list(request.constraint.reasoning_end_token_ids)
+        self._reasoning_start = request.constraint.reasoning_start_token_id if self._reasoning_end else None
+        self._tail: list[int] = []  # of the reasoning, as long as its end
+        self._spelled: tuple[int, ...] = ()  # all of the next tokens, where they spell an added token
+        self._allowance = allowance
+        self._matcher: LLMatcher | None = None
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """None before `open`, during the reasoning, and while it may begin."""
+        return None if self._reasoning_end else self._matcher
+
+    @property
+    def num_words(self) -> int:
+        """Of a mask as the library writes it. Known after `open`."""
+        return self._num_words
+
+    def open(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        """Takes its matcher, and the output that the request came with. Raises InvalidRequest."""
+        self._matcher = matcher
+        self._prepare(vocabulary)
+        output = self._token_ids[self._num_prompt_tokens :]
+        for first in range(0, len(output), _TAKEN_AT_ONCE):
+            taken, began = output[first : first + _TAKEN_AT_ONCE], time.thread_time()
+            if not self.consume(taken):
+                raise self.limit_error() or InvalidRequest(
+                    f"the {len(output)} output tokens that the request came with are not what its constraint allows",
+                    field="resume.output_token_ids",
+                )
+            self.spend(time.thread_time() - began, len(taken))
+            if self.error is not None:
+                raise self.error
+
+    def spend(self, cpu_seconds: float, num_tokens: int = 1) -> None:
+        """Counts what some tokens took. Sets `error` where that is more than the request may take."""
+        if self._allowance.spend(cpu_seconds, num_tokens) or self.error is not None or self.ended:
+            return
+        field, most = field_of(self.constraint), 1000 * self._allowance.seconds
+        self.error = InvalidRequest(
+            f"{field}: finding the tokens that it allows next takes more than {most:g} ms of CPU time: it is too"
+            f" ambiguous or too large; {SIMPLER}",
+            field=field,
+        )
+
+    def consume(self, token_ids: Sequence[int]) -> bool:
+        """Advances by tokens of the output. False: the grammar does not allow them."""
+        self._num_outputs += len(token_ids)
+        rest = self._behind_reasoning(token_ids)
+        matcher = self._matcher
+        assert matcher is not None, "consume before open"
+        if self._added.in_texts.isdisjoint(rest):
+            return not rest or (not matcher.is_stopped() and bool(matcher.consume_tokens(rest)))
+        return all(
+            not matcher.is_stopped() and bool(matcher.consume_tokens([*self._added.as_taken(matcher, token_id)]))
+            for token_id in rest
+        )
+
+    def limit_error(self) -> InvalidRequest | None:
+        """Returns the error where the matcher met one of its limits while it took a token."""
+        problem = problem_of(self._matcher) if self._matcher is not None else ""
+        met = problem.lower().startswith(_LIMITS) and _NOT_IN_GRAMMAR not in problem
+        return refusal(self.constraint, problem) if met else None
+
+    def is_spelled(self, token_id: int) -> bool:
+        """Returns whether the matcher takes the token's text in its place."""
+        return token_id in self._spelled and token_id in self._added.in_texts
+
+    def count(self) -> None:
+        """One more output token, which `matcher` has taken already."""
+        self._num_outputs += 1
+
+    def fill(self, words: Int32 | None = None) -> None:
+        """Brings mask, ended and error up to date. `words` is the matcher's own mask, where it was made already."""
+        if self._reasoning_end and self._reasoning_start is None:
+            self._narrow(self._reasoning_mask)
+            return
+        matcher = self._matcher
+        assert matcher is not None, "fill before open"
+        if words is None and not matcher.is_stopped():
+            words = np.empty(self._num_words, np.int32)
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._spelled = ()
+        # Some ends are found by the mask only.
+        if matcher.is_error():
+            self.error = refusal(self.constraint, problem_of(matcher))
+        elif matcher.is_stopped() or words is None:
+            self.ended = True
+        else:
+            self._spelled = self._added.spelled(matcher, words)
+            if self._spelled:
+                words = mask_of(self._spelled, 32 * len(words))
+            self._narrow((words[: len(self._permitted)] | self._start_mask) & self._permitted)
+
+    def _prepare(self, vocabulary: Vocabulary) -> None:
+        sampling, vocab_size = self._sampling, len(vocabulary.every_token) * 32
+        self._num_words = vocabulary.num_words
+        self._added = vocabulary.added
+        self._permitted = vocabulary.every_token
+        if sampling.allowed_token_ids:
+            self._permitted = self._permitted & mask_of(sampling.allowed_token_ids, vocab_size)
+        self._suppressed = mask_of(sampling.suppressed_token_ids if sampling.min_tokens else (), vocab_size)
+        start = () if self._reasoning_start is None else (self._reasoning_start,)
+        self._start_mask = mask_of(start, vocab_size)
+        # Ends before the answer would leave the client without one.
+        ends = () if self.constraint.may_end_in_reasoning else vocabulary.eos_token_ids
+        self._reasoning_mask = self._permitted & ~mask_of(ends, vocab_size)
+
+    def _narrow(self, mask: Int32) -> None:
+        """Takes out what the request's own parameters forbid."""
+        if self._num_outputs < self._sampling.min_tokens:
+            mask = mask & ~self._suppressed
+        self.mask = mask
+        if not mask.any():
+            self.error = InvalidRequest(
+                f"after {self._num_outputs} output tokens no token is left that the constraint, allowed_token_ids and"
+                " min_tokens all allow",
+                field="constraint",
+            )
+
+    def _behind_reasoning(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of the tokens that the grammar is about."""
+        if self._reasoning_start is not None and token_ids:
+            if token_ids[0] != self._reasoning_start:
+                self._reasoning_end = []
+            self._reasoning_start = None
+            self._start_mask = np.zeros_like(self._start_mask)
+        if not self._reasoning_end:
+            return list(token_ids)
+        length = len(self._reasoning_end)
+        for index, token_id in enumerate(token_ids):
+            self._tail = [*self._tail, token_id][-length:]
+            if self._tail == self._reasoning_end:
+                self._reasoning_end = []
+                return list(token_ids[index + 1 :])
+        return []

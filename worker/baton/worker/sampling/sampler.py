@@ -1,0 +1,128 @@
+"""From logits to tokens for the rows of a step. Owns how each row draws; greedy rows cost one argmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.sampling.logprobs import row_logprobs, token_logprobs
+from baton.worker.core import RowInit, SamplingParams, TokenLogprobs, TokenMasks
+from baton.worker.executors.cpu.rows import Int64
+from baton.worker.sampling.draw import Draws, draw_tokens
+from baton.worker.sampling.edits import LogitsEdits, apply_edits, apply_masks, edits_of
+
+_NO_LOGPROBS = -1
+_COLDEST = 1e-5  # what lower temperatures would draw is the argmax
+_LOW_64 = (1 << 64) - 1
+
+
+def drawn_temperature(sampling: SamplingParams) -> float:
+    """The temperature; 0 where a division by it would overflow."""
+    return sampling.temperature if sampling.temperature >= _COLDEST else 0.0
+
+
+class Sampler:
+    """Sampling parameters as columns over the batch's rows."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._draws = Draws(
+            temperature=np.zeros(num_rows, np.float32),
+            top_k=np.zeros(num_rows, np.int64),
+            top_p=np.ones(num_rows, np.float32),
+            min_p=np.zeros(num_rows, np.float32),
+            seeds=np.zeros(num_rows, np.uint64),
+        )
+        self._num_logprobs = np.full(num_rows, _NO_LOGPROBS)
+        self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives, where the request says which
+        self._edits: dict[int, LogitsEdits] = {}  # by row
+
+    def admit(self, init: RowInit) -> None:
+        """Takes a row's parameters and, where they count, its tokens."""
+        row, sampling = init.row, init.sampling
+        draws = self._draws
+        draws.temperature[row] = drawn_temperature(sampling)
+        draws.top_k[row] = min(sampling.top_k, self._vocab_size)
+        draws.top_p[row] = sampling.top_p
+        draws.min_p[row] = sampling.min_p
+        draws.seeds[row] = sampling.seed & _LOW_64
+        wanted = sampling.logprobs
+        self._num_logprobs[row] = _NO_LOGPROBS if wanted is None else min(wanted, self._vocab_size)
+        self._chosen.pop(row, None)
+        if wanted is not None and sampling.logprob_token_ids:
+            self._num_logprobs[row] = 0
+            self._chosen[row] = sampling.logprob_token_ids
+        edits = edits_of(init, self._vocab_size)
+        if edits is None:
+            self._edits.pop(row, None)
+        else:
+            self._edits[row] = edits
+
+    def free(self, row: int) -> None:
+        """Forgets a row."""
+        self._edits.pop(row, None)
+        self._chosen.pop(row, None)
+
+    def count(self, row: int, token_id: int) -> None:
+        """Tells a row's wishes of an output token."""
+        edits = self._edits.get(row)
+        if edits is not None:
+            edits.add(token_id)
+
+    def sample(
+        self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
+    ) -> tuple[Int64, dict[int, TokenLogprobs]]:
+        """Tokens for logits [len(rows), vocab_size], and logprobs by index. num_outputs: tokens drawn so far."""
+        num_logprobs = self._num_logprobs[rows]
+        asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
+        # Taken before the edits: logprobs are the model's own.
+        raw = logits[torch.from_numpy(asking)] if asking.size else None
+        edited = logits.float().numpy()
+        edits = self._edits_of(rows)
+        if edits:
+            apply_edits(edited, edits, num_outputs)
+        if masks is not None:
+            apply_masks(edited, masks)
+        token_ids = draw_tokens(edited, self._draws.of(rows), num_outputs)
+        for index, edit in edits:
+            edit.add(int(token_ids[index]))
+        if raw is None:
+            return token_ids, {}
+        return token_ids, self._logprobs(raw, token_ids, asking, num_logprobs, rows)
+
+    def _logprobs(
+        self, raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64, rows: Int64
+    ) -> dict[int, TokenLogprobs]:
+        found = _logprobs(raw, token_ids, asking, num_logprobs)
+        if self._chosen:
+            for place, index in enumerate(asking.tolist()):
+                chosen = self._chosen.get(int(rows[index]))
+                if chosen is not None:
+                    values = token_logprobs(raw[place : place + 1], torch.tensor([chosen]))[0]
+                    found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(values.tolist()))
+        return found
+
+    def _edits_of(self, rows: Int64) -> list[tuple[int, LogitsEdits]]:
+        if not self._edits:
+            return []
+        return [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
+
+
+def _logprobs(raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:
+    most = int(num_logprobs[asking].max())
+    found = row_logprobs(raw, torch.from_numpy(token_ids[asking]), most)
+    columns = zip(
+        asking.tolist(),
+        found.logprobs.tolist(),
+        found.ranks.tolist(),
+        found.top_token_ids.tolist(),
+        found.top_logprobs.tolist(),
+        strict=True,
+    )
+    return {
+        index: TokenLogprobs(logprob, rank, tuple(top_ids[: num_logprobs[index]]), tuple(top[: num_logprobs[index]]))
+        for index, logprob, rank, top_ids, top in columns
+    }

@@ -1,0 +1,128 @@
+"""KV that requests wait for because it is computed already, or elsewhere: from a prefill worker, or from host memory.
+
+Calls that end a wait return who may go on, besides the request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.worker.core import BlockId, HostSlot
+from baton.worker.kv.holdings import Holdings
+from baton.worker.requests.outputs import EngineCounters
+from baton.worker.requests.state import Phase, RequestState, num_blocks_for
+from baton.worker.scheduling.queues import Places
+from baton.worker.scheduling.restores import Restores
+from baton.worker.scheduling.settings import EngineSettings
+
+
+class Arrivals:
+    """Remote prefills, and restores."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        places: Places,
+        restores: Restores,
+        block_size: int,
+        settings: EngineSettings,
+        counters: EngineCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._holdings = holdings
+        self._pool = holdings.pool
+        self._places = places
+        self._restores = restores
+        self._block_size = block_size
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+
+    # Remote prefills.
+
+    def start_remote(self, state: RequestState, hits: list[BlockId]) -> bool:
+        """Sees to the blocks that are cached here, unless they are enough or there is no room."""
+        num_cached_tokens = len(hits) * self._block_size
+        if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
+            return False
+        if not self._holdings.pins.would_leave_room(state, len(hits), self._places.must_fit()):
+            return False
+        self._pool.touch(hits)
+        state.block_ids = hits
+        state.num_stored_blocks = len(hits)
+        state.num_cached_tokens = num_cached_tokens
+        state.num_remote_tokens = len(state.token_ids)
+        state.phase = Phase.REMOTE
+        self._places.remote[state] = None
+        self._holdings.pin(state)
+        self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
+        return True
+
+    def reserve(self, state: RequestState) -> list[BlockId] | None:
+        """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
+        if state.leased:
+            return list(state.leased)
+        needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
+        if self._holdings.fenced or needed + len(self._places.batch) > self._pool.num_free:
+            return None
+        if not self._holdings.pins.would_leave_room(state, needed, [*self._places.must_fit(), state]):
+            return None
+        leased = self._pool.lease(needed)
+        assert leased is not None, "num_free said that there are enough blocks"
+        state.leased = leased
+        state.started = self._clock()
+        self._holdings.pin(state)
+        return list(leased)
+
+    def finish_remote(self, state: RequestState) -> None:
+        """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
+        self._pool.settle(state.leased)
+        settled, state.leased = state.leased, []
+        if state.phase is Phase.DONE:
+            # Its prefix was freed with it: the settled blocks stand where the prompt's last ones stood.
+            self._holdings.store_ended(state, settled)
+            self._holdings.pin(state)
+            return
+        state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
+        state.block_ids += settled
+        self._places.remote.pop(state, None)
+        state.phase = Phase.READY  # pinned are the same blocks as before
+        self._places.ready.push(state)
+        self._holdings.store_soon(state, state.num_remote_tokens)
+
+    def free_lease(self, state: RequestState) -> None:
+        """Nobody writes the leased blocks any more."""
+        self._pool.free_lease(state.leased)
+        state.leased = []
+        self._holdings.pin(state)
+
+    # Host memory.
+
+    def restore_first(self, state: RequestState, hits: list[BlockId], num_reusable: int, watermark: int) -> bool:
+        """Begins a restore ahead of a remote prefill, if it pays and there is room."""
+        slots = self._restores.find(state, len(hits), num_reusable)
+        if not slots or self._pool.num_free < len(slots) + self._pool.count_unheld(hits) + watermark:
+            return False
+        self._pool.touch(hits)
+        self.begin_restore(state, hits, slots)
+        return True
+
+    def begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
+        """The request waits until these slots are on the device. Takes the hold of `hits` over."""
+        fresh = self._holdings.allocate(len(slots), in_order=False)
+        state.phase = Phase.RESTORING
+        state.restored = True
+        self._restores.begin(state, hits, fresh, slots, fenced=self._holdings.fenced)
+        self._holdings.prefixes.begin(state, len(hits), len(hits) + len(slots))
+
+    def end_restore(self, restore_id: int, landed: bool) -> tuple[int, list[RequestState]]:
+        """A restore's copy is complete, or will never be. Its blocks, and who waited for it."""
+        restore = self._restores.end(restore_id)
+        state = restore.state
+        woken = [] if state is None else [state, *self._holdings.prefixes.end(state)]
+        if landed and restore.wanted:
+            self._pool.store(restore.fresh, restore.block_hashes)
+            if state is not None:
+                self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size
+        self._pool.free(restore.block_ids)
+        return len(restore.slots), woken

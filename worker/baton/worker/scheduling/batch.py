@@ -1,0 +1,162 @@
+"""The running requests as columns, one row each, so that a step costs numpy calls and not a loop over requests."""
+
+from __future__ import annotations
+
+import heapq
+from typing import cast
+
+import numpy as np
+
+from baton.worker.core import Int32, Row
+from baton.worker.requests.state import NO_ROW, RequestState
+
+
+class Batch:
+    """Rows of running requests. A row's columns mean nothing while it is free."""
+
+    def __init__(self, num_rows: int, max_step_tokens: int = 1) -> None:
+        self.num_rows = num_rows
+        self.max_step_tokens = max_step_tokens  # that a decoding row may compute
+        self.states: list[RequestState | None] = [None] * num_rows
+        # Tokens, counted when they are scheduled: the most that it may be while a step is in flight.
+        self.num_computed = np.zeros(num_rows, np.int32)
+        self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
+        self.limit = np.zeros(num_rows, np.int32)
+        self.last_step = np.zeros(num_rows, np.int64)
+        self.constrained = np.zeros(num_rows, np.bool_)  # rows that draw under a mask
+        self._decoding = np.zeros(num_rows, np.bool_)
+        self.num_constrained = 0
+        self._held = np.zeros(num_rows, np.bool_)
+        self._num_held = 0
+        self._prefilling: list[RequestState] = []  # by rank
+        self._free = list(range(num_rows))  # a heap: low rows first
+        self._decode_rows: Int32 | None = None  # None: stale
+
+    def __len__(self) -> int:
+        return self.num_rows - len(self._free)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def prefilling(self) -> list[RequestState]:
+        """The requests whose known tokens are not all computed, by rank."""
+        return self._prefilling
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self) - len(self._prefilling)
+
+    @property
+    def num_held(self) -> int:
+        """Rows that wait for what follows their last token."""
+        return self._num_held
+
+    def running(self) -> list[RequestState]:
+        """All requests that have a row."""
+        return [state for state in self.states if state is not None]
+
+    def add(self, state: RequestState, num_computed: int, capacity: int) -> Row:
+        """Gives a request the lowest free row. It prefills until start_decoding."""
+        row = heapq.heappop(self._free)
+        self.states[row] = state
+        self.num_computed[row] = num_computed
+        self.capacity[row] = capacity
+        self.limit[row] = state.limit
+        self.last_step[row] = state.last_step
+        self.constrained[row] = state.grammar is not None
+        self.num_constrained += state.grammar is not None
+        state.row = row
+        self._prefilling.append(state)
+        self._prefilling.sort(key=lambda other: other.rank)
+        return Row(row)
+
+    def start_decoding(self, state: RequestState) -> None:
+        """From the next step on the request computes what it samples."""
+        self._prefilling.remove(state)
+        self._decoding[state.row] = True
+        self._decode_rows = None
+
+    def hold(self, rows: Int32) -> None:
+        """These rows compute nothing until they are released."""
+        self._held[rows] = True
+        self._num_held = int(np.count_nonzero(self._held))
+
+    def release(self, row: int) -> None:
+        """Ends a row's hold. Idempotent."""
+        if self._held[row]:
+            self._held[row] = False
+            self._num_held -= 1
+
+    def remove(self, state: RequestState) -> Row:
+        """Frees the request's row, and leaves last_step with the request."""
+        row = state.row
+        state.last_step = int(self.last_step[row])
+        state.row = NO_ROW
+        self.states[row] = None
+        self.num_constrained -= bool(self.constrained[row])
+        self.constrained[row] = False
+        self.release(row)
+        if self._decoding[row]:
+            self._decoding[row] = False
+            self._decode_rows = None
+        else:
+            self._prefilling.remove(state)
+        heapq.heappush(self._free, row)
+        return Row(row)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Computed tokens of all rows."""
+        prefilling = sum([int(self.num_computed[state.row]) for state in self._prefilling])
+        return prefilling + int(self.num_computed[self._all_decode_rows()].sum())
+
+    def decode_rows(self) -> Int32:
+        """Rows that can compute one more token: neither held, nor would their next sample pass their limit."""
+        rows = self._all_decode_rows()
+        more = self.num_computed[rows] + 1 < self.limit[rows]
+        if self._num_held:
+            more &= ~self._held[rows]
+        return rows if np.count_nonzero(more) == len(more) else rows[more]
+
+    def short_rows(self, rows: Int32) -> Int32:
+        """Those of these decoding rows that have no block for all that they may compute in a step."""
+        computed, capacity = self.num_computed[rows], self.capacity[rows]
+        if self.max_step_tokens == 1:
+            return rows[computed >= capacity]
+        wanted = np.minimum(computed + self.max_step_tokens, self.limit[rows] - 1)
+        return rows[wanted > capacity]
+
+    def has_block(self, row: int) -> bool:
+        """Whether the row can compute at least one more token in the blocks that it has."""
+        return bool(self.num_computed[row] < self.capacity[row])
+
+    def step_tokens(self, rows: Int32, spare: int) -> Int32:
+        """The most tokens that each of these decoding rows may compute in a step: one, and some of `spare` beside.
+
+        A row that draws under a mask computes one: the mask is that of its next token only.
+        """
+        tokens = np.ones(len(rows), np.int32)
+        most = min(self.max_step_tokens, 1 + spare // max(1, len(rows)))
+        if most <= 1:
+            return tokens
+        ends = np.minimum(self.limit[rows] - 1, self.capacity[rows])
+        more = np.minimum(ends - self.num_computed[rows], most)
+        return np.where(self.constrained[rows], tokens, more)
+
+    def take_back(self, states: list[RequestState], rows: Int32, unused: Int32) -> None:
+        """A step computed so many tokens less than were scheduled, for these requests in these rows."""
+        for index in unused.nonzero()[0].tolist():
+            if states[index].row == rows[index]:
+                self.num_computed[rows[index]] -= unused[index]
+
+    def states_at(self, rows: Int32) -> list[RequestState]:
+        """The requests at these rows, none of them free."""
+        states = cast(list[RequestState], self.states)
+        return [states[row] for row in rows.tolist()]
+
+    def _all_decode_rows(self) -> Int32:
+        if self._decode_rows is None:
+            self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
+        return self._decode_rows

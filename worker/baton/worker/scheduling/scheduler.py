@@ -1,0 +1,481 @@
+"""What runs in the next step, and with which blocks. Owns every request's place; knows no device.
+
+Requests wait by rank; tenants share what a step computes of prompts. Admission takes all blocks of the known tokens at
+once, so only decodes ever need more; when there are none, the running request of the largest rank, of the tenant that
+holds most, is preempted, and recomputes later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from baton.worker.core import BlockId, Row, RowInit
+from baton.worker.kv.holdings import Holdings
+from baton.worker.requests.outputs import EngineCounters, PrefillStarted, PrefillWanted
+from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
+from baton.worker.scheduling.awaited_kv import Arrivals
+from baton.worker.scheduling.queues import Places
+from baton.worker.scheduling.rates import Rates
+from baton.worker.scheduling.restores import RestoreCost, Restores
+from baton.worker.scheduling.settings import EngineSettings
+from baton.worker.scheduling.step_draft import Draft, ScheduledStep
+from baton.worker.scheduling.step_masks import token_masks
+from baton.worker.scheduling.tenant_shares import Admission, TenantShares
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, prefix reuse, preemption and remote prefills."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        settings: EngineSettings,
+        counters: EngineCounters,
+        clock: Callable[[], float],
+        num_host_slots: int = 0,
+        rates: Rates | None = None,
+        max_step_tokens: int = 1,  # that a decode may get
+    ) -> None:
+        num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
+        self._holdings = Holdings(num_blocks, block_size, max_model_len, num_host_slots, num_ahead)
+        self.offloads = self._holdings.offloads
+        self.pool = self._holdings.pool
+        cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
+        self.restores = Restores(self.offloads.tier, cost, block_size)
+        self.places = Places(settings.max_num_requests, max_step_tokens)
+        self.batch = self.places.batch
+        self._shares = TenantShares(self.places)
+        self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
+        self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
+        self._prefixes = self._holdings.prefixes
+        self._arrivals = Arrivals(self._holdings, self.places, self.restores, block_size, settings, counters, clock)
+        self._block_size = block_size
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._watermark = max(1, num_blocks // 100)  # blocks left for decodes when something new is admitted
+        self._step = 0
+        self._freed_rows: list[Row] = []
+        self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pins to go
+
+    # What the engine asks.
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that have no row and want one."""
+        return self.places.num_waiting + len(self.restores.states) + self._prefixes.num_parked
+
+    @property
+    def storing(self) -> bool:
+        """Whether steps make blocks findable that came from elsewhere."""
+        return self._holdings.storing
+
+    def runnable(self) -> bool:
+        """Whether schedule may find something."""
+        return len(self.batch) > 0 or self._may_admit() or self.storing
+
+    def can_go_on(self) -> bool:
+        """Whether schedule may find something besides requests that wait for their masks."""
+        return len(self.batch) > self.batch.num_held or self._may_admit()
+
+    def queued(self) -> list[RequestState]:
+        """The requests of num_queued."""
+        return [*self.places.list_waiting(), *self.restores.states, *self._prefixes.parked]
+
+    def check_integrity(self, states: list[RequestState]) -> None:
+        """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
+        self._holdings.check_integrity(states, self.restores.holds)
+        self.restores.audit()
+
+    # A request's way in and out.
+
+    def compile_first(self, state: RequestState) -> None:
+        """Keeps a new request aside until `place`: its grammar is being compiled."""
+        state.phase = Phase.COMPILING
+        self.places.compiling.add(state)
+
+    def place(self, state: RequestState) -> None:
+        """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
+        self.stalled = False
+        self.places.compiling.discard(state)
+        state.phase = Phase.WAITING
+        if state.wants_remote:
+            num_reusable = self._num_reusable(state)
+            hits = self.pool.lookup(state.block_hashes[:num_reusable])
+            if self._park(state, len(hits)):
+                return
+            if self._arrivals.restore_first(state, hits, num_reusable, self._watermark):
+                return
+            state.wants_remote = False
+            if self._arrivals.start_remote(state, hits):
+                self._count_admission(state)
+                self.prefill_wanted.append(PrefillWanted(state.request, state.num_cached_tokens))
+                return
+        self.places.waiting.push(state)
+
+    def retire(self, state: RequestState) -> None:
+        """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
+        if state.phase is Phase.PARKED:
+            self._prefixes.unpark(state)
+        elif state.phase is Phase.RESTORING:
+            self.restores.leave(state)
+        self.places.dequeue(state)
+        if state.row != NO_ROW:
+            self._freed_rows.append(self.batch.remove(state))
+        state.phase = Phase.DONE
+        woken = self._holdings.free(state, self._step)
+        self._pin(state)
+        self._wake([*woken, *self._prefixes.end(state)])
+
+    def hold(self, state: RequestState) -> None:
+        """A prefill_only request is computed: its row goes, its blocks stay until it retires."""
+        self._freed_rows.append(self.batch.remove(state))
+        state.phase = Phase.HOLDING
+        self.stalled = False
+        self._wake(self._prefixes.end(state))
+
+    def release(self, state: RequestState) -> None:
+        """It is known which tokens may follow the request's last one."""
+        self.stalled = False
+        if state.row != NO_ROW:
+            self.batch.release(state.row)
+
+    # Remote prefills.
+
+    def reserve(self, state: RequestState) -> list[BlockId] | None:
+        """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
+        if not state.leased and self._pin_blocked is not None and self._pin_blocked < state.rank:
+            return None
+        leased = self._arrivals.reserve(state)
+        if leased is not None:
+            self.stalled = False
+        return leased
+
+    def finish_transfer(self, state: RequestState) -> None:
+        """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
+        self.stalled = False
+        self._arrivals.finish_remote(state)
+
+    def prefill_locally(self, state: RequestState) -> None:
+        """Gives up on a remote prefill."""
+        self.free_lease(state)
+        self.places.remote.pop(state, None)
+        woken = self._holdings.free(state, self._step)
+        state.phase = Phase.WAITING
+        state.started = None
+        state.caching = self._settings.prefix_caching
+        self._pin(state)
+        self.places.waiting.push(state)
+        self._wake([*woken, *self._prefixes.end(state)])
+
+    def free_lease(self, state: RequestState) -> None:
+        """Nobody writes the leased blocks any more."""
+        self.stalled = False
+        self._arrivals.free_lease(state)
+
+    # Steps.
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decides the next step. None: nothing can run now."""
+        self._pin_blocked = None
+        self._wake(self._holdings.store_some())
+        self._holdings.evict_ahead(self.places.remote)
+        draft = Draft(self._settings.max_num_batched_tokens)
+        self._grow_decodes(draft)
+        draft.budget -= len(draft.decode_rows(self.batch))
+        self._prefill(draft)
+        scheduled = self._finalize(draft)
+        self.stalled = scheduled is None and not draft.preempted
+        return scheduled
+
+    def commit(self, scheduled: ScheduledStep) -> None:
+        """The step is computed: blocks that it filled can be found from now on."""
+        plan = scheduled.plan
+        size = self._block_size
+        computed = plan.num_computed_tokens + plan.num_scheduled_tokens
+        if self.batch.max_step_tokens == 1:
+            fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+        else:
+            fills = np.ones(len(computed), np.bool_)  # `computed` is the most that it may be
+        for index in fills.nonzero()[0].tolist():
+            state = scheduled.states[index]
+            if state.row == plan.rows.item(index):
+                # Of what a decode computed, only the token that was known before is counted here.
+                self.store(state, min(int(computed[index]), len(state.token_ids)))
+
+    def collected(self, step: int) -> None:
+        """The device writes nothing of this step or earlier ones any more."""
+        self.stalled = False
+        self._holdings.collected(step)
+
+    def store(self, state: RequestState, num_computed: int) -> None:
+        """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
+        if woken := self._holdings.store(state, num_computed):
+            self._wake(woken)
+
+    def skip_steps(self, count: int) -> int:
+        """Steps that were computed without being scheduled here. Returns the number of the last one."""
+        self._step += count
+        self._holdings.collected(self._step)
+        return self._step
+
+    def reset_prefix_cache(self, states: list[RequestState]) -> None:
+        """Forgets every cached block. What these requests hold now will never be found."""
+        self.pool.reset()
+        self.restores.reset()
+        for state in states:
+            if state.block_ids or state.leased:
+                state.caching = False
+        for state in states:
+            self._wake(self._prefixes.end(state))
+
+    def recompute_all(self) -> None:
+        """Puts every request that has blocks back into the queue, to be computed anew. No step is in flight, no lease
+        open, and nothing is on its way from host memory."""
+        draft = Draft(0)
+        for state in self.batch.running():
+            self._preempt(state, draft)
+        for state in list(self.places.ready):
+            self.places.ready.discard(state)
+            self._preempt(state, draft)
+
+    def restore_ended(self, restore_id: int, landed: bool) -> int:
+        """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
+        num_blocks, woken = self._arrivals.end_restore(restore_id, landed)
+        self.stalled = False
+        self._wake(woken)
+        return num_blocks
+
+    # Placing.
+
+    def _may_admit(self) -> bool:
+        return self.places.num_queued > 0 and not self.stalled
+
+    def _num_reusable(self, state: RequestState) -> int:
+        """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
+        if state.request.sampling.prompt_logprobs is not None:
+            return 0
+        return (len(state.token_ids) - 1) // self._block_size
+
+    def _park(self, state: RequestState, num_hits: int) -> bool:
+        common = self._prefixes.last_common(state, num_hits, self._num_reusable(state))
+        if common is None:
+            return False
+        state.phase = Phase.PARKED
+        self._prefixes.park(state, common)
+        return True
+
+    def _wake(self, woken: Iterable[RequestState]) -> None:
+        for state in sorted(woken, key=lambda other: other.rank):
+            self.place(state)
+
+    def _pin(self, state: RequestState) -> None:
+        self.stalled = False
+        self._holdings.pin(state)
+
+    def _count_admission(self, state: RequestState) -> None:
+        self._counters.num_prompt_tokens += len(state.token_ids)
+        self._counters.num_cached_tokens += state.num_cached_tokens
+
+    # Deciding a step.
+
+    def _grow_decodes(self, draft: Draft) -> None:
+        """Gives each decode that starts a new block one, preempting where there is none."""
+        batch = self.batch
+        rows = draft.decode_rows(batch)
+        for state in sorted(batch.states_at(batch.short_rows(rows)), key=lambda other: other.rank):
+            while state.row != NO_ROW:
+                block_ids = self.pool.allocate(1)
+                if block_ids is not None:
+                    self._extend(state, block_ids, draft)
+                    break
+                if batch.has_block(state.row):
+                    break
+                draft.preempted = True
+                self._preempt(self._victim() or state, draft)
+
+    def _extend(self, state: RequestState, block_ids: list[BlockId], draft: Draft) -> None:
+        state.block_ids += block_ids
+        self.batch.capacity[state.row] += len(block_ids) * self._block_size
+        draft.new_blocks[Row(state.row)] = block_ids
+
+    def _victim(self) -> RequestState | None:
+        """Who yields first: among the least urgent, one of the tenant that holds most.
+
+        A prefill for another worker does not yield: its blocks are promised to a peer.
+        """
+        candidates = [state for state in self.batch.running() if not state.request.prefill_only]
+        if not candidates:
+            return None
+        priority = max([state.rank[0] for state in candidates])
+        last = [state for state in candidates if state.rank[0] == priority]
+        num_held: Counter[str] = Counter()
+        for state in last:
+            num_held[state.request.tenant] += len(state.block_ids)
+        return max(last, key=lambda state: (num_held[state.request.tenant], state.rank))
+
+    def _preempt(self, state: RequestState, draft: Draft) -> None:
+        if state.row != NO_ROW:
+            row = self.batch.remove(state)
+            self._freed_rows.append(row)
+            draft.take_out(state, row)
+        woken = self._holdings.free_early(state)
+        state.caching = self._settings.prefix_caching
+        state.phase = Phase.WAITING
+        state.restored = False
+        state.min_free = 0
+        state.num_preemptions += 1
+        self._counters.num_preemptions += 1
+        self.places.waiting.push(state)
+        self._wake([*woken, *self._prefixes.end(state)])
+
+    def _prefill(self, draft: Draft) -> None:
+        """Continues and admits prompts. Where a decode was preempted, nothing is admitted."""
+        if self._shares.wanted():
+            admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_ROOM
+            self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
+            return
+        for state in self.batch.prefilling:
+            if draft.budget <= 0:
+                return
+            self._schedule_chunk(state, draft)
+        if not draft.preempted and self._admit_ready_ones(draft) is Admission.DONE:
+            self._admit_by_rank(draft)
+
+    def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
+        """Gives the request all tokens that are left, beside those that it has, or as many as it needs."""
+        given = draft.chunks.get(state, 0)
+        remaining = len(state.token_ids) - int(self.batch.num_computed[state.row]) - given
+        more = min(remaining, draft.budget)
+        if more > 0:
+            draft.chunks[state] = given + more
+            draft.budget -= more
+
+    def _admit_ready_ones(self, draft: Draft) -> Admission:
+        """Admits what other workers prefilled, in order, while there is room."""
+        while draft.budget > 0 and (state := self.places.ready.peek()) is not None:
+            if state.mask_pending:
+                return Admission.NOT_YET
+            if not self._admit_ready(state, draft):
+                return Admission.NO_ROOM
+        return Admission.DONE
+
+    def _admit_by_rank(self, draft: Draft) -> None:
+        while draft.budget > 0 and (state := self.places.waiting.peek()) is not None:
+            if self._try_to_admit(state, draft) is not Admission.DONE:
+                return
+
+    def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
+        # The tokens of a preempted request are all known only when its last step is collected.
+        if state.last_step > self._holdings.collected_step or state.mask_pending:
+            return Admission.NOT_YET
+        if self._admit_waiting(state, draft):
+            return Admission.DONE
+        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_ROOM
+
+    def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
+        """Admits after a remote prefill. An accepted first token may need one more block. False: there is no room."""
+        num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(state.block_ids)
+        if not self._make_room(state, num_fresh, draft):
+            return False
+        state.block_ids += self._holdings.allocate(num_fresh)
+        self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
+        return True
+
+    def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
+        """Admits or parks. False: there is no room."""
+        if len(self.batch) and self.pool.num_free < state.min_free and not self._outranks_someone(state):
+            return False
+        hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
+        if self._park(state, len(hits)):
+            self.places.waiting.discard(state)
+            return True
+        num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(hits)
+        if not self._leave_room(state, len(hits) + num_fresh):
+            self._pin_blocked = state.rank
+            return False
+        state.min_free = num_fresh + self.pool.count_unheld(hits)
+        self.pool.touch(hits)
+        if not self._make_room(state, num_fresh, draft):
+            self.pool.free(hits)
+            return False
+        slots = self.restores.find(state, len(hits), self._num_reusable(state))
+        if slots:
+            self.places.waiting.discard(state)
+            self._arrivals.begin_restore(state, hits, slots)
+            return True
+        state.block_ids = hits + self._holdings.allocate(num_fresh)
+        state.num_stored_blocks = len(hits)
+        if state.started is None and not state.num_remote_tokens:
+            state.num_cached_tokens = len(hits) * self._block_size
+            self._count_admission(state)
+        self._prefixes.begin(state, len(hits), len(state.block_hashes))
+        self._start(state, len(hits) * self._block_size, draft)
+        return True
+
+    def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
+        """Whether pins leave room for the request; and, if it pins its own, whether those do for all that run."""
+        if state.request.prefill_only:
+            return self._holdings.pins.would_leave_room(state, num_blocks, self.places.must_fit())
+        return self._holdings.pins.leave_room_for(state)
+
+    def _outranks_someone(self, state: RequestState) -> bool:
+        victim = self._victim()
+        return victim is not None and victim.rank[0] > state.rank[0]
+
+    def _make_room(self, state: RequestState, num_blocks: int, draft: Draft) -> bool:
+        """Sees to a row and to blocks, at the cost of running requests of less priority only."""
+        while True:
+            watermark = self._watermark if num_blocks and len(self.batch) else 0
+            if self.batch.num_free_rows and self.pool.num_free >= num_blocks + watermark:
+                return True
+            victim = self._victim()
+            if victim is None or victim.rank[0] <= state.rank[0]:
+                return False
+            self._preempt(victim, draft)
+
+    def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
+        """Gives the request a row and its first chunk."""
+        self.places.waiting.discard(state)
+        self.places.ready.discard(state)
+        state.phase = Phase.RUNNING
+        first_time = state.started is None
+        if first_time:
+            state.started = self._clock()
+        row = self.batch.add(state, num_computed, len(state.block_ids) * self._block_size)
+        request = state.request
+        draft.admitted[row] = RowInit(row, request.token_ids.array(), request.num_prompt_tokens, request.sampling)
+        draft.new_blocks[row] = list(state.block_ids)
+        if request.prefill_only:
+            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, self._step + 1)
+        self._pin(state)
+        self._schedule_chunk(state, draft)
+
+    def _finalize(self, draft: Draft) -> ScheduledStep | None:
+        scheduled = draft.finalize(self.batch, self._step + 1, self._freed_rows)
+        if scheduled is not None:
+            self._step += 1
+            self._freed_rows = []
+            self._mask(scheduled)
+        return scheduled
+
+    def _mask(self, scheduled: ScheduledStep) -> None:
+        """Adds the masks of constrained rows, which are held until the token that each draws is in its grammar."""
+        if not self.batch.num_constrained:
+            return
+        plan = scheduled.plan
+        constrained = self.batch.constrained[plan.rows] & plan.samples
+        if constrained.any():
+            plan.masks = token_masks(scheduled, constrained)
+            self.batch.hold(plan.rows[constrained])
+
+
+def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:
+    """How many blocks shall be had without losing what is in them: several steps' worth, or one long prompt's."""
+    several_steps = 2 * num_blocks_for(budget, block_size)
+    return min(max(several_steps, num_blocks // 8), num_blocks, max(1, num_host_slots // 4))

@@ -1,0 +1,96 @@
+"""One step on its way from decisions to the executor's plan. Decides nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.worker.core import BlockId, Int32, Request, Row, RowInit, StepPlan
+from baton.worker.requests.outputs import PrefillStarted
+from baton.worker.requests.state import RequestState
+from baton.worker.scheduling.batch import Batch
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan, and whom it is for."""
+
+    plan: StepPlan
+    states: list[RequestState]  # one for each of the plan's rows
+    started: list[PrefillStarted]
+    num_prefill_tokens: int
+
+    def admitted_requests(self) -> list[Request]:
+        """Returns the requests that get a row in this step."""
+        rows = {init.row for init in self.plan.admitted}
+        return [state.request for state, row in zip(self.states, self.plan.rows.tolist(), strict=True) if row in rows]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What was decided so far. A request that is preempted meanwhile is taken out again."""
+
+    budget: int  # tokens left
+    preempted: bool = False  # a decode found no block
+    new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
+    admitted: dict[Row, RowInit] = field(default_factory=dict)
+    chunks: dict[RequestState, int] = field(default_factory=dict)
+    started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
+    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not asked for yet, or others now
+
+    def decode_rows(self, batch: Batch) -> Int32:
+        """The rows that decode."""
+        if self._decode_rows is None:
+            self._decode_rows = batch.decode_rows()
+        return self._decode_rows
+
+    def take_out(self, state: RequestState, row: Row) -> None:
+        """The request will not run in this step after all."""
+        self.new_blocks.pop(row, None)
+        self.admitted.pop(row, None)
+        self.chunks.pop(state, None)
+        self._decode_rows = None
+
+    def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
+        """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
+        for state, chunk in list(self.chunks.items()):
+            # What another worker prefilled goes on as a decode at once. A prefill for another stays one: its KV is
+            # told of as it is computed.
+            first = int(batch.num_computed[state.row])
+            whole = chunk == 1 and first + 1 == len(state.token_ids) and not state.request.prefill_only
+            if whole and first >= state.request.num_prompt_tokens:
+                del self.chunks[state]
+                batch.start_decoding(state)
+                self._decode_rows = None
+        decode_rows = self.decode_rows(batch)
+        num_decodes = len(decode_rows)
+        states = batch.states_at(decode_rows) + list(self.chunks)
+        if not states:
+            return None
+        rows = decode_rows
+        if self.chunks:
+            rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
+        num_scheduled = batch.step_tokens(decode_rows, self.budget)
+        if self.chunks:
+            num_scheduled = np.concatenate((num_scheduled, np.array(list(self.chunks.values()), np.int32)))
+        num_computed = batch.num_computed[rows]
+        samples = np.ones(len(rows), np.bool_)
+        for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):
+            samples[index] = num_computed[index] + chunk == len(state.token_ids)
+            if samples[index]:
+                batch.start_decoding(state)
+        batch.num_computed[rows] = num_computed + num_scheduled
+        batch.last_step[rows] = step
+        plan = StepPlan(
+            step=step,
+            freed=freed,
+            admitted=list(self.admitted.values()),
+            new_blocks=list(self.new_blocks.items()),
+            rows=rows,
+            num_scheduled_tokens=num_scheduled,
+            num_computed_tokens=num_computed,
+            samples=samples,
+            num_decodes=num_decodes,
+        )
+        return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))

@@ -1,0 +1,61 @@
+"""Which KV heads lie on which rank, and which of them one rank sends another. Pure.
+
+With at least as many heads as ranks, rank r of n holds the heads [r * heads / n, (r + 1) * heads / n). With fewer,
+each head lies on n / heads neighbouring ranks, and one of these is chosen to send it to a receiver: every receiving
+rank gets each of its heads exactly once.
+
+    4 heads      2 ranks -> 4 ranks          4 ranks -> 1 rank           2 heads on 4 ranks -> 2 ranks
+                 0: 0 1   -> 0: 0            0: 0  -> 0: 0 1 2 3         0: 0 -> 0: 0
+                             1: 1            1: 1  -> 0                  1: 0    (its twin sends)
+                 1: 2 3   -> 2: 2            2: 2  -> 0                  2: 1    (its twin sends)
+                             3: 3            3: 3  -> 0                  3: 1 -> 1: 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.worker.executors.base import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHeads:
+    """Heads that pass from one rank to another: where they lie among each rank's own."""
+
+    at_sender: int  # the first one's index
+    at_receiver: int
+    count: int
+
+
+def heads_of(layout: KvLayout) -> range:
+    """The model's KV heads that this rank holds."""
+    first = layout.tp_rank * layout.num_kv_heads // layout.tp_size
+    return range(first, first + layout.num_rank_kv_heads)
+
+
+def shared_heads(sender: KvLayout, receiver: KvLayout) -> SharedHeads | None:
+    """What this sender rank sends this receiver rank. None: nothing."""
+    ours, theirs = heads_of(sender), heads_of(receiver)
+    first, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
+    if first >= stop or not _is_chosen(sender, receiver):
+        return None
+    return SharedHeads(first - ours.start, first - theirs.start, stop - first)
+
+
+def targets_of(sender: KvLayout, receivers: Sequence[KvLayout]) -> dict[int, SharedHeads]:
+    """By rank, the receivers that this sender rank pushes to. Empty for a rank whose heads its twins send."""
+    shared = {receiver.tp_rank: shared_heads(sender, receiver) for receiver in receivers}
+    return {rank: heads for rank, heads in shared.items() if heads is not None}
+
+
+def ranks_of(layout: KvLayout) -> list[KvLayout]:
+    """The layouts of all ranks of the worker that this is one of."""
+    return [dataclasses.replace(layout, tp_rank=rank) for rank in range(layout.tp_size)]
+
+
+def _is_chosen(sender: KvLayout, receiver: KvLayout) -> bool:
+    """Whether, of the sender ranks with the same heads, this one serves this receiver rank."""
+    num_twins = max(1, sender.tp_size // sender.num_kv_heads)
+    return sender.tp_rank % num_twins == receiver.tp_rank % num_twins

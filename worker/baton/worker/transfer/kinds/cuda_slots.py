@@ -1,0 +1,154 @@
+"""What CUDA transports do with a slot: a piece is gathered for one, checked in one, and scattered from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import DataLoss, InvalidRequest
+from baton.worker.core import BlockId
+from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.bulk import Ticket
+from baton.worker.transfer.kinds.cuda_memory import CudaTicket, make_events
+from baton.worker.transfer.wire.checksum import checksum_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NUM_PROGRAMS = 96  # of a copy within the device: what moves between devices finds multiprocessors beside it
+_TAKE_SECONDS = 5.0  # for a piece whose copy was started
+
+
+def converted(kv: KvCopies, piece: Piece, conversion: KvConversion) -> Tensor:
+    """Queues the gathering of a piece in the receiver's layout, on the current stream: [num_bytes] uint8."""
+    layers = range(piece.layer, piece.layer + piece.num_layers)
+    memory = torch.empty(kv.num_bytes(piece.num_layers, len(piece.block_ids)), dtype=torch.uint8, device=kv.device)
+    values = conversion.on_device(kv.gather(layers, piece.block_ids, memory), piece)
+    return values.contiguous().view(-1).view(torch.uint8)
+
+
+def gathered(kv: KvCopies, piece: Piece, conversion: KvConversion | None, staging: Tensor) -> Tensor:
+    """Queues the gathering of a piece, in the receiver's layout: [num_bytes] uint8, in `staging` where nothing is
+    converted."""
+    if conversion is not None:
+        return converted(kv, piece, conversion)
+    num_bytes = kv.num_bytes(piece.num_layers, len(piece.block_ids))
+    if num_bytes > staging.numel():
+        raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {staging.numel()}")
+    kv.gather(range(piece.layer, piece.layer + piece.num_layers), piece.block_ids, staging[:num_bytes])
+    return staging[:num_bytes]
+
+
+class StagedPieces:
+    """A sender's staging, one piece of memory for each slot: gathers on a stream of its own."""
+
+    def __init__(self, kv: KvCopies, num_slots: int, slot_bytes: int, moving: torch.cuda.Stream) -> None:
+        """`moving` is the stream that takes pieces away."""
+        self._kv = kv
+        self._slot_bytes = slot_bytes
+        self._moving = moving
+        self._lane = kv.lane(num_slots, slot_bytes)
+        self._memory = torch.empty(num_slots * slot_bytes, dtype=torch.uint8, device=kv.device)
+        self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._gathering.cuda_stream)
+        self.address: int = self._memory.data_ptr()  # of slot 0
+        self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def gather(self, piece: Piece, slot: int, conversion: KvConversion | None) -> tuple[int, int]:
+        """Queues it: where its bytes will be when `moving` goes on, and how many they are. Raises InvalidRequest."""
+        start = slot * self._slot_bytes
+        if conversion is None:
+            address = self.address + start
+            layers = range(piece.layer, piece.layer + piece.num_layers)
+            num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream, _NUM_PROGRAMS)
+        else:
+            with torch.cuda.stream(self._gathering):
+                values = converted(self._kv, piece, conversion)
+                values.record_stream(self._moving)
+            address, num_bytes = values.data_ptr(), values.numel()
+        self._gathered.record(self._gathering)
+        self._moving.wait_event(self._gathered)
+        return address, num_bytes
+
+
+class _Written:
+    """A Ticket of a write that comes after bytes of a peer's. It ends when they are there, or by `abort`."""
+
+    def __init__(self, slots: DeviceSlots, ticket: CudaTicket) -> None:
+        self._slots = slots
+        self._ticket = ticket
+
+    def done(self) -> bool:
+        """Raises DataLoss where the bytes were not waited for."""
+        return self._checked(self._ticket.done())
+
+    def wait(self, seconds: float) -> bool:
+        """Raises DataLoss where the bytes were not waited for."""
+        return self._checked(self._ticket.wait(seconds))
+
+    def _checked(self, done: bool) -> bool:
+        if done and self._slots.aborted:
+            raise DataLoss("the connection was cut while a piece was on its way")
+        return done
+
+
+class DeviceSlots:
+    """One sender's slots in device memory, as a BulkReceiver has them: `_stream` takes each piece when it is there."""
+
+    writes_ahead = True
+
+    def __init__(self, kv: KvCopies, memory: Tensor, slot_bytes: int) -> None:
+        self._kv = kv
+        self._lane = kv.lane(memory.numel() // slot_bytes, slot_bytes)
+        self._memory = memory  # uint8
+        self._slot_bytes = slot_bytes
+        self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        self._raw_stream = int(self._stream.cuda_stream)
+        self._address: int = memory.data_ptr()
+        self._events = make_events(memory.numel() // slot_bytes, self._stream)
+        self.aborted = False  # what was awaited may not have come
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Raises DataLoss where it does not come in time, or the sender is gone."""
+        self._come_after(slot)
+        if not CudaTicket(self._stream).wait(_TAKE_SECONDS) or self.aborted:
+            self.abort()
+            raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS:g} s")
+
+    def _come_after(self, slot: int) -> None:
+        """What is queued on the stream from now on comes after the bytes that were announced for the slot. Not after
+        those of later pieces: the sender may wait for this slot. Raises DataLoss.
+
+        Here nothing: what is announced is there.
+        """
+
+    def abort(self) -> None:
+        """Nothing is waited for any more."""
+        self.aborted = True
+
+    def checksum(self, slot: int, num_bytes: int) -> int:
+        """Copies the slot's bytes to the host."""
+        with torch.cuda.stream(self._stream):
+            start = self._address_of(slot, num_bytes) - self._address
+            values = cast("NDArray[np.uint8]", self._memory[start : start + num_bytes].cpu().numpy())
+        return checksum_of(values.data)
+
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Raises DataLoss, and InvalidRequest for a part of the heads: a CUDA worker has all of them."""
+        if heads is not None:
+            raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
+        self._come_after(slot)
+        self._kv.order(self._stream)
+        self._lane.scatter(slot, layers, block_ids, self._address_of(slot, 0), self._raw_stream, _NUM_PROGRAMS)
+        return _Written(self, CudaTicket(self._stream, event=self._events[slot]))
+
+    def _address_of(self, slot: int, num_bytes: int) -> int:
+        """Raises InvalidRequest for more bytes than a slot has."""
+        if num_bytes > self._slot_bytes:
+            raise InvalidRequest(f"{num_bytes} bytes in a slot of {self._slot_bytes}")
+        return self._address + slot * self._slot_bytes

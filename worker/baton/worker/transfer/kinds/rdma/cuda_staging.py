@@ -1,0 +1,67 @@
+"""Staging in a CUDA device's memory, for the rdma transport: the network reads and writes it where it lies.
+
+UCX does so over GPUDirect where the fabric can, and by way of the host where it cannot.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.kinds.cuda_memory import CudaTicket, DeviceMemory
+from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, gathered
+from baton.worker.transfer.kinds.rdma.nixl import Memory
+from baton.worker.transfer.kinds.rdma.staging import Gathered, Region
+
+
+class DeviceRegion:
+    """Memory of a device that torch does not manage."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            self._memory = DeviceMemory(num_bytes)
+        self.tensor = self._memory.tensor  # uint8
+        self.memory = Memory(self._memory.address, num_bytes, True, self.tensor.device.index or 0)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._memory.close()
+
+
+class CudaStaging:
+    """A Staging beside the pool."""
+
+    def __init__(self, kv: KvCopies) -> None:
+        self._kv = kv
+        self._stream = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
+        kv.warm_up()
+
+    @property
+    def cuda_major(self) -> int | None:
+        """That torch was built for."""
+        version = torch.version.cuda
+        return int(version.split(".")[0]) if version else None
+
+    def allocate(self, num_bytes: int) -> DeviceRegion:
+        """Raises InternalError where the device has no more."""
+        return DeviceRegion(num_bytes, self._kv.device)
+
+    def gather(self, piece: Piece, conversion: KvConversion | None, region: Region, start: int, limit: int) -> Gathered:
+        """Queued when it returns."""
+        assert isinstance(region, DeviceRegion), "of this staging"
+        staging = region.tensor[start : start + limit]
+        with torch.cuda.stream(self._stream):
+            values = gathered(self._kv, piece, conversion, staging)
+            num_bytes = values.numel()
+            if num_bytes > limit:
+                raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {limit}")
+            if conversion is not None:
+                staging[:num_bytes].copy_(values)
+            return Gathered(num_bytes, CudaTicket(self._stream))
+
+    def access(self, region: Region, slot_bytes: int) -> DeviceSlots:
+        """Of a region of this staging."""
+        assert isinstance(region, DeviceRegion), "of this staging"
+        return DeviceSlots(self._kv, region.tensor, slot_bytes)

@@ -1,0 +1,125 @@
+"""The receiving end of rdma connections: one agent, and the regions of staging memory that senders write.
+
+A region serves one sender at a time:
+
+    free --take--> in use --its sender is gone--> quarantined --QUARANTINE_SECONDS--> free
+                     |
+                     +--its sender may write--> lost, until the agent is closed
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baton.rpc.errors import NoCapacity
+from baton.worker.core import BlockId
+from baton.worker.transfer.bulk import Slots, Ticket
+from baton.worker.transfer.kinds.rdma.descriptors import RemoteRegion, encode_region
+from baton.worker.transfer.kinds.rdma.nixl import Agent
+from baton.worker.transfer.kinds.rdma.staging import Region, Staging
+
+# What a dead sender's sockets still hold is written after its connection has ended.
+QUARANTINE_SECONDS = 2.0
+
+
+class ReceivingAgent:
+    """Memory for senders, registered once and used again. Its owner holds a lock around every call."""
+
+    def __init__(
+        self,
+        bindings: Any,
+        name: str,
+        staging: Staging,
+        region_bytes: int,
+        max_regions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._staging = staging
+        self._region_bytes = region_bytes
+        self._max_regions = max_regions
+        self._clock = clock
+        self._blobs: dict[int, bytes] = {}  # of all regions, by address
+        self._regions: list[Region] = []
+        self._free: deque[tuple[float, Region]] = deque()  # from when on each may serve again
+        self._num_lost = 0
+        self._agent = Agent(bindings, name)
+
+    def take(self) -> tuple[Region, bytes]:
+        """A region that nobody else writes, and its blob. Raises NoCapacity when every one is in use."""
+        if self._free and self._free[0][0] <= self._clock():
+            region = self._free.popleft()[1]
+        elif len(self._regions) < self._max_regions:
+            region = self._make()
+        else:
+            raise NoCapacity(
+                f"{self._max_regions} senders have rdma staging here, {self._num_lost} of them lost; no more get any",
+                retry_after_ms=1000,
+            )
+        return region, self._blobs[region.memory.address]
+
+    def give_back(self, region: Region) -> None:
+        """Its sender is gone."""
+        self._free.append((self._clock() + QUARANTINE_SECONDS, region))
+
+    def lose(self, region: Region) -> None:
+        """Its sender may write until the agent is closed."""
+        self._num_lost += 1
+
+    @property
+    def is_spent(self) -> bool:
+        """Nobody uses it, and closing it gives lost memory back."""
+        return self._num_lost > 0 and self._num_lost + len(self._free) == len(self._regions)
+
+    def close(self) -> None:
+        """Nobody reaches the memory when this returns, and it is freed. Idempotent."""
+        self._agent.close()
+        for region in self._regions:
+            region.close()
+        self._regions.clear()
+        self._free.clear()
+
+    def _make(self) -> Region:
+        region = self._staging.allocate(self._region_bytes)
+        memory = region.memory
+        metadata = self._agent.register(memory)
+        self._regions.append(region)
+        self._blobs[memory.address] = encode_region(RemoteRegion(self._agent.name, metadata, memory))
+        return region
+
+
+class RdmaReceiver:
+    """A BulkReceiver."""
+
+    writes_ahead = False
+
+    def __init__(self, staging: Staging, region: Region, slots: Slots, closed: Callable[[Region, bool], None]) -> None:
+        self.slots = slots
+        self._access = staging.access(region, slots.slot_bytes)
+        self._region: Region | None = region
+        self._closed = closed
+
+    def announced(self, slot: int, num_bytes: int) -> None:
+        """Nothing to do."""
+
+    def take(self, slot: int, num_bytes: int) -> None:
+        """Nothing to do: a sender announces what has arrived."""
+
+    def checksum(self, slot: int, num_bytes: int) -> int:
+        """Raises InvalidRequest where so many bytes are not in such a slot."""
+        return self._access.checksum(slot, num_bytes)
+
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+        """Raises InvalidRequest for a slot or blocks out of range."""
+        return self._access.write(slot, layers, block_ids, heads)
+
+    def abort(self) -> None:
+        """Nothing is waited for."""
+
+    def close(self, sender_gone: bool) -> None:
+        """The region serves another sender after a while, or, where this one may still write, never."""
+        region, self._region = self._region, None
+        if region is not None:
+            self._closed(region, sender_gone)

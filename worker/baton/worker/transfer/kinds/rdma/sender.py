@@ -1,0 +1,180 @@
+"""The sending end of an rdma connection: gathers pieces into staging of its own and writes them into the peer's slots.
+
+A sender has an agent of its own. That makes `abort` a fence whatever the peer does, and leaves nothing behind that a
+restarted peer could trip over: what one sender knows of a peer ends with the connection.
+
+    put -> gathering -> writing -> ended        put, done and wait of any ticket move all copies on
+              |            |
+              +------------+---> failed: the agent is closed, and every copy of this sender with it
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from baton.rpc.errors import DeadlineExceeded, InvalidRequest, ServiceError, Unavailable
+from baton.worker.transfer.base import KvConversion, Piece
+from baton.worker.transfer.bulk import Announce, Slots, unheard
+from baton.worker.transfer.kinds.rdma.descriptors import RemoteRegion
+from baton.worker.transfer.kinds.rdma.nixl import Agent, Copy, Memory
+from baton.worker.transfer.kinds.rdma.staging import Gathered, Region, Staging
+
+_SHORTEST_NAP_SECONDS = 20e-6
+_LONGEST_NAP_SECONDS = 1e-3
+_NAP_FRACTION = 8  # of the time that was waited: looking costs little, and is late by little
+
+
+class RdmaTicket:
+    """One piece's copy. Belongs to the sender's thread."""
+
+    def __init__(self, sender: RdmaSender, gathered: Gathered, slot: int, deadline: float) -> None:
+        self.gathered = gathered
+        self.slot = slot
+        self.deadline = deadline
+        self.copy: Copy | None = None
+        self.ended = False
+        self._sender = sender
+
+    def done(self) -> bool:
+        """Raises Unavailable or DeadlineExceeded where the bytes will not arrive."""
+        if not self.ended:
+            self._sender.advance()
+        return self.ended
+
+    def wait(self, seconds: float) -> bool:
+        """`done`, after at most so long."""
+        return _waited(self.done, seconds)
+
+
+class RdmaSender:
+    """A BulkSender."""
+
+    announces_first = False
+
+    def __init__(
+        self,
+        agent: Agent,
+        staging: Staging,
+        slots: Slots,
+        remote: RemoteRegion,
+        copy_seconds: float,
+        connect_seconds: float,
+        closed: Callable[[], None],
+    ) -> None:
+        """Owns the agent. Raises Mismatch where the peer's description is of no use, Unavailable where nothing reaches
+        it; then it is closed."""
+        self._agent = agent
+        self._staging = staging
+        self._slots = slots
+        self._remote = remote
+        self._copy_seconds = copy_seconds
+        self._closed = closed
+        self._tickets: deque[RdmaTicket] = deque()  # that have not ended, oldest first
+        self._aborted = threading.Event()
+        self._problem: ServiceError | None = None
+        self._region: Region | None = None
+        self._open = True
+        try:
+            self._region = staging.allocate(slots.num_slots * slots.slot_bytes)
+            agent.register(self._region.memory)
+            agent.join(remote.agent, remote.metadata)
+            self._reach(connect_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> RdmaTicket:
+        """Raises InvalidRequest for a slot or a piece that does not fit, Unavailable after a copy failed."""
+        if not 0 <= slot < self._slots.num_slots:
+            raise InvalidRequest(f"slot {slot} is out of range: the receiver has {self._slots.num_slots}")
+        if any(ticket.slot == slot for ticket in self._tickets):
+            raise InvalidRequest(f"slot {slot} is still being filled")
+        self._check()
+        assert self._region is not None, "closed senders have failed"
+        limit = self._slots.slot_bytes
+        gathered = self._staging.gather(piece, conversion, self._region, slot * limit, limit)
+        ticket = RdmaTicket(self, gathered, slot, time.monotonic() + self._copy_seconds)
+        self._tickets.append(ticket)
+        self.advance()
+        return ticket
+
+    def advance(self) -> None:
+        """Moves every copy on. Raises what made one fail: then all have ended."""
+        try:
+            self._check()
+            for ticket in self._tickets:
+                self._move(ticket)
+        except ServiceError as error:
+            self._fail(error)
+            raise
+        while self._tickets and self._tickets[0].ended:
+            self._tickets.popleft()
+
+    def abort(self) -> None:
+        """The connection's thread ends all copies when it next looks at one, or closes."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Ends whatever is under way: nothing is read from the staging, nor written at the peer, when this returns."""
+        self._fail(Unavailable(f"the connection to {self._remote.agent} is closed"))
+        region, self._region = self._region, None
+        if region is not None:
+            region.close()
+        if self._open:
+            self._open = False
+            self._closed()
+
+    def _reach(self, seconds: float) -> None:
+        """Connects for good, with a byte: whoever goes away while UCX still greets may take the other end along."""
+        copy = self._write(0, 1)
+        if not _waited(copy.done, seconds):
+            raise Unavailable(f"{self._remote.agent} cannot be reached over rdma: nothing arrived in {seconds:g} s")
+
+    def _move(self, ticket: RdmaTicket) -> None:
+        if ticket.ended:
+            return
+        if ticket.copy is None:
+            ready = ticket.gathered.ready
+            if ready is None or ready.done():
+                ticket.copy = self._write(ticket.slot * self._slots.slot_bytes, ticket.gathered.num_bytes)
+        if ticket.copy is not None and ticket.copy.done():
+            ticket.ended = True
+        elif time.monotonic() >= ticket.deadline:
+            raise DeadlineExceeded(
+                f"{self._remote.agent} did not take {ticket.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
+            )
+
+    def _write(self, start: int, num_bytes: int) -> Copy:
+        assert self._region is not None, "closed senders have failed"
+        ours, theirs = self._region.memory, self._remote.memory
+        return self._agent.write(_part(ours, start, num_bytes), _part(theirs, start, num_bytes), self._remote.agent)
+
+    def _check(self) -> None:
+        if self._problem is not None:
+            raise Unavailable(f"the connection to {self._remote.agent} has failed: {self._problem.message}")
+        if self._aborted.is_set():
+            raise Unavailable(f"copies to {self._remote.agent} were aborted")
+
+    def _fail(self, problem: ServiceError) -> None:
+        self._problem = self._problem or problem
+        self._tickets.clear()
+        self._agent.close()
+
+
+def _part(memory: Memory, start: int, num_bytes: int) -> Memory:
+    return Memory(memory.address + start, num_bytes, memory.on_device, memory.device)
+
+
+def _waited(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether it is done, after at most so long. Sleeps between looks."""
+    began = time.monotonic()
+    while not done():
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            return False
+        nap = min(max(waited / _NAP_FRACTION, _SHORTEST_NAP_SECONDS), _LONGEST_NAP_SECONDS)
+        time.sleep(min(nap, seconds - waited))
+    return True

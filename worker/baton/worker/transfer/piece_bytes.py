@@ -1,0 +1,86 @@
+"""A piece's bytes, out of an executor's blocks and into them: [blocks, layers, bytes]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.core import BlockId
+from baton.worker.executors.base import Executor
+from baton.worker.transfer.base import KvConversion, Piece
+
+_SMALL_BYTES = 4096  # of a block's layer: two copies by numpy are faster than one in a loop
+
+
+def block_views(kv_bytes: NDArray[np.uint8], layers: range, block_ids: Sequence[BlockId]) -> list[memoryview]:
+    """The blocks as they lie in host memory: one buffer for each block and layer, in a piece's order."""
+    rows = [kv_bytes[layer] for layer in layers]
+    return [row[block_id].data for block_id in block_ids for row in rows]
+
+
+def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None) -> list[memoryview]:
+    """The piece's bytes, in the receiver's layout: where they lie, or in a copy."""
+    layers = range(piece.layer, piece.layer + piece.num_layers)
+    if conversion is None and executor.kv_bytes is not None:
+        return block_views(executor.kv_bytes, layers, piece.block_ids)
+    parts = [memoryview(executor.read_blocks(layer, piece.block_ids)) for layer in layers]
+    data = parts[0] if len(parts) == 1 else _interleaved(parts, len(piece.block_ids))
+    return [data if conversion is None else conversion.on_host(data, piece)]
+
+
+def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | None, out: NDArray[np.uint8]) -> None:
+    """The piece's bytes, in the receiver's layout, to the start of `out`. Raises InvalidRequest where it is short."""
+    num_blocks, num_layers = len(piece.block_ids), piece.num_layers
+    block_bytes = executor.layout.bytes_per_block_layer
+    num_bytes = num_blocks * num_layers * block_bytes
+    if conversion is None and executor.kv_bytes is not None and num_bytes <= out.nbytes:
+        blocks = out[:num_bytes].reshape(num_blocks, num_layers, block_bytes)
+        for i in range(num_layers):
+            _gather(executor.kv_bytes[piece.layer + i], piece.block_ids, blocks[:, i])
+        return
+    start = 0
+    for part in read_piece(executor, piece, conversion):
+        if start + part.nbytes > out.nbytes:
+            raise InvalidRequest(f"a piece has more than the {out.nbytes} bytes of a slot")
+        out[start : start + part.nbytes] = np.frombuffer(part, np.uint8)
+        start += part.nbytes
+
+
+def write_piece(
+    executor: Executor,
+    data: memoryview,
+    layers: range,
+    block_ids: Sequence[BlockId],
+    heads: tuple[int, int] | None,
+) -> None:
+    """Copies the piece's bytes into these blocks."""
+    blocks = np.frombuffer(data, np.uint8).reshape(len(block_ids), len(layers), -1)
+    if heads is None and executor.kv_bytes is not None:
+        for index, layer in enumerate(layers):
+            executor.kv_bytes[layer][np.asarray(block_ids, np.int64)] = blocks[:, index]
+        return
+    for index, layer in enumerate(layers):
+        part = data if len(layers) == 1 else np.ascontiguousarray(blocks[:, index]).data.cast("B")
+        if heads is None:
+            executor.write_blocks(layer, block_ids, part)
+        else:
+            executor.write_blocks(layer, block_ids, part, heads)
+
+
+def _gather(rows: NDArray[np.uint8], block_ids: Sequence[BlockId], out: NDArray[np.uint8]) -> None:
+    """Rows [blocks, bytes] of one layer into `out` [len(block_ids), bytes], which may have gaps: copied once."""
+    if out.flags.c_contiguous:
+        np.take(rows, np.asarray(block_ids, np.int64), axis=0, out=out, mode="clip")
+    elif rows.shape[1] < _SMALL_BYTES:
+        out[:] = rows[np.asarray(block_ids, np.int64)]
+    else:
+        for row, block_id in zip(out, block_ids, strict=True):
+            row[:] = rows[block_id]
+
+
+def _interleaved(parts: Sequence[memoryview], num_blocks: int) -> memoryview:
+    layers = [np.frombuffer(part, np.uint8).reshape(num_blocks, -1) for part in parts]
+    return np.stack(layers, axis=1).data.cast("B")

@@ -1,0 +1,124 @@
+"""Pieces whose bytes follow their headers: from the socket into the blocks, or through memory of our own."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from baton.rpc.errors import DataLoss
+from baton.worker.executors.base import Executor
+from baton.worker.transfer.piece_bytes import block_views, write_piece
+from baton.worker.transfer.receive.open_transfers import InboundTransfers, OpenTransfer
+from baton.worker.transfer.receive.pieces import BODY_SECONDS, Admission, block_ids_of, receive_header
+from baton.worker.transfer.receive.scatter import receive_into
+from baton.worker.transfer.totals import KindTotals
+from baton.worker.transfer.wire.checksum import checksum_of
+from baton.worker.transfer.wire.frames import PieceHeader
+from baton.worker.transfer.wire.sockets import Connection
+
+_SCRATCH_BYTES = 1 << 20
+
+
+class InlineIncoming:
+    """An Incoming."""
+
+    sender_writes = False
+
+    def __init__(
+        self,
+        sock: Connection,
+        executor: Executor,
+        transfers: InboundTransfers,
+        admission: Admission,
+        totals: KindTotals,
+    ) -> None:
+        self._sock = sock
+        self._executor = executor
+        self._transfers = transfers
+        self._admission = admission
+        self._totals = totals
+        self._staging = bytearray()
+
+    def receive(self) -> None:
+        """A piece at a time."""
+        while (header := receive_header(self._sock)) is not None:
+            self._receive_piece(header)
+
+    def idle_since(self) -> float | None:
+        """Nobody asks for room: there may be any number."""
+        return None
+
+    def cut(self) -> None:
+        """The socket's end is enough."""
+
+    def fail(self, reason: str) -> None:
+        self._admission.fail(reason)
+
+    def close(self, sender_gone: bool) -> None:
+        """Nothing is held."""
+
+    def _receive_piece(self, header: PieceHeader) -> None:
+        if header.slot is not None:
+            raise DataLoss(f"a piece in slot {header.slot} came; a connection without slots has none")
+        transfer = self._transfers.find(header)
+        direct = header.checksum is None and header.heads is None and self._executor.kv_bytes is not None
+        if transfer is not None and direct:
+            self._receive_direct(transfer, header)
+        else:
+            self._receive_staged(header)
+
+    def _receive_direct(self, transfer: OpenTransfer, header: PieceHeader) -> None:
+        """From the socket into the blocks."""
+        part = self._admission.claim(transfer, header)
+        began = time.monotonic()
+        left = header.num_bytes
+        if part is not None:
+            kv_bytes = self._executor.kv_bytes
+            assert kv_bytes is not None, "asked before"
+            views = block_views(kv_bytes, part.layers, block_ids_of(transfer, part))
+            left -= receive_into(
+                self._sock,
+                views,
+                self._transfers,
+                transfer,
+                part,
+                lambda: self._totals.received(header.num_bytes, time.monotonic() - began),
+                BODY_SECONDS,
+            )
+        if left:
+            self._drain(left)
+            if part is not None:
+                self._totals.stray()
+
+    def _receive_staged(self, header: PieceHeader) -> None:
+        """From the socket into memory of our own, to be looked at first."""
+        began = time.monotonic()
+        if len(self._staging) < header.num_bytes:
+            self._staging = bytearray(header.num_bytes)
+        body = memoryview(self._staging)[: header.num_bytes]
+        self._fill(body)
+        seconds = time.monotonic() - began
+        admitted = self._admission.admit(header, lambda: checksum_of(body))
+        if admitted is None:
+            return
+        transfer, part = admitted
+        try:
+            write_piece(self._executor, body, part.layers, block_ids_of(transfer, part), header.heads)
+        except Exception as error:
+            self._admission.spoiled(transfer, error)
+        else:
+            self._admission.written(transfer, header, part, seconds)
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+            if count == 0:
+                raise ConnectionError("it ended within a piece")
+            view = view[count:]
+
+    def _drain(self, num_bytes: int) -> None:
+        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+        while num_bytes:
+            part = scratch[: min(num_bytes, len(scratch))]
+            self._fill(part)
+            num_bytes -= len(part)

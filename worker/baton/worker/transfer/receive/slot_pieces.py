@@ -1,0 +1,178 @@
+"""Pieces that come into slots, beside the connection that announces them: from there into their blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from baton.rpc.errors import DataLoss, InternalError
+from baton.worker.transfer.bulk import BulkReceiver, Ticket, is_over
+from baton.worker.transfer.receive.coverage import Part
+from baton.worker.transfer.receive.open_transfers import OpenTransfer
+from baton.worker.transfer.receive.pieces import Admission, block_ids_of, receive_header
+from baton.worker.transfer.wire.frames import PieceHeader, encode_credit
+from baton.worker.transfer.wire.sockets import Connection, readable
+from baton.worker.transfer.wire.stall_watchdog import watch
+
+_log = logging.getLogger(__name__)
+
+_WRITE_SECONDS = 5.0  # for a piece that was announced, until it is in its blocks
+_STUCK_SECONDS = 15.0  # that the thread may be away from its pieces: longer than it waits for any of them
+_GONE_SECONDS = 0.25  # for a piece, once the sender's end is closed: what it had started has ended, or never will
+_SPIN_SECONDS = 500e-6  # that a piece takes at most while it moves well
+_NAP_SECONDS = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A piece on its way from a slot into blocks."""
+
+    slot: int
+    header: PieceHeader
+    transfer: OpenTransfer
+    part: Part
+    ticket: Ticket
+    began: float
+
+
+class SlotIncoming:
+    """An Incoming."""
+
+    sender_writes = True
+
+    def __init__(self, sock: Connection, peer: str, bulk: BulkReceiver, admission: Admission) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._bulk = bulk
+        self._slots = bulk.slots
+        self._admission = admission
+        self._busy: set[int] = set()  # slots that are not the sender's
+        self._writing: deque[_Writing] = deque()  # out of them
+        self._written_at = 0.0  # when the last piece was in its blocks
+        self._moved_at = time.monotonic()  # when the last piece was announced, or was in its blocks; at first, now
+        self._turned_at = 0.0  # when its thread last saw to pieces that are on their way; 0: there are none
+        self._over = threading.Event()
+
+    def receive(self) -> None:
+        """Hears of pieces as they are announced, and takes and writes them meanwhile, in order."""
+        watch(self._sock, self._peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, self._bulk.abort)
+        announced: deque[tuple[int, PieceHeader]] = deque()
+        bulk, writing = self._bulk, self._writing
+        ended = False
+        while announced or writing or not ended:
+            self._turned_at = time.monotonic() if announced or writing else 0.0
+            if writing and is_over(writing[0].ticket):  # first: the sender may wait for its slot
+                self._finish_write(writing.popleft())
+            elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
+                header = receive_header(self._sock)
+                ended = header is None
+                if header is not None:
+                    slot = self._announced(header)
+                    if bulk.writes_ahead and header.checksum is None and not announced:
+                        self._begin_write(slot, header)
+                    else:
+                        announced.append((slot, header))
+            elif announced:
+                self._begin_write(*announced.popleft())
+            elif writing:
+                self._nap(_GONE_SECONDS if ended else _WRITE_SECONDS)
+            else:
+                os.sched_yield()
+
+    def idle_since(self) -> float | None:
+        return None if self._busy or self._admission.any_open() else self._moved_at
+
+    def cut(self) -> None:
+        self._bulk.abort()
+
+    def fail(self, reason: str) -> None:
+        self._over.set()
+        self._bulk.abort()
+        for writing in self._writing:
+            try:
+                writing.ticket.wait(_WRITE_SECONDS)
+            except Exception as error:
+                _log.debug("a piece was not written: %s", error)
+            self._admission.dropped(writing.transfer)
+        self._writing.clear()
+        self._admission.fail(reason)
+
+    def close(self, sender_gone: bool) -> None:
+        self._bulk.close(sender_gone)
+
+    def _stays_awake(self) -> bool:
+        """Where the sender's own thread copies: the system may wake a thread that slept on that one's processor."""
+        recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
+        return recent and not self._bulk.writes_ahead and self._admission.goes_on()
+
+    def _nap(self, limit: float) -> None:
+        """Not in the device's own wait: the sender's end must be seen. Raises ConnectionError where nothing moves."""
+        still = time.monotonic() - self._moved_at
+        if still >= limit:
+            raise ConnectionError(f"a piece that was announced did not come in {limit:g} s")
+        if still < _SPIN_SECONDS:
+            os.sched_yield()  # a sleep of no time takes tens of microseconds
+        else:
+            time.sleep(_NAP_SECONDS)
+
+    def _announced(self, header: PieceHeader) -> int:
+        """The slot that the piece comes into."""
+        self._turned_at = time.monotonic()
+        slot = self._slot_of(header)
+        self._busy.add(slot)
+        self._admission.expect(header)
+        self._bulk.announced(slot, header.num_bytes)
+        self._moved_at = time.monotonic()
+        return slot
+
+    def _slot_of(self, header: PieceHeader) -> int:
+        slot = header.slot
+        if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
+            raise DataLoss(
+                f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
+                f"slots of {self._slots.slot_bytes} bytes"
+            )
+        if slot in self._busy:
+            raise DataLoss(f"a piece in slot {slot} came, which was not given back")
+        return slot
+
+    def _begin_write(self, slot: int, header: PieceHeader) -> None:
+        """From the slot into the blocks."""
+        began = time.monotonic()
+        if header.checksum is not None or not self._bulk.writes_ahead:
+            self._bulk.take(slot, header.num_bytes)
+        admitted = self._admission.admit(header, lambda: self._bulk.checksum(slot, header.num_bytes))
+        if admitted is not None:
+            transfer, part = admitted
+            try:
+                ticket = self._bulk.write(slot, part.layers, block_ids_of(transfer, part), header.heads)
+            except Exception as error:
+                self._admission.spoiled(transfer, error)
+            else:
+                self._writing.append(_Writing(slot, header, transfer, part, ticket, began))
+                return
+        self._give_back(slot)
+
+    def _finish_write(self, writing: _Writing) -> None:
+        """Then the slot is the sender's again."""
+        header = writing.header
+        try:
+            if not writing.ticket.wait(_WRITE_SECONDS):
+                raise InternalError(f"the device did not write a piece in {_WRITE_SECONDS:g} s")
+        except Exception as error:
+            self._admission.spoiled(writing.transfer, error)
+        else:
+            now = time.monotonic()
+            seconds = now - max(writing.began, self._written_at)
+            self._written_at = now
+            self._admission.written(writing.transfer, header, writing.part, max(seconds, header.copy_micros / 1e6))
+        self._moved_at = time.monotonic()
+        self._give_back(writing.slot)
+
+    def _give_back(self, slot: int) -> None:
+        self._busy.discard(slot)
+        self._sock.sendall(encode_credit(slot))

@@ -1,0 +1,140 @@
+"""Sockets for KV: dialling, listening, and reading whole frames with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from pathlib import Path
+
+from baton.rpc.errors import Unavailable
+from baton.worker.transfer.wire.tls import TlsSocket
+
+Connection = socket.socket | TlsSocket
+
+MAX_BUFFERS = 1024  # of one call: IOV_MAX
+
+_WANTED_BYTES = 4 << 20
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a host that is gone is seen in 25 s
+
+
+def dial(host: str, port: int, connect_seconds: float, send_seconds: float) -> socket.socket:
+    """Raises OSError when no connection stands in time. Every read and write afterwards has a limit."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        _enlarge(sock, socket.SO_SNDBUF, Path("/proc/sys/net/core/wmem_max"))
+        tune(sock)
+        sock.settimeout(connect_seconds)
+        sock.connect(address)
+        sock.settimeout(send_seconds)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises Unavailable, naming the address."""
+    bare = host.strip("[]")
+    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _enlarge(listener, socket.SO_RCVBUF, Path("/proc/sys/net/core/rmem_max"))
+        listener.bind((bare, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen on transfer_listen={host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def tune(sock: Connection) -> None:
+    """Frames leave at once, though the one before is not acknowledged yet, which may take the peer's kernel 40 ms. And
+    a peer whose host is gone ends the connection."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def limit_receives(sock: Connection, seconds: float) -> None:
+    """A blocking read raises BlockingIOError after so long without a byte."""
+    whole = int(seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+
+
+def receive_exactly(sock: Connection, num_bytes: int) -> bytearray:
+    """So many bytes. Raises ConnectionError where the peer ends it before, and what the socket's limit raises."""
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    while view:
+        count = sock.recv_into(view)
+        if count == 0:
+            raise ConnectionError("the peer ended the connection")
+        view = view[count:]
+    return data
+
+
+def send_all(sock: Connection, buffers: list[memoryview], seconds: float) -> None:
+    """All of these bytes. Raises TimeoutError where the peer does not take them in so long."""
+    deadline = time.monotonic() + seconds
+    first = 0
+    while first < len(buffers):
+        count = sock.sendmsg(buffers[first : first + MAX_BUFFERS])
+        first = skip(buffers, first, count)
+        if first < len(buffers) and time.monotonic() >= deadline:
+            raise TimeoutError(f"the peer did not take a piece in {seconds:g} s")
+
+
+def skip(buffers: list[memoryview], first: int, num_bytes: int) -> int:
+    """Which buffer is next after so many bytes. One that is done in part is replaced by its rest."""
+    while num_bytes:
+        buffer = buffers[first]
+        if num_bytes < buffer.nbytes:
+            buffers[first] = buffer[num_bytes:]
+            return first
+        num_bytes -= buffer.nbytes
+        first += 1
+    return first
+
+
+def readable(sock: Connection, seconds: float) -> bool:
+    """Whether there is something to read, or the connection has ended."""
+    if isinstance(sock, TlsSocket) and sock.buffered:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(seconds * 1000))
+
+
+def await_peers_end(sock: Connection) -> None:
+    """Returns when the peer sends no more, or the connection is shut down. What comes before that wakes nobody."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)  # errors and both ends' hang-up, too
+    poll.poll()
+
+
+def worn(sock: Connection) -> bool:
+    """Whether another connection should be made in its place when nobody uses it."""
+    return isinstance(sock, TlsSocket) and sock.worn
+
+
+def shut_down(sock: Connection, how: int = socket.SHUT_RDWR) -> None:
+    """Wakes whoever reads or writes. Idempotent."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(how)
+
+
+def _enlarge(sock: socket.socket, option: int, limit: Path) -> None:
+    """Where the kernel allows less than we want, its own tuning does better than we can."""
+    try:
+        allowed = int(limit.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return
+    if allowed >= _WANTED_BYTES:
+        sock.setsockopt(socket.SOL_SOCKET, option, _WANTED_BYTES)
