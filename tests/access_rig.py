@@ -12,16 +12,16 @@ from typing import Any
 
 import hiredis
 
-from baton.gateway.access.api_key import digest_of, new_key
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.identity import Limits, Tenant
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import Limiter
-from baton.gateway.access.redis_limiter import RedisLimiter, greetings
-from baton.gateway.access.redis_nodes import RedisNodes
-from baton.gateway.access.window import CELL_MS
+from baton.gateway.access.keys.api_key import digest_of, new_key
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import Limiter
+from baton.gateway.access.limits.redis_limiter import RedisLimiter, greetings
+from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.window import CELL_MS
+from baton.gateway.access.redis.nodes import RedisNodes
 
 
 class Clock:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
-from baton.gateway.parsing.formats import TOOL_FORMATS
-from baton.gateway.parsing.text_parser import TextParser
+from baton.gateway.parsing.reading.text_parser import TextParser
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool
 
 TOOLS = (

@@ -15,10 +15,10 @@ from rest_harness import Rest, Script, rest_side
 from baton.gateway.access.gate import OpenGate
 from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.config import GatewayConfig
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.inference_servicer import InferenceServicer
-from baton.gateway.responses.rpc_calls import ResponseCalls
+from baton.gateway.grpc.responses.calls import ResponseCalls
+from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.responses.service import ResponseService
+from baton.gateway.serving.context import FrontDesk
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import response_pb2

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.gateway.admission import Admission
-from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.generation import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
+from baton.gateway.core import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
-from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.response_store import MemoryResponseStore, ResponseStore
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
 from baton.v1 import types_pb2
 
 SAMPLE = Path(__file__).parents[1] / "models" / "storyteller-7m"

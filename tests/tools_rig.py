@@ -11,7 +11,7 @@ from typing import Any
 import openai
 from scripted_gateway import Gateway, model_info, running
 
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 
 NAME = "storyteller-7m"
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 
 from markdown_text import GENERATED_NOTE, cell, code, table
 
+from baton.gateway.rest.routing import Route
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.routes import Route
 
 _FIELDS = ("field", "type", "default", "note")
 _MOST_VALUES = 8  # of an enumeration

@@ -16,7 +16,7 @@ from attack.client import Answer, send
 from attack.usage import cpu_seconds, resident_bytes
 from stack import Stack, start_stack
 
-from baton.gateway.access.api_key import digest_of, id_of, new_key
+from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 
 ANSWER_SECONDS = 60.0
 REQUESTS_PER_MINUTE = 1_000_000  # of the tenant of the search: counted, and never reached

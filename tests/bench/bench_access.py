@@ -28,14 +28,14 @@ from access_rig import key_file
 from bench.report import facts_line, machine_facts, render_table, write_json
 from redis_program import redis_program
 
-from baton.gateway.access.access_control import open_gate
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate, Ticket
 from baton.gateway.access.identity import Scope
 from baton.gateway.access.settings import AccessSettings
-from baton.gateway.admitted import AdmittedGenerator
-from baton.gateway.generation import Delta, Generation, GenerationRequest, Sink, Usage
+from baton.gateway.core import Delta, Generation, GenerationRequest, Sink, Usage
+from baton.gateway.serving.tenancy import AdmittedGenerator
 from baton.rpc.errors import ServiceError
 from baton.services.ports import free_ports
 from baton.v1 import types_pb2

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.gateway.choice import Choice
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.delta_outlet import DeltaOutlet
-from baton.gateway.generation import Delta, Usage
-from baton.gateway.stop_strings import StopStrings
-from baton.gateway.tokenizer import Tokenizer
-from baton.gateway.worker_stream import WorkerStream
+from baton.gateway.core import Delta, Usage
+from baton.gateway.generation.output.choice import Choice
+from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.stop_strings import StopStrings
+from baton.gateway.generation.workers.stream import WorkerStream
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2, worker_pb2
 

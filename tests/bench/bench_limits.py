@@ -27,8 +27,8 @@ from access_rig import replica, tenant
 from bench.bench_access import running_redis
 from bench.report import facts_line, machine_facts, render_table, write_json
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import RateLimited
+from baton.gateway.access.limits.usage import Ask, Used
 
 _LEAST, _MOST = 50, 400
 _EDGE_SECONDS = 0.02  # a request is timed before it is admitted, by another clock than Redis's

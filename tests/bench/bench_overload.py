@@ -36,7 +36,7 @@ from bench.overload_client import Seen, Tenant, offer
 from bench.report import facts_line, machine_facts, render_table, write_json
 from stack import Stack, metric, start_stack
 
-from baton.gateway.access.api_key import digest_of, id_of, new_key
+from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 
 _PLACES = 8  # of each worker's batch
 _STEP_SECONDS = 0.1

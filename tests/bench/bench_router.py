@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fleet_node import ScriptedWorker, state
 from kvstore_node import FakeWorker
 
-from baton.gateway.router_link import RouterLink
+from baton.gateway.routers.link import RouterLink
 from baton.kvstore.index.index import Index
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel

@@ -17,7 +17,7 @@ from scripted_gateway import model_folder, running
 from scripted_services import MODEL
 from tools_rig import NAME, QWEN
 
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.v1 import types_pb2, worker_pb2
 
 CONTEXT_TOKENS = 131072

@@ -4,10 +4,10 @@ import pytest
 from access_rig import tenant
 from rest_harness import FakeGenerator
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.identity import Identity, Limits, Tenant
-from baton.gateway.admitted import AdmittedGenerator
-from baton.gateway.generation import GenerationRequest, Usage
+from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.core import GenerationRequest, Usage
+from baton.gateway.serving.tenancy import AdmittedGenerator
 from baton.rpc.errors import NoCapacity
 from baton.v1 import types_pb2
 

@@ -12,8 +12,8 @@ from redis.crc import key_slot
 from redis_cluster import RedisCluster
 from rest_harness import until
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import LimitKind
+from baton.gateway.access.limits.usage import Ask, Used
 
 
 @pytest.fixture(scope="module")

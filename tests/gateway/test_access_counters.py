@@ -6,14 +6,14 @@ import pytest
 from access_rig import tenant
 from prometheus_client import CollectorRegistry
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import MAX_TENANTS, OTHERS, AccessCollector, AccessCounters
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import KeyGate
 from baton.gateway.access.identity import Identity
-from baton.gateway.access.key_ring import KeyRing
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import LocalLimiter
+from baton.gateway.access.keys.ring import KeyRing
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import LocalLimiter
+from baton.gateway.access.limits.usage import Ask, Used
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import redis
 from access_rig import key_file
 from scripted_services import until
 
-from baton.gateway.access.access_control import open_gate
-from baton.gateway.access.api_key import MAX_LENGTH, digest_of, id_of, new_key
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers, keys_in_metadata
-from baton.gateway.access.directory import Directory, KeyRecord
 from baton.gateway.access.errors import Unauthenticated
+from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import KeyGate, OpenGate
 from baton.gateway.access.identity import MissingScope, Scope, Tenant
-from baton.gateway.access.key_file import KeyFile, read_key_file
-from baton.gateway.access.key_ring import KeyRing
-from baton.gateway.access.key_store import KEYS, TENANTS, VERSION, KeyStore
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import LocalLimiter
+from baton.gateway.access.keys.api_key import MAX_LENGTH, digest_of, id_of, new_key
+from baton.gateway.access.keys.directory import Directory, KeyRecord
+from baton.gateway.access.keys.file import KeyFile, read_key_file
+from baton.gateway.access.keys.redis_store import KEYS, TENANTS, VERSION, KeyStore
+from baton.gateway.access.keys.ring import KeyRing
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.settings import AccessSettings
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.services import cli

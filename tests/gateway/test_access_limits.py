@@ -5,14 +5,14 @@ import random
 import pytest
 from access_rig import Clock, refused, tenant, use
 
-from baton.gateway.access.ask import Ask, Standing, Used
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.identity import Limits
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import LocalLimiter
-from baton.gateway.access.messages import anthropic_headers, duration, openai_headers
-from baton.gateway.access.window import CELL_MS, CELLS, Window
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import LocalLimiter
+from baton.gateway.access.limits.messages import anthropic_headers, duration, openai_headers
+from baton.gateway.access.limits.usage import Ask, Standing, Used
+from baton.gateway.access.limits.window import CELL_MS, CELLS, Window
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from rest_harness import INFO, SAMPLE, FakeGenerator, RawClient, say
 from scripted_gateway import running
 
 from baton.gateway.access_log import NAME, log_exchange, rpc_client, switch_access_log
-from baton.gateway.inference_servicer import InferenceServicer
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.grpc.servicer import InferenceServicer
+from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 

@@ -9,11 +9,11 @@ import pytest
 from access_rig import replica, tenant
 from stack import RedisServer
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind, RateLimited
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import Limiter, LocalLimiter
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import Limiter, LocalLimiter
+from baton.gateway.access.limits.usage import Ask, Used
 
 LOOK = Ask(1, 1, only_look=True)
 CASES = (

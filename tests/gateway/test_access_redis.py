@@ -12,10 +12,10 @@ from redis_program import tls_redis_program
 from scripted_services import until
 from tls_rig import make_certs
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import LimitKind, RateLimited
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.redis_link import RedisLink
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.redis.link import RedisLink
 
 MINUTE = "baton:minute:{acme}"
 

@@ -10,24 +10,24 @@ from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import KeyGate
 from baton.gateway.access.identity import Identity
-from baton.gateway.access.key_ring import KeyRing
-from baton.gateway.access.ledger import Ledger
-from baton.gateway.access.limiter import LocalLimiter
+from baton.gateway.access.keys.ring import KeyRing
+from baton.gateway.access.limits.ledger import Ledger
+from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.refusals import LARGE_BODY, Refusals
-from baton.gateway.admission import Admission
-from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.front_desk import FrontDesk
+from baton.gateway.grpc.responses.calls import ResponseCalls
+from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.http.server import HttpServer
-from baton.gateway.inference_servicer import InferenceServicer
-from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.response_store import MemoryResponseStore
-from baton.gateway.responses.rpc_calls import ResponseCalls
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, NotFound
 from baton.v1 import inference_pb2, response_pb2
 
@@ -117,7 +117,7 @@ async def test_a_tenant_over_its_limit_has_no_large_body_read(rest, monkeypatch)
     for _ in range(11):
         await rest(TOKENIZE, {"prompt": "1" * (4 << 20)})
     assert rest.gate.requests == 40
-    monkeypatch.setattr("baton.gateway.request_body.BodyDecoder.decode", None)
+    monkeypatch.setattr("baton.gateway.bodies.decoder.BodyDecoder.decode", None)
     assert await rest(CHATS, chat(LONG)) == 429
     assert await rest(TOKENIZE, {"prompt": LONG}) == 429
 

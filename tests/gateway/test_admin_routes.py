@@ -10,9 +10,9 @@ import pytest
 
 from baton.gateway.access.gate import OpenGate
 from baton.gateway.access.identity import Identity, Scope, Tenant
-from baton.gateway.admin_routes import admin_routes
-from baton.gateway.fleet_control import FleetControl
-from baton.gateway.routes import Route
+from baton.gateway.rest.routing import Route
+from baton.gateway.routers.fleet_control import FleetControl
+from baton.gateway.system.admin import admin_routes
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InvalidRequest, NotFound, PermissionDenied, ServiceError, Unavailable
 from baton.v1 import control_pb2, router_pb2

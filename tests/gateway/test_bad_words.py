@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_harness import SAMPLE
 
-from baton.gateway.bad_words import MAX_WORDS, forbid_words, sequences_of
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.bad_words import MAX_WORDS, forbid_words, sequences_of
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 

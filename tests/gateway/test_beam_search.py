@@ -6,8 +6,8 @@ import math
 import pytest
 from rest_harness import FakeGenerator, rest_side, say
 
-from baton.gateway.beam_search import Beam, is_settled
-from baton.gateway.generation import TokenLogprob, TopLogprob
+from baton.gateway.core import TokenLogprob, TopLogprob
+from baton.gateway.generation.beam_search import Beam, is_settled
 from baton.rpc.errors import NoCapacity
 
 VOCABULARY = (10, 11, 12, 13)

@@ -11,9 +11,9 @@ from rest_harness import RawClient, request_bytes, rest_side, say
 from scripted_gateway import running
 
 from baton.gateway.access.refusals import LARGE_BODY
-from baton.gateway.bodies.body_thread import INLINE_BYTES, BodyThread
-from baton.gateway.error_body import ContextTooLong
-from baton.gateway.validation import MAX_ITEMS, check_item_count
+from baton.gateway.bodies.thread import INLINE_BYTES, BodyThread
+from baton.gateway.errors.http import ContextTooLong
+from baton.gateway.fields.validation import MAX_ITEMS, check_item_count
 
 STALL = 0.05  # seconds
 MODEL = "storyteller-7m"

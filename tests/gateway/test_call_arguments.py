@@ -7,11 +7,11 @@ from rest_harness import RawClient
 from scripted_gateway import model_folder
 from tools_rig import QWEN, TOOLS, rig
 
-from baton.gateway.call_arguments import read_arguments
-from baton.gateway.chat_template import ChatTemplate
-from baton.gateway.openai_types import ChatMessage
+from baton.gateway.fields.validation import template_messages
+from baton.gateway.models.prompts.call_arguments import read_arguments
+from baton.gateway.models.prompts.chat_template import ChatTemplate
 from baton.gateway.responses.items import chat_messages
-from baton.gateway.validation import template_messages
+from baton.gateway.schemas.requests import ChatMessage
 from baton.rpc.errors import InvalidRequest
 
 LOOP = "{% for m in messages %}{{ m.content or '' }}{% for call in m.tool_calls or [] %}"

@@ -7,13 +7,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from scripted_gateway import model_folder
 
-from baton.gateway.calls_or_text import calls_or_text
+from baton.gateway.models.constraints.calls_or_text import calls_or_text
+from baton.gateway.models.served import load_served_model
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.parsing.formats import TOOL_FORMATS
 from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
-from baton.gateway.served_model import load_served_model
-from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 from baton.worker.sampling.grammar.messages import constraint_of

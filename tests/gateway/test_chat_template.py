@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from baton.gateway.chat_template import ChatTemplate
-from baton.gateway.model_files import read_model_files
+from baton.gateway.models.files import read_model_files
+from baton.gateway.models.prompts.chat_template import ChatTemplate
 from baton.rpc.errors import InvalidRequest
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from scripted_services import ScriptedRouter
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.router_client import RouterClient
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.routers.client import RouterClient
 from baton.rpc.errors import NotFound, Unavailable
 from baton.v1 import router_pb2
 

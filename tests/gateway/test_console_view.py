@@ -9,7 +9,7 @@ from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
 from baton.gateway.console.percentiles import percentiles_of
 from baton.gateway.console.routes import explain_request
 from baton.gateway.console.samples import Sample, Samples, WorkerTotals
-from baton.gateway.router_client import RouterWord
+from baton.gateway.routers.client import RouterWord
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2, router_pb2, types_pb2, worker_pb2
 

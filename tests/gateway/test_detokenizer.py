@@ -9,8 +9,12 @@ from tokenizers import decoders, models
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
-from baton.gateway.detokenizer import ByteFallbackDetokenizer, ByteLevelDetokenizer, PrefixDiffDetokenizer
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.detokenizer import (
+    ByteFallbackDetokenizer,
+    ByteLevelDetokenizer,
+    PrefixDiffDetokenizer,
+)
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"
 

@@ -5,7 +5,7 @@ import json
 import grpc
 import pytest
 
-from baton.gateway.error_body import ContextTooLong, HttpError, http_error_of, reason_phrase
+from baton.gateway.errors.http import ContextTooLong, HttpError, http_error_of, reason_phrase
 from baton.rpc import errors
 
 

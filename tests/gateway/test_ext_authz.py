@@ -14,26 +14,26 @@ from tls_rig import dial_as, make_certs, tls_of
 
 from baton.envoy.external_auth_pb2 import AttributeContext, CheckRequest, CheckResponse
 from baton.envoy.external_auth_pb2_grpc import AuthorizationStub
-from baton.gateway.access.access_control import open_gate
-from baton.gateway.access.ask import Ask
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.identity import Scope
+from baton.gateway.access.limits.usage import Ask
 from baton.gateway.access.settings import AccessSettings
-from baton.gateway.admission import Admission
 from baton.gateway.config import GatewayConfig
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
-from baton.gateway.ext_authz_rules import Head, Need, Rules
-from baton.gateway.ext_authz_server import ext_authz_server
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.response_store import MemoryResponseStore
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.ext_authz.rules import Head, Need, Rules
+from baton.gateway.ext_authz.server import ext_authz_server
+from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.rest.routing import RouteTable
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.routes import RouteTable
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.rpc.identity import ENVOY, GATEWAY, OPERATOR, ROUTER, WORKER
 

@@ -12,8 +12,8 @@ import pytest
 from baton.envoy import external_auth_pb2, header_value_pb2, http_status_pb2
 from baton.gateway.access.errors import Unauthenticated
 from baton.gateway.access.identity import Identity, Tenant
-from baton.gateway.ext_authz_answers import allowed, denied, public
-from baton.gateway.ext_authz_rules import Head
+from baton.gateway.ext_authz.answers import allowed, denied, public
+from baton.gateway.ext_authz.rules import Head
 
 ORACLE = Path(__file__).with_name("xds_oracle.py")
 FILES = [module.DESCRIPTOR for module in (external_auth_pb2, header_value_pb2, http_status_pb2)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.gateway.retry_budget import (
+from baton.gateway.generation.retry_budget import (
     LET_OFF_TOKENS,
     MAX_DEATHS,
     MAX_MOVES,

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from scripted_services import ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.retry_budget import Loss, WorkerLost
-from baton.gateway.worker_stream import WorkerStream
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.generation.retry_budget import Loss, WorkerLost
+from baton.gateway.generation.workers.stream import WorkerStream
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
 from baton.v1 import types_pb2, worker_pb2
 
 

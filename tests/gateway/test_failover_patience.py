@@ -1,6 +1,6 @@
 """A worker that fell silent and lived is given more time; one in another life is not."""
 
-from baton.gateway.patience import Patience
+from baton.gateway.generation.workers.silence_limit import Patience
 
 
 def test_each_false_alarm_doubles_the_time_up_to_four_times():

@@ -10,13 +10,13 @@ from rest_harness import SAMPLE
 from scripted_services import ScriptedRouter, until
 from worker_processes import WorkerProcess
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.generation import GenerationRequest
-from baton.gateway.generator import WorkerGenerator
-from baton.gateway.retry_budget import LET_OFF_TOKENS, PoisonousRequest
-from baton.gateway.router_client import RouterClient
-from baton.gateway.served_model import ModelCatalog, load_served_model
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.core import GenerationRequest
+from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.retry_budget import LET_OFF_TOKENS, PoisonousRequest
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.routers.client import RouterClient
 from baton.v1 import types_pb2
 
 NAMES = ("p", "d0", "d1")

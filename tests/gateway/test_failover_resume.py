@@ -12,11 +12,11 @@ import pytest
 from rest_harness import RawClient, request_bytes
 from scripted_services import ScriptedRouter, ScriptedWorker
 
-from baton.gateway.access.api_key import digest_of, id_of, new_key
+from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 from baton.gateway.config import GatewayConfig
+from baton.gateway.rest.sse import with_id
 from baton.gateway.resume.position import ChoicePosition, Cursor, parse_position, position_text
 from baton.gateway.server import serve
-from baton.gateway.sse import with_id
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 

@@ -5,7 +5,7 @@ import pytest
 from grpc_status import rpc_status
 from scripted_gateway import model_folder, model_info, running
 
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import types_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub

@@ -6,9 +6,9 @@ import random
 import pytest
 from scripted_services import until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.frame_turns import TURN_PIECES, TURN_TOKENS, merged_pieces, turns
-from baton.gateway.worker_stream import WorkerStream
+from baton.gateway.generation.workers.frame_order import TURN_PIECES, TURN_TOKENS, merged_pieces, turns
+from baton.gateway.generation.workers.stream import WorkerStream
+from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 

@@ -17,16 +17,16 @@ from schemathesis.specs.openapi.checks import (
 )
 from stack import MODEL_NAME, start_stack
 
-from baton.gateway.admission import Admission
 from baton.gateway.config import GatewayConfig
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.openapi import openapi_document
-from baton.gateway.response_store import MemoryResponseStore
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.models.served import ModelCatalog
+from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.served_model import ModelCatalog
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.system.openapi import openapi_document
 
 CHECKS = [
     not_a_server_error,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.gateway.chat_template import ChatTemplate
+from baton.gateway.models.prompts.chat_template import ChatTemplate
 from baton.rpc.errors import InvalidRequest
 
 CHAT = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": None, "tool_calls": []}]

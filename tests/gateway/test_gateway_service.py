@@ -13,8 +13,8 @@ from scripted_gateway import running
 from scripted_services import MODEL, until
 
 from baton.gateway.config import GatewayConfig
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.server import serve
-from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub

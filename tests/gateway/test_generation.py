@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.generation import GenerationRequest
-from baton.gateway.generator import WorkerGenerator
-from baton.gateway.retry_budget import PoisonousRequest
-from baton.gateway.router_client import RouterClient, RouterTimes
-from baton.gateway.served_model import ModelCatalog, load_served_model
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.core import GenerationRequest
+from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.retry_budget import PoisonousRequest
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.routers.client import RouterClient, RouterTimes
 from baton.rpc.block_hash import cache_namespace, hash_blocks
 from baton.rpc.errors import (
     DeadlineExceeded,

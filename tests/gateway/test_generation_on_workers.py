@@ -9,12 +9,12 @@ import pytest
 from scripted_services import ScriptedRouter, until
 from worker_harness import running_worker
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.generation import GenerationRequest
-from baton.gateway.generator import WorkerGenerator
-from baton.gateway.router_client import RouterClient, RouterTimes
-from baton.gateway.served_model import ModelCatalog, load_served_model
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.core import GenerationRequest
+from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.routers.client import RouterClient, RouterTimes
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 

@@ -9,12 +9,12 @@ import pytest
 from grpc_status import rpc_status
 from scripted_services import ScriptedRouter, ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.generator import WorkerGenerator
-from baton.gateway.inference_servicer import InferenceServicer
-from baton.gateway.router_client import RouterClient, RouterTimes
-from baton.gateway.served_model import ModelCatalog, load_served_model
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.grpc.servicer import InferenceServicer
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.routers.client import RouterClient, RouterTimes
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import NoCapacity
 from baton.rpc.server import RpcServer, Service

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rest_harness import rest_side
 
-from baton.gateway.json_size import MAX_COMMAS, MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, check_json_size
+from baton.gateway.bodies.json_size import MAX_COMMAS, MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, check_json_size
 from baton.rpc.errors import InvalidRequest
 
 MEGABYTES = 15 << 20

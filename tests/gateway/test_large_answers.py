@@ -12,13 +12,13 @@ import pytest
 from loop_stalls import loop_stalls
 from rest_harness import RawClient, request_bytes, rest_side, until
 
-from baton.gateway.answer_size import MAX_STORED_LOGPROBS, limit_logprobs, most_logprobs
-from baton.gateway.delta_outlet import DeltaOutlet
-from baton.gateway.generation import Delta, GenerationRequest, TokenLogprob, TopLogprob, Usage
-from baton.gateway.logprob_json import chat_json, columns_json, count_of, prompt_columns_json, prompt_json
-from baton.gateway.named_logprobs import logprob_namer
-from baton.gateway.openai_logprobs import CompletionLogprobColumns, LogprobForm, chat_logprobs, prompt_logprobs
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.core import Delta, GenerationRequest, TokenLogprob, TopLogprob, Usage
+from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.logprobs import logprob_namer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
+from baton.gateway.openai.logprob_json import chat_json, columns_json, count_of, prompt_columns_json, prompt_json
+from baton.gateway.openai.logprobs import CompletionLogprobColumns, LogprobForm, chat_logprobs, prompt_logprobs
+from baton.gateway.serving.answer_size import MAX_STORED_LOGPROBS, limit_logprobs, most_logprobs
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 

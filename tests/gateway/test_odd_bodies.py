@@ -6,9 +6,9 @@ import pytest
 from rest_harness import RawClient, rest_side, say
 
 from baton.gateway.anthropic.types import CountTokensRequest, MessagesRequest
-from baton.gateway.openai_types import ChatCompletionRequest, CompletionRequest
+from baton.gateway.openai.token_generate import TokenGenerateRequest
 from baton.gateway.responses.types import ResponsesRequest
-from baton.gateway.token_generate import TokenGenerateRequest
+from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT = [{"role": "user", "content": "Hi"}]
 DEEP = json.loads("[" * 200 + "]" * 200)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rest_harness import RawClient, logprob, request_bytes, rest_side, say, until
 
-from baton.gateway import openai_answers as answers
+from baton.gateway.schemas import answers
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unavailable
 
 PATH = "/v1/chat/completions"

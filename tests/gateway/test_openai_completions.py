@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rest_harness import logprob, rest_side, say
 
-from baton.gateway import openai_answers as answers
+from baton.gateway.schemas import answers
 from baton.rpc.errors import Unavailable
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from rest_harness import RawClient, rest_side
 
-from baton.gateway.playground import FOLDER, read_files
+from baton.gateway.playground.routes import FOLDER, read_files
 
 
 async def test_every_file_of_the_page_is_served_with_its_type_and_the_policy():

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from baton.gateway import prompt_hashes
-from baton.gateway.prompt_hashes import PromptHashes
+from baton.gateway.generation import prompt_hashes
+from baton.gateway.generation.prompt_hashes import PromptHashes
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 
 NAMESPACE = bytes(range(16))

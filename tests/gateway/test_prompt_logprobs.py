@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.gateway.generation import TokenLogprob
-from baton.gateway.prompt_logprobs import PromptLogprobParts
+from baton.gateway.core import TokenLogprob
+from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.rpc.errors import InternalError
 from baton.v1 import types_pb2
 

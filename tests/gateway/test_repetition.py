@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.choice import Choice
-from baton.gateway.detokenizer import NoText
-from baton.gateway.repetition import RepetitionDetector, detector_of
-from baton.gateway.stop_strings import StopStrings
+from baton.gateway.generation.output.choice import Choice
+from baton.gateway.generation.output.repetition import RepetitionDetector, detector_of
+from baton.gateway.generation.output.stop_strings import StopStrings
+from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.v1 import types_pb2
 
 

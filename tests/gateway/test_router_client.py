@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.router_client import RouterClient, RouterTimes
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.routers.client import RouterClient, RouterTimes
 from baton.rpc.errors import NoCapacity, Unavailable
 from baton.v1 import router_pb2, types_pb2
 

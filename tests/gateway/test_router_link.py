@@ -12,9 +12,9 @@ from fleet_node import ScriptedWorker as FleetWorker
 from fleet_node import state
 from scripted_services import ScriptedRouter, ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.router_client import RouterClient, RouterTimes
-from baton.gateway.router_link import NotPlaced, RouterLink
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.routers.client import RouterClient, RouterTimes
+from baton.gateway.routers.link import NotPlaced, RouterLink
 from baton.rpc.errors import NoCapacity
 from baton.v1 import router_pb2
 

@@ -12,7 +12,7 @@ from access_rig import key_file
 from scripted_gateway import SAMPLE, running
 
 from baton.gateway.config import GatewayConfig
-from baton.gateway.served_model import ModelCatalog, load_served_model
+from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.rpc.errors import InvalidRequest
 from baton.services import settings
 from baton.services.up.tandem import UpConfig

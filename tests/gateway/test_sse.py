@@ -6,12 +6,12 @@ import resource
 
 from rest_harness import FakeGenerator, RawClient, request_bytes, rest_side
 
-from baton.gateway.delta_outlet import DeltaOutlet
-from baton.gateway.error_body import HttpError
-from baton.gateway.generation import Delta, Usage
-from baton.gateway.openai_answers import CompletionTokensDetails, PromptTokensDetails
-from baton.gateway.openai_answers import Usage as WireUsage
-from baton.gateway.sse import Envelope, error_event
+from baton.gateway.core import Delta, Usage
+from baton.gateway.errors.http import HttpError
+from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.rest.sse import Envelope, error_event
+from baton.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails
+from baton.gateway.schemas.answers import Usage as WireUsage
 
 ENVELOPE = Envelope("chat.completion.chunk", 'id"1', 5, "mödel", "b-1", include_usage=True)
 

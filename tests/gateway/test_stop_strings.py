@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.gateway.stop_strings import StopStrings
+from baton.gateway.generation.output.stop_strings import StopStrings
 
 
 def run(pieces, stops, include=False):

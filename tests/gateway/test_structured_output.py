@@ -6,10 +6,16 @@ import json
 import pytest
 from rest_harness import SAMPLE, rest_side, say, until
 
-from baton.gateway.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.models.constraints.structured_output import (
+    MAX_BYTES,
+    MAX_CHOICES,
+    check_constraint,
+    name_field,
+    with_reasoning,
+)
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.output_format import OutputFormat
-from baton.gateway.structured_output import MAX_BYTES, MAX_CHOICES, check_constraint, name_field, with_reasoning
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.v1 import types_pb2
 

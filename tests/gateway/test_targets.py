@@ -7,8 +7,8 @@ import time
 import pytest
 from rest_harness import rest_side, say
 
-from baton.gateway.routes import RouteTable
-from baton.gateway.targets.likely_path import likely_path
+from baton.gateway.rest.likely_path import likely_path
+from baton.gateway.rest.routing import RouteTable
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}

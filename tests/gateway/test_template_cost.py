@@ -5,9 +5,9 @@ import time
 import pytest
 from rest_harness import SAMPLE
 
-from baton.gateway.chat_template import ChatTemplate
-from baton.gateway.served_model import load_served_model
-from baton.gateway.template_sandbox import MAX_CPU_SECONDS
+from baton.gateway.models.prompts.chat_template import ChatTemplate
+from baton.gateway.models.prompts.template_sandbox import MAX_CPU_SECONDS
+from baton.gateway.models.served import load_served_model
 from baton.rpc.errors import InvalidRequest
 
 COSTLY = {

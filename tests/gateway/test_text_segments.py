@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from baton.gateway.text_segments import SegmentEncoder, can_be_cut
-from baton.gateway.token_table import build_token_table
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.segments import SegmentEncoder, can_be_cut
+from baton.gateway.models.tokenization.token_table import build_token_table
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m" / "tokenizer.json"

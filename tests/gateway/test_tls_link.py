@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tls_rig import make_certs, replace_files, tls_of
 
-from baton.gateway.router_link import NotPlaced, RouterLink
+from baton.gateway.routers.link import NotPlaced, RouterLink
 from baton.rpc.channel import Dial
 from baton.rpc.identity import GATEWAY, ROUTER
 from baton.rpc.server import RpcServer, Service

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import AutoTokenizer
 
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"

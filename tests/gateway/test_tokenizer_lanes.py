@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.gateway.tokenizer import _SHORT, Tokenizer
+from baton.gateway.models.tokenization.tokenizer import _SHORT, Tokenizer
 
 SAMPLE = Path(__file__).parents[2] / "models" / "storyteller-7m"
 

@@ -8,10 +8,10 @@ import pytest
 from grpc_status import rpc_status
 from scripted_gateway import model_folder, running
 
-from baton.gateway.generation import Delta
-from baton.gateway.inference_responses import responses_of
+from baton.gateway.core import Delta
+from baton.gateway.grpc.deltas import responses_of
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.gateway.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import types_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub

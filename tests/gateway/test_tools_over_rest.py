@@ -21,7 +21,7 @@ from tools_rig import (
     rig,
 )
 
-from baton.gateway.parsing.formats import TOOL_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.rpc.errors import InvalidRequest
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_harness import rest_side, say
 
-from baton.gateway import validation
-from baton.gateway.openai_types import ChatCompletionRequest, CompletionRequest
-from baton.gateway.request_body import BodyDecoder
+from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.fields import validation
+from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
 from baton.rpc.errors import InvalidRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -5,11 +5,11 @@ from rest_harness import INFO, rest_side, say
 from scripted_gateway import model_folder
 
 from baton.gateway.config import GatewayConfig
-from baton.gateway.generation import TokenLogprob, TopLogprob
+from baton.gateway.core import TokenLogprob, TopLogprob
+from baton.gateway.models.served import TemplateFlags, load_served_model
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.served_model import TemplateFlags, load_served_model
 from baton.gateway.server import served_model
-from baton.gateway.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

@@ -6,9 +6,9 @@ import time
 import pytest
 from scripted_services import ScriptedWorker, until
 
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.worker_stream import _WINDOW_BYTES, WorkerStream
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.generation.workers.stream import _WINDOW_BYTES, WorkerStream
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import InternalError, NoCapacity, ServiceError, Unavailable
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc

@@ -19,7 +19,7 @@ from train.sampling import Sampling, sample
 from train.short_chats import short_document, thinking_chat
 from train.tool_chats import tool_chat
 
-from baton.gateway.chat_template import ChatTemplate
+from baton.gateway.models.prompts.chat_template import ChatTemplate
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"
 STORY = ("Tell me a story.", "Once upon a time, there was a dog named Rex. He was happy.")

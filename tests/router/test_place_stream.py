@@ -8,7 +8,7 @@ import pytest
 from fleet_node import state
 from kvstore_node import blocks, eventually
 
-from baton.gateway.router_link import NotPlaced, RouterLink
+from baton.gateway.routers.link import NotPlaced, RouterLink
 from baton.v1 import router_pb2
 
 

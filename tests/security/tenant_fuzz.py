@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.gateway.access.identity import Tenant
-from baton.gateway.admitted import _as_tenants
-from baton.gateway.generation import GenerationRequest
-from baton.gateway.generator import _make_prompt
-from baton.gateway.prompt_hashes import PromptHashes
+from baton.gateway.core import GenerationRequest
+from baton.gateway.generation.generator import _make_prompt
+from baton.gateway.generation.prompt_hashes import PromptHashes
+from baton.gateway.serving.tenancy import _as_tenants
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.services.simulate.cluster.device import DeviceModel

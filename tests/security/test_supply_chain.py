@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.gateway.model_files import read_model_files
+from baton.gateway.models.files import read_model_files
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.registry import load_config
 from baton.worker.weights.checkpoint import Checkpoint
@@ -215,7 +215,7 @@ def test_a_python_file_in_a_folder_is_never_run(folder: Path, tmp_path: Path):
 
 
 def test_downloads_take_no_code_and_no_pickles():
-    from baton.gateway import model_files
+    from baton.gateway.models import files as model_files
     from baton.worker.weights import resolve
 
     allowed = {*model_files._HUB_PATTERNS, *resolve._FILES}

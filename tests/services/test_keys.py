@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from baton.gateway.access.api_key import digest_of, id_of
 from baton.gateway.access.errors import Unauthenticated
 from baton.gateway.access.identity import Scope
-from baton.gateway.access.key_file import read_key_file
-from baton.gateway.access.key_store import KeyStore
+from baton.gateway.access.keys.api_key import digest_of, id_of
+from baton.gateway.access.keys.file import read_key_file
+from baton.gateway.access.keys.redis_store import KeyStore
 from baton.services import cli
 
 KEY = re.compile(r"bt-[a-z0-9]{10}-[A-Za-z0-9]{40}\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.gateway.console.fleet_view import FleetView
-from baton.gateway.router_client import RouterWord
+from baton.gateway.routers.client import RouterWord
 from baton.rpc.errors import InvalidRequest
 from baton.services.top import text as top_text
 from baton.services.top import words

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.gateway import openai_answers as answers
-from baton.gateway import openai_types as types
 from baton.gateway.access.identity import Scope
-from baton.gateway.admin_routes import admin_routes
 from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.console.routes import console_routes
-from baton.gateway.conversations.routes import conversation_routes
-from baton.gateway.fleet_control import FleetControl
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.models.routes import model_routes
-from baton.gateway.openai_chat import ChatCompletions
-from baton.gateway.openai_completions import Completions
-from baton.gateway.openapi import ApiDescription, openapi_document
-from baton.gateway.playground import playground_routes
+from baton.gateway.openai.chat import ChatCompletions
+from baton.gateway.openai.completions import Completions
+from baton.gateway.openai.stored_chats.routes import stored_chat_routes
+from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.openai.token_generate import token_routes
+from baton.gateway.playground.routes import playground_routes
+from baton.gateway.responses.conversation_routes import conversation_routes
 from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.shelf import ResponseShelf
-from baton.gateway.resume.rest import Resumable
-from baton.gateway.routes import Route
-from baton.gateway.stored_chats.routes import stored_chat_routes
-from baton.gateway.stored_chats.shelf import ChatShelf
-from baton.gateway.system_routes import Description, Status, Tokens
-from baton.gateway.token_generate import token_routes
+from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.rest.resumption import Resumable
+from baton.gateway.rest.routing import Route
+from baton.gateway.routers.fleet_control import FleetControl
+from baton.gateway.schemas import answers
+from baton.gateway.schemas import requests as types
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.system.admin import admin_routes
+from baton.gateway.system.models import model_routes
+from baton.gateway.system.openapi import ApiDescription, openapi_document
+from baton.gateway.system.routes import Description, Status, Tokens
 
 _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)

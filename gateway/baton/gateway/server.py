@@ -10,45 +10,45 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from baton.gateway.access.access_control import open_gate
 from baton.gateway.access.counters import AccessCollector, AccessCounters
 from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.access_log import switch_access_log
-from baton.gateway.admission import Admission
-from baton.gateway.app import App
 from baton.gateway.config import GatewayConfig
-from baton.gateway.counters import GenerationCounters
-from baton.gateway.ext_authz import ExtAuthzCollector, ExtAuthzServicer
-from baton.gateway.ext_authz_rules import Rules
-from baton.gateway.ext_authz_server import ext_authz_server
-from baton.gateway.fleet_control import FleetControl
-from baton.gateway.front_desk import FrontDesk
-from baton.gateway.generator import WorkerGenerator
+from baton.gateway.ext_authz.rules import Rules
+from baton.gateway.ext_authz.server import ext_authz_server
+from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
+from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.grpc.admission import Places, edge_options
+from baton.gateway.grpc.responses.calls import ResponseCalls
+from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
 from baton.gateway.http.intake import Intake
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
-from baton.gateway.inference_servicer import InferenceServicer
 from baton.gateway.memory import return_large_blocks
-from baton.gateway.metrics import GatewayMetrics
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.metrics.phase_times import PhaseTimes
+from baton.gateway.models.sampling import Limits
+from baton.gateway.models.served import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.phase_times import PhaseTimes
-from baton.gateway.request_trace import GatewayTracing
-from baton.gateway.response_stores import make_response_store
-from baton.gateway.responses.rpc_calls import ResponseCalls
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
-from baton.gateway.router_client import RouterClient
-from baton.gateway.rpc_places import Places, edge_options
-from baton.gateway.sampling_defaults import Limits
-from baton.gateway.served_model import ModelCatalog, ServedModel, TemplateFlags, load_served_model
-from baton.gateway.worker_streams import WorkerStreams
+from baton.gateway.routers.client import RouterClient
+from baton.gateway.routers.fleet_control import FleetControl
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.storage.factory import make_response_store
+from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.channel import Dial
 from baton.rpc.identity import GATEWAY, ROUTER, WORKER
 from baton.rpc.server import RpcServer, Service

@@ -6,11 +6,11 @@ import pytest
 from responses_rig import GateOf
 from rest_harness import FakeGenerator, rest_side, say, until
 
-from baton.gateway.app import App
-from baton.gateway.conversations import shelf as conversation_shelf
-from baton.gateway.conversations.shelf import ConversationShelf
-from baton.gateway.redis_response_store import RedisResponseStore
-from baton.gateway.response_store import MemoryResponseStore
+from baton.gateway.responses.conversations import store as conversation_shelf
+from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.rest.app import App
+from baton.gateway.storage.redis_store import RedisResponseStore
+from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import NotFound, Unavailable
 
 PATH = "/v1/conversations"

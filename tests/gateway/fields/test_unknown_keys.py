@@ -6,11 +6,11 @@ import pytest
 from rest_harness import rest_side, say
 
 from baton.gateway.anthropic.types import MessagesRequest
-from baton.gateway.fields.ignored import HEADER, header_of, ignored_tool
-from baton.gateway.fields.unknown import KnownKeys
+from baton.gateway.bodies.unknown_fields import KnownKeys
 from baton.gateway.http.cors import EXPOSED
-from baton.gateway.openai_types import ChatCompletionRequest
+from baton.gateway.http.ignored_fields import HEADER, header_of, ignored_tool
 from baton.gateway.responses.types import ResponsesRequest
+from baton.gateway.schemas.requests import ChatCompletionRequest
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"type": "text", "text": "Hi"}

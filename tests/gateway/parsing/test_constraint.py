@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from parsing_harness import TOOLS, cut, parse
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
-from baton.gateway.parsing.constraint import constraint_of
+from baton.gateway.parsing.grammar.tool_schemas import constraint_of
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 

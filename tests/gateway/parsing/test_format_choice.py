@@ -4,7 +4,7 @@ import pytest
 from parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
-from baton.gateway.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 
@@ -80,8 +80,8 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
 PLUGIN = '''
 from baton.gateway.parsing.output_format import ToolFormat
-from baton.gateway.parsing.source import markers
-from baton.gateway.parsing.text_parser import ToolParser
+from baton.gateway.parsing.reading.source import markers
+from baton.gateway.parsing.reading.text_parser import ToolParser
 
 
 class BangParser(ToolParser):

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsing_harness import TOOLS, Parsed, cut, parse, put_together
 
-from baton.gateway.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.output_parser import OutputParser, Wanted
+from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 
 OPEN_PROMPT = "<｜Assistant｜><think>\n"

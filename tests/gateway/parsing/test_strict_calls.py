@@ -10,11 +10,11 @@ from llguidance import LLMatcher, LLTokenizer
 from parsing_harness import parse, tool_parser
 from scripted_gateway import model_folder
 
-from baton.gateway.parsing.formats import TOOL_FORMATS
+from baton.gateway.models.constraints.tools import check_tools, tool_constraint
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.output_format import OutputFormat
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
-from baton.gateway.tokenizer import Tokenizer
-from baton.gateway.tool_constraint import check_tools, tool_constraint
 from baton.rpc.errors import InvalidRequest
 from baton.worker.sampling.grammar.messages import constraint_of
 from baton.worker.sampling.grammar.translation.constraint import grammar_of

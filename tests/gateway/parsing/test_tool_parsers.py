@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsing_harness import TOOLS, cut, parse, tool_parser
 
-from baton.gateway.parsing.formats import TOOL_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 
 CALL = "get_weather"
 FENCE = "```"

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
-from baton.gateway.served_model import TemplateFlags, load_served_model
+from baton.gateway.models.served import TemplateFlags, load_served_model
 from baton.rpc.errors import InvalidRequest
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"

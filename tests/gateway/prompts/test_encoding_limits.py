@@ -11,13 +11,13 @@ from rest_harness import INFO
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from baton.gateway.error_body import ContextTooLong
-from baton.gateway.prompts.encoding_limit import EncodingLimit, EncodingStopped, TooManyTokens
-from baton.gateway.prompts.token_bound import ASSUMED_BYTES, TokenBound
-from baton.gateway.served_model import load_served_model
-from baton.gateway.text_segments import cut
-from baton.gateway.token_table import build_token_table
-from baton.gateway.tokenizer import Tokenizer
+from baton.gateway.errors.http import ContextTooLong
+from baton.gateway.models.served import load_served_model
+from baton.gateway.models.tokenization.encoding_limit import EncodingLimit, EncodingStopped, TooManyTokens
+from baton.gateway.models.tokenization.segments import cut
+from baton.gateway.models.tokenization.token_bound import ASSUMED_BYTES, TokenBound
+from baton.gateway.models.tokenization.token_table import build_token_table
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"

@@ -7,8 +7,8 @@ import pytest
 from rest_harness import FakeGenerator, logprob, rest_side, say, until
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.gateway.redis_response_store import RedisResponseStore
-from baton.gateway.response_store import MemoryResponseStore
+from baton.gateway.storage.redis_store import RedisResponseStore
+from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import NoCapacity, Unavailable
 
 

@@ -8,9 +8,9 @@ import redis.asyncio as redis
 from responses_rig import HI, asked, both_sides, create, get, item, refused, watch
 from rest_harness import FakeGenerator, logprob, say, until
 
+from baton.gateway.grpc.responses.messages import event_of
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.gateway.redis_response_store import RedisResponseStore
-from baton.gateway.responses.rpc_messages import event_of
+from baton.gateway.storage.redis_store import RedisResponseStore
 from baton.rpc.errors import NoCapacity, Unavailable
 from baton.v1 import response_pb2, types_pb2
 

@@ -6,9 +6,9 @@ import pytest
 from responses_rig import both_sides, get
 from rest_harness import rest_side
 
+from baton.gateway.models.served import load_served_model
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.served_model import load_served_model
 
 PARAMETERS = {"type": "object", "properties": {"target": {"type": "string"}}, "required": ["target"]}
 CLOSE = {"type": "function", "name": "close_agent", "description": "Closes.", "strict": False, "parameters": PARAMETERS}

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from rest_harness import INFO, rest_side, say
 
+from baton.gateway.models.served import ServedModel
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted, units_of
-from baton.gateway.served_model import ServedModel
 from baton.v1 import types_pb2
 
 CONTEXT = INFO.max_model_len

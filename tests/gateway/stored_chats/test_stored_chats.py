@@ -7,10 +7,10 @@ import pytest
 from redis import Redis
 from rest_harness import rest_side, say
 
+from baton.gateway.openai.stored_chats.store import ChatShelf
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart
-from baton.gateway.redis_response_store import RedisResponseStore
-from baton.gateway.response_store import MAX_LISTED, MemoryResponseStore
-from baton.gateway.stored_chats.shelf import ChatShelf
+from baton.gateway.storage.redis_store import RedisResponseStore
+from baton.gateway.storage.store import MAX_LISTED, MemoryResponseStore
 from baton.rpc.errors import NotFound
 
 PATH = "/v1/chat/completions"

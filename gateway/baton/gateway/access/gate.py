@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.counters import AccessCounters, TenantUse
 from baton.gateway.access.errors import RateLimited, Unauthenticated
 from baton.gateway.access.identity import ANONYMOUS, Identity, Scope
-from baton.gateway.access.key_ring import KeyRing
-from baton.gateway.access.ledger import Reservation
-from baton.gateway.access.limiter import Limiter
-from baton.gateway.access.messages import anthropic_headers, openai_headers
+from baton.gateway.access.keys.ring import KeyRing
+from baton.gateway.access.limits.ledger import Reservation
+from baton.gateway.access.limits.limiter import Limiter
+from baton.gateway.access.limits.messages import anthropic_headers, openai_headers
+from baton.gateway.access.limits.usage import Ask, Used
 from baton.rpc.errors import PermissionDenied, ServiceError
 
 _MISSING = (

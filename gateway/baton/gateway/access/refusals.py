@@ -8,10 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from baton.gateway.access.ask import Ask, Used
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.identity import Identity, Tenant
+from baton.gateway.access.limits.usage import Ask, Used
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 
 _log = logging.getLogger(__name__)

@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import orjson
 
-from baton.gateway.answer import Answer
 from baton.gateway.anthropic.blocks import Added, Change, ContentBlocks, Started
-from baton.gateway.anthropic.turns import FIELDS
+from baton.gateway.anthropic.request import FIELDS
 from baton.gateway.anthropic.types import Message, MessageUsage, ThinkingTokens
-from baton.gateway.anthropic_errors import AnthropicError
-from baton.gateway.error_body import HttpError
-from baton.gateway.generation import Delta
-from baton.gateway.generation import Usage as TokenCounts
+from baton.gateway.core import Delta
+from baton.gateway.core import Usage as TokenCounts
+from baton.gateway.errors.anthropic import AnthropicError
+from baton.gateway.errors.http import HttpError
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.metrics import AnswerMeter
-from baton.gateway.openai_answers import Usage as TokenUsage
-from baton.gateway.sse import CONTENT_TYPE
-from baton.gateway.turn import events_of, rename_field
+from baton.gateway.metrics.gateway import AnswerMeter
+from baton.gateway.rest.sse import CONTENT_TYPE
+from baton.gateway.schemas.answers import Usage as TokenUsage
+from baton.gateway.serving.answer import Answer
+from baton.gateway.serving.chat import events_of, rename_field
 from baton.rpc.errors import ServiceError
 
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from baton.gateway.call_arguments import as_object, read_arguments
+from baton.gateway.models.prompts.call_arguments import as_object, read_arguments
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 
 

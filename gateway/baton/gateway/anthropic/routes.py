@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from baton.gateway.anthropic.answers import MessageDocument, MessageStream
-from baton.gateway.anthropic.turns import FIELDS, check_version, counted_turn, ignored_of, turn_of
+from baton.gateway.anthropic.request import FIELDS, check_version, counted_turn, ignored_of, turn_of
 from baton.gateway.anthropic.types import (
     ContextManagement,
     CountTokensRequest,
@@ -16,12 +16,12 @@ from baton.gateway.anthropic.types import (
     StreamEvent,
     TokenCount,
 )
-from baton.gateway.front_desk import FrontDesk
+from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.request_body import BodyDecoder
-from baton.gateway.routes import Parameter, Route
-from baton.gateway.served_model import ServedModel
-from baton.gateway.turn import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.models.served import ServedModel
+from baton.gateway.rest.routing import Parameter, Route
+from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.serving.context import FrontDesk
 
 VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
 # Anthropic's clients add it to the paths of beta features.

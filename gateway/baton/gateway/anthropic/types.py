@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.fields.foreign import NO_EFFECT, REFUSED
-from baton.gateway.openai_types import Count, CountOrZero, Name
+from baton.gateway.schemas.foreign_fields import NO_EFFECT, REFUSED
+from baton.gateway.schemas.requests import Count, CountOrZero, Name
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.sse import CONTENT_TYPE
+from baton.gateway.rest.sse import CONTENT_TYPE
 from baton.rpc.errors import NoCapacity, ServiceError
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from baton.gateway.console.snapshot import (
     Snapshot,
     WorkerSight,
 )
-from baton.gateway.router_client import RouterWord
+from baton.gateway.routers.client import RouterWord
 from baton.gateway.version import VERSION
 from baton.v1 import router_pb2, types_pb2
 

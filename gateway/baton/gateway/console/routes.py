@@ -10,18 +10,18 @@ import msgspec
 
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.identity import Scope
-from baton.gateway.admin_routes import AdminRoutes, Query
 from baton.gateway.console.broadcast import Broadcast
 from baton.gateway.console.explanation import explanation_of
 from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
-from baton.gateway.error_body import HttpError
-from baton.gateway.fleet_control import FleetControl, Routers
-from baton.gateway.front_desk import FrontDesk
+from baton.gateway.errors.http import HttpError
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.playground import FOLDER as PLAYGROUND
-from baton.gateway.playground import StaticFile, read_files
-from baton.gateway.routes import Parameter, Route
-from baton.gateway.sse import CONTENT_TYPE
+from baton.gateway.playground.routes import FOLDER as PLAYGROUND
+from baton.gateway.playground.routes import StaticFile, read_files
+from baton.gateway.rest.routing import Parameter, Route
+from baton.gateway.rest.sse import CONTENT_TYPE
+from baton.gateway.routers.fleet_control import FleetControl, Routers
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.system.admin import AdminRoutes, Query
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import router_pb2
 

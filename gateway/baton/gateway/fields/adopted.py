@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from baton.gateway.fields.foreign import ForeignFields
-from baton.gateway.openai_types import GenerationFields, StructuredOutputs
+from baton.gateway.models.constraints.structured_output import Asked, constraint_of
 from baton.gateway.parsing.tool import ToolUse
-from baton.gateway.structured_output import Asked, constraint_of
+from baton.gateway.schemas.foreign_fields import ForeignFields
+from baton.gateway.schemas.requests import GenerationFields, StructuredOutputs
 from baton.rpc.errors import InvalidRequest, ServiceError
 
 # The field of structured_outputs that each is.

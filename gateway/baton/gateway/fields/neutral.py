@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.gateway.openai_types import ChatCompletionRequest, GenerationFields
+from baton.gateway.schemas.requests import ChatCompletionRequest, GenerationFields
 
 
 def drop_neutral(request: GenerationFields) -> None:

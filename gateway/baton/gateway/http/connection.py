@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import cast
 
-from baton.gateway.error_body import HttpError
+from baton.gateway.errors.http import HttpError
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.http.fair_queue import Turn
 from baton.gateway.http.half_close import HalfCloseWatch, can_be_told
 from baton.gateway.http.intake import Intake, network_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.request_reader import RequestReader, State
-from baton.gateway.http.turns import Turn
 from baton.gateway.http.unread import Unread
 
 _log = logging.getLogger(__name__)

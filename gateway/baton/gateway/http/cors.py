@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
-from baton.gateway.error_body import HttpError
-from baton.gateway.fields.ignored import HEADER as IGNORED
+from baton.gateway.errors.http import HttpError
+from baton.gateway.http.ignored_fields import HEADER as IGNORED
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 

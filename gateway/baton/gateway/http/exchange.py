@@ -9,9 +9,9 @@ from typing import Protocol
 
 from baton.gateway.access.identity import ANONYMOUS, Identity
 from baton.gateway.access_log import log_exchange
-from baton.gateway.anthropic_errors import AnthropicError, asks_for_anthropic
-from baton.gateway.error_body import HttpError, http_error_of, reason_phrase
-from baton.gateway.fields import ignored
+from baton.gateway.errors.anthropic import AnthropicError, asks_for_anthropic
+from baton.gateway.errors.http import HttpError, http_error_of, reason_phrase
+from baton.gateway.http import ignored_fields as ignored
 from baton.gateway.resume.journal import Journal
 
 _LAST_CHUNK = b"0\r\n\r\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 
-from baton.gateway.error_body import HttpError
+from baton.gateway.errors.http import HttpError
 from baton.rpc.address import is_loopback
 from baton.rpc.hosts import HostRule
 

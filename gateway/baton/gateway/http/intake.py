@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.turns import Turns
+from baton.gateway.http.fair_queue import Turns
 
 _IPV6_NETWORK_BITS = 64  # what one client is given as a rule
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import httptools
 
-from baton.gateway.error_body import HttpError
+from baton.gateway.errors.http import HttpError
 from baton.gateway.http.chunk_budget import ChunkBudget
 from baton.gateway.http.exchange import Exchange, Wire
 from baton.gateway.http.limits import HttpLimits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from baton.gateway.parsing.call_object import read_call_list
-from baton.gateway.parsing.event_writer import NewId
-from baton.gateway.parsing.source import Steps
-from baton.gateway.parsing.text_parser import SteppingParser, ToolParser
+from baton.gateway.parsing.reading.call_object import read_call_list
+from baton.gateway.parsing.reading.event_writer import NewId
+from baton.gateway.parsing.reading.source import Steps
+from baton.gateway.parsing.reading.text_parser import SteppingParser, ToolParser
 
 
 class NamedCallParser(SteppingParser):

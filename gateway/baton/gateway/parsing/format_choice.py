@@ -7,13 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.gateway.parsing.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    recognized_reasoning,
-    recognized_tools,
-)
 from baton.gateway.parsing.output_format import OutputFormat, ReasoningFormat, ToolFormat
+from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, recognized_reasoning, recognized_tools
 from baton.rpc.errors import InvalidRequest
 
 AUTO, NONE = "auto", "none"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.gateway.parsing.call_syntax import CallSyntax
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
-from baton.gateway.parsing.forms import Form
+from baton.gateway.parsing.grammar.call_syntax import CallSyntax
+from baton.gateway.parsing.grammar.forms import Form
 from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
-from baton.gateway.parsing.text_parser import TextParser
+from baton.gateway.parsing.reading.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.v1 import types_pb2
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText, append
-from baton.gateway.parsing.text_parser import TextParser
+from baton.gateway.parsing.reading.text_parser import TextParser
 
 _log = logging.getLogger(__name__)
 

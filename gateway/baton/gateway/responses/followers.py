@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.gateway.error_body import HttpError
+from baton.gateway.errors.http import HttpError
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.responses.running import RunningResponse
-from baton.gateway.sse import CONTENT_TYPE
+from baton.gateway.rest.sse import CONTENT_TYPE
 
 
 class DocumentFollower:

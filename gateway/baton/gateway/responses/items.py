@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from baton.gateway.call_arguments import check_arguments, read_arguments
-from baton.gateway.request_body import wrong_field
+from baton.gateway.bodies.decoder import wrong_field
+from baton.gateway.models.prompts.call_arguments import check_arguments, read_arguments
 from baton.gateway.responses.tools import INPUT, ToolName
 from baton.rpc.errors import InvalidRequest
 

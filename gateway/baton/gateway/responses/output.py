@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.generation import Delta
-from baton.gateway.openai_logprobs import LogprobForm, chat_logprobs
+from baton.gateway.core import Delta
+from baton.gateway.openai.logprobs import LogprobForm, chat_logprobs
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.responses.tools import ToolName, input_of
-from baton.gateway.turn import events_of
+from baton.gateway.serving.chat import events_of
 
 StreamEvent = dict[str, Any]  # without its sequence number
 

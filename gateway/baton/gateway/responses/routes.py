@@ -8,14 +8,14 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.request_body import BodyDecoder
 from baton.gateway.responses.followers import DocumentFollower, StreamFollower
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
+from baton.gateway.responses.request import ignored_of
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.turns import ignored_of
 from baton.gateway.responses.types import (
     DeletedResponse,
     ItemList,
@@ -23,8 +23,8 @@ from baton.gateway.responses.types import (
     ResponsesRequest,
     ResponseStreamEvent,
 )
-from baton.gateway.routes import INCLUDE, Parameter, Route
-from baton.gateway.sse import CONTENT_TYPE
+from baton.gateway.rest.routing import INCLUDE, Parameter, Route
+from baton.gateway.rest.sse import CONTENT_TYPE
 from baton.rpc.errors import InvalidRequest
 
 PATH = "/v1/responses"

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from baton.gateway.error_body import HttpError, http_error_of
-from baton.gateway.generation import Delta, Generation, Usage
-from baton.gateway.metrics import AnswerMeter
+from baton.gateway.core import Delta, Generation, Usage
+from baton.gateway.errors.http import HttpError, http_error_of
+from baton.gateway.metrics.gateway import AnswerMeter
 from baton.gateway.responses.output import OutputItems, StreamEvent
-from baton.gateway.responses.turns import FIELDS
+from baton.gateway.responses.request import FIELDS
 from baton.gateway.responses.types import (
     IncompleteDetails,
     InputTokensDetails,
@@ -23,7 +23,7 @@ from baton.gateway.responses.types import (
     ResponseError,
     ResponseUsage,
 )
-from baton.gateway.turn import rename_field
+from baton.gateway.serving.chat import rename_field
 from baton.rpc.errors import ServiceError
 
 _log = logging.getLogger(__name__)

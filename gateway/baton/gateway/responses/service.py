@@ -11,24 +11,24 @@ from functools import partial
 from typing import TypeVar
 
 from baton.gateway.access.identity import Identity
-from baton.gateway.bodies.body_thread import BodyThread
-from baton.gateway.conversations.shelf import ConversationShelf
-from baton.gateway.error_body import ContextTooLong
-from baton.gateway.front_desk import Call, FrontDesk
-from baton.gateway.generation import GenerationRequest
-from baton.gateway.prompts.rendering import size_of
+from baton.gateway.bodies.thread import BodyThread
+from baton.gateway.core import GenerationRequest
+from baton.gateway.errors.http import ContextTooLong
+from baton.gateway.fields.validation import check_max_items
+from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.prompts.rendering import size_of
+from baton.gateway.models.served import ServedModel
+from baton.gateway.responses.conversations.store import ConversationShelf
 from baton.gateway.responses.items import Item, chat_messages, input_items, new_item_id
 from baton.gateway.responses.output import OutputItems
+from baton.gateway.responses.request import FIELDS, check_request, conversation_of, new_response, turn_of
 from baton.gateway.responses.running import RunningResponse
-from baton.gateway.responses.shelf import ResponseShelf
+from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
-from baton.gateway.responses.turns import FIELDS, check_request, conversation_of, new_response, turn_of
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
-from baton.gateway.served_model import ServedModel
-from baton.gateway.structured_output import Asked
-from baton.gateway.turn import Turn, check_turn, encode_turn, fields_named, generation_of
-from baton.gateway.validation import check_max_items
+from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.serving.context import Call, FrontDesk
 from baton.rpc.errors import InvalidRequest, NotFound
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from baton.gateway.fields.ignored import ignored_tool
+from baton.gateway.fields.tools import only
+from baton.gateway.http.ignored_fields import ignored_tool
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
-from baton.gateway.tool_request import only
 from baton.rpc.errors import InvalidRequest
 
 # What a custom tool's one text is called among the arguments that models write.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from baton.gateway.prompts.rendering import size_of
+from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.responses.items import OUTPUTS, Item
 
 Unit = list[Item]

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.fields.foreign import REFUSED, ForeignFields
-from baton.gateway.openai_types import (
+from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields
+from baton.gateway.schemas.requests import (
     Count,
     CountOrZero,
     Name,

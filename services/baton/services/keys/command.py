@@ -15,7 +15,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.services import settings
 
 if TYPE_CHECKING:
-    from baton.gateway.access.records import KeyEntry, TenantEntry
+    from baton.gateway.access.keys.records import KeyEntry, TenantEntry
 
 _USAGE = """usage: baton keys create|list|revoke|tenants [flags]
 
@@ -109,9 +109,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _create(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from baton.gateway.access.api_key import digest_of, new_key
     from baton.gateway.access.identity import Scope
-    from baton.gateway.access.records import KeyEntry, key_of, tenants_of
+    from baton.gateway.access.keys.api_key import digest_of, new_key
+    from baton.gateway.access.keys.records import KeyEntry, key_of, tenants_of
 
     (config,) = settings.load("keys", (CreateConfig,), argv, environ, "Makes an API key.")
     now = datetime.now(UTC).replace(microsecond=0)
@@ -142,7 +142,7 @@ def _create(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _list(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from baton.gateway.access.records import timestamp_of
+    from baton.gateway.access.keys.records import timestamp_of
 
     (config,) = settings.load("keys", (StoreConfig,), argv, environ, "Lists the API keys.")
     keys, _ = _keeper(config.api_keys, config.redis_url).read()
@@ -173,8 +173,8 @@ def _revoke(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _put_tenants(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from baton.gateway.access.key_file import parse_key_file
-    from baton.gateway.access.records import document_of, key_of, tenants_of
+    from baton.gateway.access.keys.file import parse_key_file
+    from baton.gateway.access.keys.records import document_of, key_of, tenants_of
     from baton.services.keys.key_redis import RedisKeys
 
     path, rest = _operand(argv, "tenants", "a file of tenants")

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from baton.gateway.access.key_file import parse_keys
-from baton.gateway.access.records import Document, KeyEntry, TenantEntry, directory_of, document_of
+from baton.gateway.access.keys.file import parse_keys
+from baton.gateway.access.keys.records import Document, KeyEntry, TenantEntry, directory_of, document_of
 from baton.rpc.errors import InvalidRequest, Unavailable
 
 _PRIVATE = 0o600

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from baton.gateway.access.key_store import KeyStore
-from baton.gateway.access.records import KeyEntry, TenantEntry
+from baton.gateway.access.keys.records import KeyEntry, TenantEntry
+from baton.gateway.access.keys.redis_store import KeyStore
 
 
 class RedisKeys:

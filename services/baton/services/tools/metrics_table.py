@@ -63,9 +63,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _gateway() -> Iterator[MetricRow]:
     from baton.gateway.access.counters import AccessCollector, AccessCounters
-    from baton.gateway.counters import GenerationCounters
-    from baton.gateway.ext_authz import ExtAuthzCollector
-    from baton.gateway.metrics import GatewayMetrics
+    from baton.gateway.ext_authz.service import ExtAuthzCollector
+    from baton.gateway.metrics.counters import GenerationCounters
+    from baton.gateway.metrics.gateway import GatewayMetrics
     from baton.rpc.tls_metrics import TlsCollector
     from baton.rpc.tracing import TracingCollector
 

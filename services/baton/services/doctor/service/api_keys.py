@@ -40,7 +40,7 @@ def observe_keys(targets: Targets) -> KeyFacts | None:
     """Reads the file as the gateway does. None: there is none, or keys are in Redis."""
     if not targets.api_keys or targets.api_keys == "redis":
         return None
-    from baton.gateway.access.key_file import read_key_file
+    from baton.gateway.access.keys.file import read_key_file
 
     try:
         return KeyFacts(targets.api_keys, num_keys=len(read_key_file(Path(targets.api_keys)).keys))

@@ -1,0 +1,105 @@
+"""The keys that are good now: read at the start, watched while the gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.identity import Identity
+from baton.gateway.access.keys.directory import Directory
+from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+
+
+class KeySource(Protocol):
+    """Where keys and tenants are written down."""
+
+    name: str  # without passwords
+
+    async def read_if_changed(self) -> Directory | None:
+        """All of it; None: nothing changed. Raises InvalidRequest (what is there is wrong) or Unavailable."""
+
+    async def close(self) -> None:
+        """Ends connections."""
+
+
+class KeyRing:
+    """Holds what was read last. While nothing ever was, nobody is let in."""
+
+    def __init__(self, source: KeySource, counters: AccessCounters, clock: Callable[[], float] = time.time) -> None:
+        self._source = source
+        self._counters = counters
+        self._clock = clock
+        self._directory: Directory | None = None
+        self._problem = ""  # that was logged last
+
+    @property
+    def ready(self) -> bool:
+        """Whether keys have been read."""
+        return self._directory is not None
+
+    def authenticate(self, key: str) -> Identity:
+        """Whose key it is. Raises Unauthenticated; Unavailable while no keys have been read."""
+        if self._directory is None:
+            raise Unavailable("this gateway has not been able to read its API keys yet", retry_after_ms=1000)
+        return self._directory.authenticate(key, self._clock())
+
+    @contextlib.asynccontextmanager
+    async def watching(self, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[None]:
+        """Reads now, and again when something changed. Raises InvalidRequest where what is there now is wrong."""
+        try:
+            await self._read()
+        except InvalidRequest:
+            await self._source.close()
+            raise
+        except ServiceError as error:
+            self._report(error)
+        task = asyncio.get_running_loop().create_task(self._watch(poll_seconds))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._source.close()
+
+    async def poll(self) -> None:
+        """Reads again where something changed. What is wrong is logged once and counted; the old state stays."""
+        try:
+            await self._read()
+        except ServiceError as error:
+            self._report(error)
+        except Exception as error:
+            _log.exception("reading keys from %s failed", self._source.name)
+            self._report(InvalidRequest(f"unexpected {type(error).__name__}"))
+
+    async def _watch(self, poll_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(poll_seconds)
+            await self.poll()
+
+    async def _read(self) -> None:
+        directory = await self._source.read_if_changed()
+        if directory is None:
+            return
+        self._directory = directory
+        self._counters.reloads += 1
+        self._problem = ""
+        facts = {"keys": len(directory.keys), "tenants": len(directory.tenants)}
+        _log.info("read the API keys of %s", self._source.name, extra=facts)
+
+    def _report(self, error: ServiceError) -> None:
+        self._counters.source_errors += 1
+        if error.message == self._problem:
+            return
+        self._problem = error.message
+        kept = "what was read before stays in force" if self.ready else "nobody is let in until it can be read"
+        _log.error("the API keys cannot be read; %s: %s", kept, error.message)

@@ -1,0 +1,61 @@
+"""Who decides limits: this gateway by its share, in its memory. With Redis, redis_limiter.py does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.identity import Tenant
+from baton.gateway.access.limits.ledger import Account, Ledger, Reservation
+from baton.gateway.access.limits.messages import refusal
+from baton.gateway.access.limits.usage import Ask, Used
+
+
+class Limiter(Protocol):
+    """Reserves before, settles after."""
+
+    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+        """All of it, or RateLimited."""
+
+    def settle(self, reservation: Reservation, used: Used) -> None:
+        """The request has ended. Idempotent, waits for nothing."""
+
+
+class LocalLimiter:
+    """Implements Limiter: each of `replicas` gateways enforces its part."""
+
+    def __init__(self, ledger: Ledger, counters: AccessCounters, replicas: int) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self.replicas = replicas
+
+    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+        account = self._ledger.account(tenant.name)
+        account.running += ask.requests
+        account.reserved += ask.tokens
+        return self.decide(tenant, ask, account)
+
+    def decide(self, tenant: Tenant, ask: Ask, account: Account) -> Reservation:
+        """The same for a request that its account counts as running already."""
+        share = tenant.limits.share(self.replicas)
+        standing = self._ledger.decide(account, share, ask, self.replicas)
+        if standing.refused is not None or ask.only_look:
+            account.running -= ask.requests
+            account.reserved -= ask.tokens
+        if standing.refused is not None:
+            self._counters.limited[standing.refused.name.lower()] += 1
+            raise refusal(tenant, share, ask, standing)
+        reservation = Reservation(tenant, account, ask, standing, open=not ask.only_look)
+        if ask.only_look:
+            return reservation
+        self._ledger.book(reservation, told=False)
+        reservation.standing = self._ledger.standing(account)
+        self._counters.local_decisions += 1
+        return reservation
+
+    def settle(self, reservation: Reservation, used: Used) -> None:
+        if not reservation.open:
+            return
+        reservation.open = False
+        self._ledger.settle(reservation, used)
+        reservation.account.untold_spent += used.input_tokens + used.output_tokens

@@ -1,0 +1,106 @@
+"""Limits as HTTP says them: OpenAI's x-ratelimit headers, Anthropic's, and the words of a refusal. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from baton.gateway.access.errors import LimitKind, RateLimited
+from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.limits.usage import Ask, Standing
+
+_Row = tuple[str, int, int]  # name, limit, used
+
+
+def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
+    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}; nothing for what has no limit.
+
+    Where input and output have limits of their own, `tokens` is the one of which the smaller part is left.
+    """
+    rows: list[_Row] = []
+    if limits.requests_per_minute:
+        rows.append(("requests", limits.requests_per_minute, standing.requests))
+    tokens = list(_token_rows(limits, standing))
+    if tokens:
+        _, limit, used = max(tokens, key=lambda row: row[2] / row[1])
+        rows.append(("tokens", limit, used))
+    headers: dict[str, str] = {}
+    for name, limit, used in rows:
+        headers[f"x-ratelimit-limit-{name}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))
+        headers[f"x-ratelimit-reset-{name}"] = duration(standing.reset_ms if used else 0)
+    return headers
+
+
+def anthropic_headers(limits: Limits, standing: Standing, now: float) -> dict[str, str]:
+    """anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}. `now` in Unix seconds."""
+    rows = list(_token_rows(limits, standing))
+    if limits.requests_per_minute:
+        rows.insert(0, ("requests", limits.requests_per_minute, standing.requests))
+    headers: dict[str, str] = {}
+    for name, limit, used in rows:
+        reset = datetime.fromtimestamp(math.ceil(now + (standing.reset_ms / 1000 if used else 0)), UTC)
+        headers[f"anthropic-ratelimit-{name}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{name}-remaining"] = str(max(0, limit - used))
+        headers[f"anthropic-ratelimit-{name}-reset"] = reset.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return headers
+
+
+def _token_rows(limits: Limits, standing: Standing) -> Iterator[_Row]:
+    if limits.input_tokens_per_minute:
+        yield "input-tokens", limits.input_tokens_per_minute, standing.input_tokens
+    if limits.output_tokens_per_minute:
+        yield "output-tokens", limits.output_tokens_per_minute, standing.output_tokens
+
+
+def duration(milliseconds: int) -> str:
+    """As OpenAI writes them: 0s, 12ms, 8.64s, 1m0s, 2h5m0s."""
+    if milliseconds <= 0:
+        return "0s"
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if not minutes:
+        return seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
+
+
+def refusal(tenant: Tenant, limits: Limits, ask: Ask, standing: Standing) -> RateLimited:
+    """The error of a standing that refused. `limits` are those that were enforced: the tenant's, or a share of them."""
+    kind = standing.refused
+    assert kind is not None
+    limit, requested = _limit_and_asked(kind, limits, ask)
+    if kind is LimitKind.BUDGET:
+        message = (
+            f"You exceeded your current quota of {kind.value}: Limit {limit}, Used {standing.used}, Requested "
+            f"{requested}. It starts anew with the next month (UTC)."
+        )
+    elif standing.retry_ms is None:
+        message = f"Request too large for tenant {tenant.name} on {kind.value}: Limit {limit}, Requested {requested}."
+    else:
+        message = (
+            f"Rate limit reached for tenant {tenant.name} on {kind.value}: Limit {limit}, Used {standing.used}, "
+            f"Requested {requested}. Please try again in {duration(standing.retry_ms)}."
+        )
+    headers = retry_headers(standing.retry_ms)
+    return RateLimited(message, kind, standing.retry_ms, headers, openai_headers(limits, standing))
+
+
+def retry_headers(retry_ms: int | None) -> dict[str, str]:
+    """When to come back; where that does not help, the header that tells OpenAI's and Anthropic's clients so."""
+    if retry_ms is None:
+        return {"x-should-retry": "false"}
+    return {"retry-after": str(max(1, math.ceil(retry_ms / 1000))), "retry-after-ms": str(retry_ms)}
+
+
+def _limit_and_asked(kind: LimitKind, limits: Limits, ask: Ask) -> tuple[int, int]:
+    return {
+        LimitKind.REQUESTS: (limits.requests_per_minute, ask.requests),
+        LimitKind.INPUT_TOKENS: (limits.input_tokens_per_minute, ask.input_tokens),
+        LimitKind.OUTPUT_TOKENS: (limits.output_tokens_per_minute, ask.output_tokens),
+        LimitKind.CONCURRENCY: (limits.concurrent_requests, ask.requests),
+        LimitKind.BUDGET: (limits.tokens_per_month, ask.tokens),
+    }[kind]

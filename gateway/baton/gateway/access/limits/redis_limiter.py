@@ -1,0 +1,275 @@
+"""Limits that all gateways share, in Redis: one script, one round trip a request. Without it, a share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hiredis
+
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.errors import LimitKind
+from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Untold
+from baton.gateway.access.limits.limiter import LocalLimiter
+from baton.gateway.access.limits.messages import refusal
+from baton.gateway.access.limits.usage import Ask, Standing, Used
+from baton.gateway.access.limits.window import CELL_MS, CELLS
+from baton.gateway.access.redis.link import Answer, LinkDown
+from baton.gateway.access.redis.nodes import RedisNodes
+
+_log = logging.getLogger(__name__)
+
+LEASE_MS = 15_000
+_KINDS = (
+    None,
+    LimitKind.REQUESTS,
+    LimitKind.INPUT_TOKENS,
+    LimitKind.OUTPUT_TOKENS,
+    LimitKind.CONCURRENCY,
+    LimitKind.BUDGET,
+)
+_NUM_ANSWERS = 11
+_GATEWAYS = "baton:gateways"
+
+
+class WrongAnswer(Exception):
+    """Redis said no, or what cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the name that Redis keeps it under."""
+
+    text: str
+    sha: str
+
+
+def load_script(name: str, cell_ms: int = CELL_MS) -> Script:
+    """`window` and what comes after it. A shorter cell makes a shorter minute, for tests."""
+    folder = Path(__file__).parent
+    texts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("window", name)]
+    text = "\n".join((f"local CELL_MS, CELLS = {cell_ms}, {CELLS}", *texts))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def greetings(cell_ms: int = CELL_MS) -> list[tuple[str, ...]]:
+    """What a connection tells Redis first: the scripts."""
+    return [("SCRIPT", "LOAD", load_script(name, cell_ms).text) for name in ("admit", "settle")]
+
+
+class RedisLimiter:
+    """Implements Limiter."""
+
+    def __init__(
+        self,
+        link: RedisNodes,
+        ledger: Ledger,
+        counters: AccessCounters,
+        replicas: int,
+        cell_ms: int = CELL_MS,
+        lease_ms: int = LEASE_MS,
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._counters = counters
+        self._local = LocalLimiter(ledger, counters, replicas)
+        self._min_replicas = replicas
+        self._gateways = (Path(__file__).parent / "gateways.lua").read_text(encoding="utf-8")
+        self._admit = load_script("admit", cell_ms)
+        self._settle = load_script("settle", cell_ms)
+        self._lease_ms = lease_ms
+        self._name = uuid.uuid4().hex[:16]  # of this gateway, for its leases
+        self._problem = ""  # that was logged last
+
+    @property
+    def num_gateways(self) -> int:
+        """Among how many a limit is divided where Redis does not decide it."""
+        return self._local.replicas
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Renews the leases of what runs."""
+        task = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+        account = self._ledger.account(tenant.name)
+        account.running += ask.requests
+        account.reserved += ask.tokens
+        limits = tenant.limits
+        account.has_lease = bool(limits.concurrent_requests or limits.tokens_per_month)
+        self._counters.redis_up = self._link.up
+        if not self._link.up:
+            return self._local.decide(tenant, ask, account)
+        untold = self._ledger.take_untold(account)
+        try:
+            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, ask, account, untold))
+            standing, cell, mark, month, spent = _read(answers)
+            if standing.refused is None and (lie := self._ledger.contradicts(account, limits, ask)):
+                raise WrongAnswer(f"it admitted {lie}")
+        except (LinkDown, TimeoutError, WrongAnswer) as error:
+            self._ledger.put_back(account, untold)
+            self._failed(error)
+            return self._local.decide(tenant, ask, account)
+        except BaseException:
+            # Whoever asked has gone. What Redis may have reserved of the minute is free again when the minute is over.
+            account.running -= ask.requests
+            account.reserved -= ask.tokens
+            self._ledger.put_back(account, untold)
+            if account.has_lease and self._link.up:
+                self._tell(tenant.name, account, (-1, 0, 0, 0), 0, False)
+            raise
+        if not self._ledger.heard(account, mark, month, spent, untold):
+            self._counters.redis_lost += 1
+            _log.error("what tenant %s used in the last minute is gone from Redis; it is told again", tenant.name)
+        if standing.refused is not None or ask.only_look:
+            account.running -= ask.requests
+            account.reserved -= ask.tokens
+        if standing.refused is not None:
+            self._counters.limited[standing.refused.name.lower()] += 1
+            raise refusal(tenant, limits, ask, standing)
+        reservation = Reservation(tenant, account, ask, standing, cell, cell, mark, open=not ask.only_look)
+        if not ask.only_look:
+            self._ledger.book(reservation, told=True)
+        return reservation
+
+    def settle(self, reservation: Reservation, used: Used) -> None:
+        if not self._link.up:
+            self._local.settle(reservation, used)
+            return
+        if not reservation.open:
+            return
+        reservation.open = False
+        self._ledger.settle(reservation, used)
+        account, ask, limits = reservation.account, reservation.ask, reservation.tenant.limits
+        changes = (used.input_tokens - ask.input_tokens, used.output_tokens - ask.output_tokens)
+        spent = used.input_tokens + used.output_tokens if limits.tokens_per_month else 0
+        has_tokens = limits.input_tokens_per_minute or limits.output_tokens_per_minute
+        corrects = bool(has_tokens and any(changes) and reservation.redis_cell >= 0)
+        if corrects or spent or account.has_lease:
+            cell, mark = (reservation.redis_cell, reservation.redis_mark) if corrects else (-1, 0)
+            self._tell(reservation.tenant.name, account, (cell, mark, *changes), spent, bool(limits.tokens_per_month))
+
+    def _tell(
+        self, tenant: str, account: Account, correction: tuple[int, int, int, int], spent: int, spends: bool
+    ) -> None:
+        """Sends a settlement; nobody waits for it. `correction`: cell, mark, input and output tokens."""
+        amount = spent + account.untold_spent if spends else 0
+        if spends:
+            account.untold_spent = 0
+        words = (
+            self._name, account.running, account.reserved, self._lease_ms, *correction,
+            int(spends), int(account.has_lease), amount, account.month, account.spent,
+        )  # fmt: skip
+        self._send_settlement(tenant, account, words, amount, is_known=True)
+
+    def _send_settlement(
+        self, tenant: str, account: Account, words: tuple[str | int, ...], amount: int, is_known: bool
+    ) -> None:
+        def settled(answer: asyncio.Future[Answer]) -> None:
+            try:
+                found = answer.result()
+                if is_known and _is_no_script(found):
+                    self._send_settlement(tenant, account, words, amount, is_known=False)
+                    return
+                month, spent = _numbers(found, 2)
+            except (LinkDown, TimeoutError, WrongAnswer) as error:
+                # It may have been heard; budgets rather count twice than not at all.
+                account.untold_spent += amount
+                self._failed(error)
+            else:
+                if month:
+                    self._ledger.heard_month(account, month, spent)
+
+        self._link.ask(_place(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
+            settled
+        )
+
+    async def _ask(self, script: Script, tenant: str, words: tuple[str | int, ...]) -> Answer:
+        answer = await self._link.ask(_place(tenant), *self._command(script, tenant, True), *words)
+        if _is_no_script(answer):
+            answer = await self._link.ask(_place(tenant), *self._command(script, tenant, False), *words)
+        return answer
+
+    def _command(self, script: Script, tenant: str, is_known: bool) -> tuple[str | int, ...]:
+        how = ("EVALSHA", script.sha) if is_known else ("EVAL", script.text)
+        keys = tuple(f"baton:{what}:{_place(tenant)}" for what in ("minute", "leases", "months"))
+        return (*how, len(keys), *keys)
+
+    def _admit_words(self, limits: Limits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
+        return (
+            self._name, account.running, account.reserved, self._lease_ms,
+            ask.requests, ask.input_tokens, ask.output_tokens,
+            limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute,
+            limits.concurrent_requests, limits.tokens_per_month,
+            *untold, account.month, account.spent, int(ask.only_look),
+        )  # fmt: skip
+
+    def _failed(self, error: Exception) -> None:
+        kind = "timeout" if isinstance(error, TimeoutError) else "down" if isinstance(error, LinkDown) else "refused"
+        self._counters.redis_errors[kind] += 1
+        if kind == "refused" and str(error) != self._problem:
+            self._problem = str(error)
+            _log.error("the Redis of limits answers wrongly, this gateway enforces its share of them: %s", error)
+
+    async def _beat(self) -> None:
+        while True:
+            self._counters.redis_up = self._link.up
+            if self._link.up:
+                await self._count_gateways()
+            await asyncio.sleep(self._lease_ms / 3000)
+            for tenant, account in self._ledger.busy():
+                if self._link.up and account.has_lease:
+                    self._tell(tenant, account, (-1, 0, 0, 0), 0, False)
+
+    async def _count_gateways(self) -> None:
+        """Where Redis goes away, as many share a limit as there were, also where the settings say fewer."""
+        try:
+            answer = await self._link.ask(_GATEWAYS, "EVAL", self._gateways, 1, _GATEWAYS, self._name, self._lease_ms)
+            if type(answer) is not int:
+                raise WrongAnswer(f"it counts gateways as {answer!r:.100}")
+        except (LinkDown, TimeoutError, WrongAnswer) as error:
+            self._failed(error)
+        else:
+            self._local.replicas = max(self._min_replicas, answer)
+
+
+def _place(tenant: str) -> str:
+    """The braces put a tenant's keys into one slot of a cluster."""
+    return f"{{{tenant}}}"
+
+
+def _is_no_script(answer: Answer) -> bool:
+    return isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOSCRIPT")
+
+
+def _numbers(answer: Answer, count: int) -> list[int]:
+    if isinstance(answer, Exception):
+        raise WrongAnswer(str(answer)) from answer
+    if not isinstance(answer, list) or len(answer) != count or not all(type(number) is int for number in answer):
+        raise WrongAnswer(f"a script answered {answer!r:.100}")
+    return answer
+
+
+def _read(answer: Answer) -> tuple[Standing, int, int, int, int]:
+    """Standing, cell, mark, month and its tokens. Raises WrongAnswer for what no such script says."""
+    numbers = _numbers(answer, _NUM_ANSWERS)
+    refused, used, retry, requests, input_tokens, output_tokens, reset, cell, mark, month, spent = numbers
+    if min(used, requests, input_tokens, output_tokens, reset, cell, month, spent) < 0 or not 0 <= refused <= 5:
+        raise WrongAnswer(f"a script answered {numbers}")
+    standing = Standing(
+        requests, input_tokens, output_tokens, reset, _KINDS[refused], used, retry if retry >= 0 else None
+    )
+    return standing, cell, mark, month, spent

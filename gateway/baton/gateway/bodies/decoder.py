@@ -1,0 +1,112 @@
+"""JSON bodies into typed requests; what is wrong with a body becomes an InvalidRequest that names the field.
+
+Keys that the request type does not have are noted for the answer's header, or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from baton.gateway.bodies.json_size import check_json_size
+from baton.gateway.bodies.unknown_fields import KnownKeys, UnknownKey
+from baton.rpc.errors import InvalidRequest
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+class Received(Protocol):
+    """A request as it came."""
+
+    body: bytes
+    headers: Mapping[bytes, bytes]  # by lower-case name
+
+    def ignore(self, names: Sequence[str]) -> None:
+        """Notes what the answer leaves out of account."""
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes the bodies of one request type. `strict`: unknown keys are refused."""
+
+    def __init__(self, kind: type[T], strict: bool = False) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._keys = KnownKeys(kind)
+        self._strict = strict
+
+    def read(self, received: Received) -> T:
+        """Returns the request, its unknown keys noted. Raises InvalidRequest."""
+        request = self.decode(received.body, received.headers)
+        unknown = self._keys.unknown(received.body)
+        if unknown:
+            if self._strict:
+                raise _unknown_field(unknown[0])
+            received.ignore([str(key) for key in unknown])
+        return request
+
+    def decode(self, body: bytes, headers: Mapping[bytes, bytes]) -> T:
+        """Returns the request. Raises InvalidRequest."""
+        _check_content_type(headers.get(b"content-type"))
+        _check_content_encoding(headers.get(b"content-encoding", b"identity"))
+        check_json_size(body)
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise wrong_field(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"The body is no valid JSON: {_why(body, error)}.") from None
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _check_content_type(value: bytes | None) -> None:
+    kind = (value or b"application/json").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not kind.endswith(b"+json"):
+        shown = kind.decode("latin-1")
+        raise InvalidRequest(f"The content type is {shown!r}; it must be application/json.", field="content-type")
+
+
+def _check_content_encoding(value: bytes) -> None:
+    if value.lower() != b"identity":
+        shown = value.decode("latin-1")
+        raise InvalidRequest(
+            f"The content encoding is {shown!r}; bodies are taken as they are.", field="content-encoding"
+        )
+
+
+def _why(body: bytes, error: Exception) -> str:
+    if not body:
+        return "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "a string is not UTF-8"
+    if rb"\ud" in body.lower() and "character" not in str(error):
+        return "it ends early, or a string has a lone surrogate"
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _unknown_field(key: UnknownKey) -> InvalidRequest:
+    close = get_close_matches(key.name, sorted(key.known), 1)
+    hint = f"; did you mean {close[0]}?" if close else "."
+    field = re.sub(r"\[(\d+)\]", r".\1", str(key))[:256]
+    return InvalidRequest(f"{field} is no field of this request{hint}", field=field)
+
+
+def wrong_field(message: str, where: str = "") -> InvalidRequest:
+    """What is told of msgspec's "Expected `int`, got `str` - at `$.messages[0].role`"; `where` is the value's place."""
+    problem = _PLACE.sub("", message)
+    place = _PLACE.search(message)
+    field = place.group(1) if place else ""
+    field = re.sub(r"\[(\d+)\]", r".\1", field).replace("[...]", "").strip(".")
+    field = f"{where}.{field}".strip(".")
+    if missing := _MISSING.search(problem):
+        field = f"{field}.{missing.group(1)}".strip(".")
+        return InvalidRequest(f"{field} is required.", field=field)
+    problem = problem.replace("`", "")
+    problem = problem[:1].lower() + problem[1:]
+    return InvalidRequest(f"{field or 'The body'}: {problem}.", field=field)

@@ -1,0 +1,95 @@
+"""envoy.service.auth.v3.Authorization: Envoy asks before it lets a request through.
+
+It looks at keys, scopes and limits as the gateway behind Envoy does, and reserves nothing: the gateway looks at the
+same key again, reserves once it knows how large the request is, and trusts no header of Envoy's. So nothing counts
+twice, and who reaches the gateway around Envoy gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import grpc
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton.envoy import external_auth_pb2_grpc
+from baton.envoy.external_auth_pb2 import CheckRequest, CheckResponse
+from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.errors import RateLimited
+from baton.gateway.access.gate import Gate
+from baton.gateway.access.limits.usage import Ask
+from baton.gateway.ext_authz.answers import allowed, denied, public
+from baton.gateway.ext_authz.rules import Head, Rules
+from baton.gateway.http.cors import Cors
+from baton.rpc.errors import ServiceError
+from baton.rpc.server import Context, Service
+
+# The least that any generation uses.
+_LOOK = Ask(input_tokens=1, output_tokens=1, only_look=True)
+_KEY_HEADERS = ("authorization", "x-api-key")
+
+
+class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
+    """Decides by a gate. `answers` counts: allowed, public, denied, limited, failed."""
+
+    def __init__(self, gate: Gate, rules: Rules, cors: Cors | None = None) -> None:
+        self._cors = cors or Cors()
+        self._gate = gate
+        self._rules = rules
+        self.answers: Counter[str] = Counter()
+
+    async def Check(self, request: CheckRequest, context: Context) -> CheckResponse:  # noqa: N802
+        http = request.attributes.request.http
+        head = Head(http.method, http.path, http.headers)
+        try:
+            response, answer = await self._check(head)
+        except RateLimited as error:
+            response, answer = self._denied(head, error), "limited"
+        except ServiceError as error:
+            if error.code is grpc.StatusCode.UNAVAILABLE:
+                # No answer of ours: Envoy asks another gateway, or says that nobody can decide.
+                self.answers["failed"] += 1
+                raise
+            response, answer = self._denied(head, error), "denied"
+        self.answers[answer] += 1
+        return response
+
+    def _denied(self, head: Head, error: ServiceError) -> CheckResponse:
+        origin = head.headers.get("origin")
+        return denied(head, error, self._cors.headers({} if origin is None else {b"origin": origin.encode()}))
+
+    async def _check(self, head: Head) -> tuple[CheckResponse, str]:
+        need = self._rules.need_of(head)
+        if need.public:
+            return public(), "public"
+        identity = self._gate.identify(keys_in_headers(_key_headers(head.headers)), need.scope)
+        if need.limited:
+            await self._gate.admit(identity, _LOOK)
+        return allowed(identity), "allowed"
+
+
+class ExtAuthzCollector(Collector):
+    """The answers for Prometheus."""
+
+    def __init__(self, servicer: ExtAuthzServicer) -> None:
+        self._servicer = servicer
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Requests that Envoy asked about, by the answer."
+        family = CounterMetricFamily("baton_gateway_ext_authz_checks", text, labels=["answer"])
+        for answer, count in self._servicer.answers.items():
+            family.add_metric([answer], count)
+        yield family
+
+
+def ext_authz_service(servicer: ExtAuthzServicer) -> Service:
+    """The servicer as a service to offer."""
+    register = external_auth_pb2_grpc.add_AuthorizationServicer_to_server
+    return Service("envoy.service.auth.v3.Authorization", servicer, register)
+
+
+def _key_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """As the gateway's own REST server has them."""
+    return {name.encode(): headers[name].encode() for name in _KEY_HEADERS if name in headers}

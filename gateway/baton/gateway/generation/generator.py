@@ -1,0 +1,106 @@
+"""Starts generations: validates and fills in a request, hashes its blocks, and sets it running on workers."""
+
+from __future__ import annotations
+
+from baton.gateway.core import Generation, GenerationRequest, Sink
+from baton.gateway.generation.output.choice import Choice
+from baton.gateway.generation.output.logprobs import logprob_namer
+from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
+from baton.gateway.generation.output.repetition import detector_of
+from baton.gateway.generation.output.stop_strings import StopStrings
+from baton.gateway.generation.prompt_hashes import PromptHashes
+from baton.gateway.generation.running import Pathways, Prompt, RunningGeneration
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.sampling import Limits, ResolvedRequest, resolve
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.models.tokenization.bad_words import forbid_words
+from baton.gateway.models.tokenization.detokenizer import NoText
+from baton.gateway.routers.client import RouterClient
+from baton.gateway.tracing.request import GatewayTracing
+from baton.rpc.block_hash import cache_namespace
+from baton.v1 import types_pb2
+
+
+class WorkerGenerator:
+    """Implements Generator over routers and workers."""
+
+    def __init__(
+        self,
+        catalog: ModelCatalog,
+        router: RouterClient,
+        streams: WorkerStreams,
+        counters: GenerationCounters,
+        limits: Limits | None = None,
+        tracing: GatewayTracing | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._limits = limits or Limits()
+        self._hashes = PromptHashes()
+        self._ways = Pathways(router, streams, counters, tracing)
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        model = self._catalog.get(request.model)
+        info = model.require_info()
+        resolved = resolve(request, model.defaults, info, self._limits)
+        await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
+        choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
+        prompt = _make_prompt(request, info, self._hashes)
+        generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._ways)
+        await generation.begin()
+        return generation
+
+    def shut_down(self) -> None:
+        """Ends what runs; clients are told why."""
+        for generation in tuple(self._ways.running):
+            generation.shut_down()
+
+
+def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> Prompt:
+    salt = _salt_of(request)
+    namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
+    return Prompt(
+        token_ids=request.prompt_token_ids,
+        namespace=namespace,
+        block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
+    )
+
+
+def _salt_of(request: GenerationRequest) -> str:
+    """No two tenants have one salt, whatever they ask for, but those that the operator gave one."""
+    owner = request.tenant_salt or request.tenant
+    if not owner and not request.cache_salt:
+        return ""
+    # A salt that is another tenant's name is not that tenant's.
+    kind = "=" if request.tenant_salt else ""
+    return f"{kind}{len(owner)}:{owner}{request.cache_salt}"
+
+
+def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
+    """One choice of a request, before its first token."""
+    include_stop = request.stop.include_stop_str_in_output
+    reading = request.reading if request.detokenize else None
+    detokenizer = (
+        model.tokenizer.detokenizer(
+            request.prompt_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+            shown=reading.special_tokens if reading is not None else frozenset(),
+        )
+        if request.detokenize
+        else NoText()
+    )
+    name_logprobs = logprob_namer(model.tokenizer)
+    # The choices have one prompt: the first one asks.
+    asks = index == 0 and resolved.sampling.HasField("prompt_logprobs")
+    return Choice(
+        index=index,
+        detokenizer=detokenizer,
+        stops=StopStrings(request.stop.stop, include_in_output=include_stop) if request.stop.stop else None,
+        stop_ids=resolved.stop_ids,
+        include_stop=include_stop,
+        name_logprobs=name_logprobs if resolved.sampling.HasField("logprobs") else None,
+        parser=reading.new_parser() if reading is not None else None,
+        prompt_logprobs=PromptLogprobParts(request.prompt_token_ids, name_logprobs) if asks else None,
+        repetition=detector_of(request.stop),
+        min_tokens=request.stop.min_tokens,
+    )

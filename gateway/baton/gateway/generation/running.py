@@ -1,0 +1,422 @@
+"""A request that runs: places it, submits its choices, moves them when their worker fails, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.gateway.core import GenerationRequest, Sink, Usage
+from baton.gateway.generation.choice_run import ChoiceRun
+from baton.gateway.generation.output.choice import Choice
+from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.placement import PlacementUse
+from baton.gateway.generation.retry_budget import PoisonousRequest, RetryBudget
+from baton.gateway.generation.workers.stream import WorkerStream
+from baton.gateway.generation.workers.stream_pool import WorkerStreams
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.models.constraints.structured_output import name_field
+from baton.gateway.models.sampling import ResolvedRequest, seed_of_choice
+from baton.gateway.resume.journal import Journal
+from baton.gateway.routers.client import Placed, RouterClient
+from baton.gateway.tracing.request import GatewayTracing, place
+from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
+from baton.v1 import router_pb2, types_pb2, worker_pb2
+
+_log = logging.getLogger(__name__)
+
+# While a worker's device is stuck, a better place is looked for so often.
+_LOOK_SECONDS = 1.0
+
+# How long the end of an answer waits for the worker's counts after a stop string.
+_COUNTS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pathways:
+    """What a generation works with."""
+
+    router: RouterClient
+    streams: WorkerStreams
+    counters: GenerationCounters
+    tracing: GatewayTracing | None = None  # None: no request is traced
+    running: set[RunningGeneration] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as routers and workers know it."""
+
+    token_ids: Sequence[int]
+    namespace: bytes
+    block_hashes: bytes
+
+
+class RunningGeneration:
+    """Implements Generation."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        resolved: ResolvedRequest,
+        prompt: Prompt,
+        model: str,
+        choices: Sequence[Choice],
+        sink: Sink,
+        ways: Pathways,
+    ) -> None:
+        self._request = request
+        self._resolved = resolved
+        self._prompt = prompt
+        self._model = model
+        self._choices = choices
+        self._ways = ways
+        self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
+        self.outlet = DeltaOutlet(sink, ways.counters.finished_choices)
+        self._runs: dict[int, ChoiceRun] = {}  # by choice, while a worker has it
+        self._cached: dict[int, int] = {}  # by choice
+        self._unsettled = len(choices)
+        self._lost: list[tuple[Choice, ServiceError]] = []
+        self._excluded: list[str] = []
+        self._silent: set[str] = set()  # of those excluded, the ones that may be there
+        self._budget = RetryBudget(len(choices))
+        self._failover: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None  # for a better place
+        self._search_again_at = 0.0
+        self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._stopped = False
+        self._on_end = request.on_end
+
+    async def begin(self) -> None:
+        """Sets it running; what is raised ends it."""
+        self._ways.running.add(self)
+        try:
+            await self._begin()
+        except BaseException:
+            self._ways.running.discard(self)
+            raise
+
+    async def _begin(self) -> None:
+        """Places and submits all choices on one worker; those of a resumed stream that are not complete."""
+        choices = self._choices if self._request.journal is None else self._replay(self._request.journal)
+        if not choices:
+            self._end(self._usage())
+            return
+        if self._deadline is None:
+            await self._place(choices)
+            return
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._request.timeout_ms / 1000):
+                await self._place(choices)
+        except TimeoutError as error:
+            raise self._too_late() from error
+        self._later(self._deadline - time.monotonic(), self._expire)
+
+    def take(
+        self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> None:
+        """New tokens of a choice."""
+        journal = self._request.journal
+        if journal is None:
+            self.outlet.emit(choice.take(token_ids, logprobs))
+            return
+        # What the client has and what it has not are never one piece.
+        cut = journal.split(choice.index, len(choice.output_token_ids), len(token_ids))
+        for start, end in ((0, cut), (cut, len(token_ids))):
+            if start < end and not choice.finished:
+                journal.append(choice.index, token_ids[start:end])
+                part = None if logprobs is None else logprobs[start:end]
+                self.outlet.emit(choice.take(token_ids[start:end], part))
+
+    def _replay(self, journal: Journal) -> list[Choice]:
+        """Takes the tokens that the client of a resumed stream has; the choices that are to go on."""
+        journal.check_length(self._resolved.stop.max_tokens)
+        sampling = self._resolved.sampling
+        if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
+            # They were not written down: all is computed again.
+            return list(self._choices)
+        going = []
+        for choice in self._choices:
+            token_ids = journal.replayed(choice.index)
+            if token_ids:
+                self.take(choice, token_ids, None)
+            end = None if choice.finished else self._resolved.end_of(choice.output_token_ids)
+            if end is not None:
+                self.outlet.emit(choice.end(*end))
+            if choice.finished:
+                self._unsettled -= 1
+            else:
+                going.append(choice)
+        return going
+
+    def abort(self) -> None:
+        self._count_unfinished("abort")
+        self.outlet.close()
+        self._note_end()
+        self._stop_everything()
+
+    def resume(self) -> None:
+        self.outlet.resume()
+
+    def shut_down(self) -> None:
+        """The gateway ends. A stream that can be resumed is not told so: it has not failed, it goes on elsewhere."""
+        if self._request.journal is None:
+            self._fail(Unavailable("the gateway shut down before the answer was complete; ask again"))
+
+    def stop_early(self, run: ChoiceRun) -> None:
+        """A stop string ended the choice: the worker stops, and its answer brings the counts."""
+        run.stream.abort(run.slot)
+        if run.choice.index in self._runs:
+            self._later(_COUNTS_SECONDS, lambda: self.settle(run, None))
+
+    def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
+        """The choice is finished and its counts are in, or will not come."""
+        if self._runs.pop(run.choice.index, None) is None:
+            return
+        cached = run.use.predicted_cached_tokens if num_cached_tokens is None else num_cached_tokens
+        self._cached[run.choice.index] = min(cached, len(self._prompt.token_ids))
+        self._unsettled -= 1
+        if self._unsettled == 0:
+            self._end(self._usage())
+
+    def lose(self, run: ChoiceRun, error: ServiceError) -> None:
+        """The choice's worker failed it: it goes on elsewhere, or the request fails."""
+        choice = run.choice
+        if self._stopped:
+            return
+        end = self._resolved.end_of(choice.output_token_ids)
+        if end is not None:
+            # Only the worker's last word was lost.
+            self.outlet.emit(choice.end(*end))
+            self.settle(run, None)
+            return
+        del self._runs[choice.index]
+        try:
+            self._budget.spend(choice.index, len(choice.output_token_ids), error, run.stream)
+        except ServiceError as final:
+            self._refuse(final)
+            return
+        worker_id = run.stream.worker_id
+        if run.stream.hangs:
+            self._silent.add(worker_id)
+        elif worker_id not in self._excluded:
+            self._excluded.append(worker_id)
+        self._lost.append((choice, error))
+        if self._failover is None:
+            self._failover = asyncio.get_running_loop().create_task(self._move_lost())
+
+    def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
+        """A prefill worker died with the choice's prompt; the choice goes on where it is, unless it is the cause."""
+        choice = run.choice
+        if self._stopped or choice.finished:
+            return
+        error = Unavailable(message, phase=types_pb2.PHASE_PREFILL, worker_id=worker_id)
+        try:
+            self._budget.blame_prefill(choice.index, len(choice.output_token_ids), error, (worker_id, run.use))
+        except PoisonousRequest as final:
+            self._refuse(final)
+
+    def find_better(self, run: ChoiceRun) -> None:
+        """The device of the choice's worker is stuck: the request moves where there is another, and stays otherwise."""
+        now = time.monotonic()
+        if not self._stopped and self._search is None and now >= self._search_again_at:
+            self._search_again_at = now + _LOOK_SECONDS
+            self._search = asyncio.get_running_loop().create_task(self._leave(run.stream))
+
+    async def _leave(self, stream: WorkerStream) -> None:
+        try:
+            runs = [run for run in self._runs.values() if run.stream is stream and self._may_leave(run)]
+            if not runs:
+                return
+            self._silent.add(stream.worker_id)
+            placed = await self._ask([run.choice for run in runs])
+            runs = [run for run in runs if self._runs.get(run.choice.index) is run and run.waits]
+            if self._stopped or not runs or placed.response.decode.worker_id == stream.worker_id:
+                PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+                return
+            for run in runs:
+                del self._runs[run.choice.index]
+                run.leave()
+            self._submit([run.choice for run in runs], placed)
+            self._ways.counters.failovers += len(runs)
+        except ServiceError as error:
+            _log.info("a request stays with a stuck device: %s", error.message)
+        except Exception as error:
+            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
+        finally:
+            self._search = None
+
+    def _may_leave(self, run: ChoiceRun) -> bool:
+        if run.choice.finished:
+            return False
+        run.waits = True
+        return self._budget.may_leave(run.choice.index, len(run.choice.output_token_ids))
+
+    async def _move_lost(self) -> None:
+        try:
+            while self._lost:
+                lost, self._lost = self._lost, []
+                await self._move(lost)
+        except Exception as error:
+            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
+        finally:
+            self._failover = None
+
+    async def _move(self, lost: list[tuple[Choice, ServiceError]]) -> None:
+        cause = lost[0][1]
+        _log.warning(
+            "%d of %d choices move to another worker: %s",
+            len(lost),
+            len(self._choices),
+            cause.message,
+            extra={"request_id": self._request.request_id},
+        )
+        await asyncio.sleep(max(self._budget.pause_seconds(choice.index) for choice, _ in lost))
+        if self._stopped:
+            return
+        try:
+            await self._place([choice for choice, _ in lost])
+        except ServiceError as error:
+            self._fail(cause if isinstance(cause, NoCapacity) else error)
+        else:
+            self._ways.counters.failovers += len(lost)
+
+    async def _place(self, choices: Sequence[Choice]) -> None:
+        placed = await self._ask(choices)
+        if self._stopped:
+            PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+            return
+        self._submit(choices, placed)
+
+    async def _ask(self, choices: Sequence[Choice]) -> Placed:
+        num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
+        return await place(
+            self._trace,
+            self._ways.router,
+            router_pb2.PlaceRequest(
+                request_id=self._request.request_id,
+                model=self._model,
+                block_hashes=self._prompt.block_hashes,
+                num_prompt_tokens=len(self._prompt.token_ids) + num_output_tokens,
+                max_tokens=self._resolved.stop.max_tokens - num_output_tokens,
+                tenant=self._request.tenant,
+                tenant_weight=self._request.tenant_weight,
+                priority=self._request.priority,
+                adapter=self._request.adapter,
+                timeout_ms=self._remaining_ms(),
+                excluded_worker_ids=self._excluded,
+                num_choices=len(choices),
+            ),
+            self._silent.union(self._ways.streams.avoided()),
+        )
+
+    def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
+        use = PlacementUse(self._ways.router, placed, len(choices), self._trace and self._trace.generate(placed))
+        stream = self._ways.streams.get(placed.response.decode)
+        for choice in choices:
+            run = ChoiceRun(self, choice, use, stream)
+            self._runs[choice.index] = run
+            run.slot = stream.submit(use.signed(self._submit_request(choice, placed.response)), run)
+
+    def _submit_request(self, choice: Choice, placed: router_pb2.PlaceResponse) -> worker_pb2.SubmitRequest:
+        request = self._request
+        submit = worker_pb2.SubmitRequest(
+            request_id=request.request_id,
+            prompt_token_ids=self._prompt.token_ids,
+            sampling=self._resolved.sampling,
+            stop=self._resolved.stop,
+            cache_namespace=self._prompt.namespace,
+            priority=request.priority,
+            timeout_ms=self._remaining_ms(),
+            adapter=request.adapter,
+            tenant=request.tenant,
+            traceparent=request.traceparent,
+        )
+        if len(self._choices) > 1:
+            submit.request_id = f"{request.request_id}-{choice.index}"
+            submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
+        if choice.prompt_logprobs is None:
+            submit.sampling.ClearField("prompt_logprobs")
+        # Prefill workers keep the prompt's log-probabilities to themselves.
+        if placed.HasField("prefill") and choice.prompt_logprobs is None:
+            submit.prefill.CopyFrom(placed.prefill)
+        if request.reading is not None and request.reading.constraint is not None:
+            submit.constraint.CopyFrom(request.reading.constraint)
+        elif request.constraint is not None:
+            submit.constraint.CopyFrom(request.constraint)
+        if choice.output_token_ids:
+            submit.resume.output_token_ids.extend(choice.output_token_ids)
+        return submit
+
+    def _remaining_ms(self) -> int:
+        if self._deadline is None:
+            return 0
+        return max(1, int((self._deadline - time.monotonic()) * 1000))
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._prompt.token_ids),
+            completion_tokens=sum(len(choice.output_token_ids) for choice in self._choices),
+            cached_tokens=min(self._cached.values(), default=0),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
+        )
+
+    def _refuse(self, error: ServiceError) -> None:
+        self._ways.counters.poisonous_requests += isinstance(error, PoisonousRequest)
+        self._fail(error)
+
+    def _expire(self) -> None:
+        self._fail(self._too_late())
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the answer was not complete within timeout_ms={self._request.timeout_ms}",
+            field="timeout_ms",
+            phase=types_pb2.PHASE_DECODE,
+        )
+
+    def _fail(self, error: ServiceError) -> None:
+        of_tools = self._request.reading is not None and self._request.reading.constraint is not None
+        name_field(error, "tools" if of_tools else self._request.constraint_field)
+        self._count_unfinished("error")
+        self._note_end()
+        self._stop_everything()
+        self.outlet.end(error)
+
+    def _count_unfinished(self, ending: str) -> None:
+        self._ways.counters.finished_choices[ending] += sum(not choice.finished for choice in self._choices)
+
+    def _end(self, usage: Usage) -> None:
+        self._cancel_timers()
+        self._note_end()
+        self.outlet.end(usage)
+
+    def _note_end(self) -> None:
+        """It runs no more. Idempotent."""
+        self._ways.running.discard(self)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self._usage())
+
+    def _stop_everything(self) -> None:
+        self._stopped = True
+        self._cancel_timers()
+        for choice in self._choices:
+            choice.finished = True
+        runs, self._runs = list(self._runs.values()), {}
+        for run in runs:
+            run.stream.abort(run.slot)
+        self._lost.clear()
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(max(0.0, seconds), action))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()

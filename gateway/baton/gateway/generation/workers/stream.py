@@ -1,0 +1,398 @@
+"""The stream between this gateway process and one worker: slots, frames to requests, aborts, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from baton.gateway.generation.retry_budget import Loss, WorkerLost
+from baton.gateway.generation.workers.frame_order import TURN_PIECES, merged_pieces, turns
+from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.rpc.channel import Dial
+from baton.rpc.errors import InternalError, ServiceError, error_from_detail, problem_of
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+# Prompt tokens in one message; a burst of long prompts goes out in several.
+_MAX_MESSAGE_TOKENS = 1 << 20
+
+# Where the gateway lags, frames wait at the worker, which merges them, and a newcomer's first token is among the next.
+_WINDOW_BYTES = 8 << 10
+
+# Ticks without a word after which the worker is asked for one, and after which it hangs; a connection takes longer.
+_MAX_PING = (1 << 31) - 1
+_PING_TICK = 2
+_LAST_TICK = 6
+_LAST_CONNECTING_TICK = 24
+
+_PLAIN = Dial()
+
+Frame = worker_pb2.GenerateStreamResponse
+
+
+class WorkerStream:
+    """One GenerateStream call. Opens at once, ends for good when the call ends."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        on_end: Callable[[WorkerStream], None],
+        counters: GenerationCounters,
+        dial: Dial = _PLAIN,
+        on_stall: Callable[[WorkerStream], None] | None = None,
+        patience: int = 1,  # times the usual silence
+    ) -> None:
+        self.worker_id = worker_id
+        self.address = address
+        self.last_used = time.monotonic()  # last submit, frame or step of the engine
+        self._on_end = on_end
+        self._on_stall = on_stall
+        self._counters = counters
+        self._dial = dial
+        self._last_tick = _LAST_TICK * patience
+        self._receivers: dict[int, SlotReceiver] = {}
+        self._free_slots: list[int] = []
+        self._num_slots = 0
+        self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
+        self._aborts: dict[int, None] = {}  # slots, in order
+        self._sent: set[int] = set()  # slots whose submits the worker's host has
+        self._waiting: set[int] = set()  # slots whose requests the worker does not compute yet
+        self._ping = 0  # the last one
+        self._wants_ping = False
+        self._silent_ticks = 0
+        self._was_heard = False  # ever
+        self._hangs = False
+        self._stalled = False
+        self._progress = 0  # of the engine, as pongs say
+        self._was_cut = False
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._task = asyncio.create_task(self._run(), name=f"stream to {worker_id}")
+
+    @property
+    def num_active(self) -> int:
+        """Slots in use."""
+        return len(self._receivers)
+
+    @property
+    def ended(self) -> bool:
+        """Takes nothing more."""
+        return self._ended
+
+    @property
+    def hangs(self) -> bool:
+        """It ended for want of a sign of life."""
+        return self._hangs
+
+    @property
+    def was_heard(self) -> bool:
+        """The worker said something."""
+        return self._was_heard
+
+    @property
+    def was_never_reached(self) -> bool:
+        """It ended before the worker took anything."""
+        return self._ended and not self._was_heard and not self._sent
+
+    def tick(self) -> None:
+        """A sixth of the silence that a worker may keep has passed; what it said meanwhile was dispatched.
+
+        Ticks are counted, not seconds: a process that was itself held up blames nobody.
+        """
+        if not self._receivers:
+            self._silent_ticks = 0
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks >= (self._last_tick if self._was_heard else _LAST_CONNECTING_TICK):
+            self._hangs = True
+            self._counters.silent_workers += 1
+            self.fail("it gives no sign of life")
+        elif self._silent_ticks == _PING_TICK:
+            self._wants_ping = True
+            self._wake.set()
+
+    def submit(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
+        """Sends a request, soon; sets its slot and returns it. Raises WorkerLost once the stream has ended."""
+        if self._ended:
+            raise self._loss("it ended", False)
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        else:
+            slot = self._num_slots
+            self._num_slots += 1
+        request.slot = slot
+        self._receivers[slot] = receiver
+        self._submits[slot] = request
+        self.last_used = time.monotonic()
+        self._wake.set()
+        return slot
+
+    def abort(self, slot: int) -> None:
+        """Asks the worker to stop. The slot's receiver hears on_finish, unless the request was never sent."""
+        if self._submits.pop(slot, None) is not None:
+            receiver = self._receivers[slot]
+            self._free(slot)
+            receiver.on_finish(worker_pb2.SlotFinish(slot=slot, reason=types_pb2.FINISH_REASON_ABORT))
+        elif slot in self._receivers:
+            self._aborts[slot] = None
+            self._wake.set()
+
+    def leave(self, slot: int) -> None:
+        """As abort, but the slot's receiver hears nothing more."""
+        if slot in self._submits:
+            del self._submits[slot]
+            self._free(slot)
+        elif slot in self._receivers:
+            self._receivers[slot] = IgnoredSlot()
+            self.abort(slot)
+
+    def fail(self, reason: str) -> None:
+        """Gives the stream up: every request on it fails with a retryable error."""
+        self._end(reason)
+        self._task.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream, which is no loss, and waits until its connection is closed."""
+        self._end("the gateway closed it", lost=False)
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    def dispatch(self, frame: Frame) -> None:
+        """Hands a frame to its requests."""
+        for _ in self._dispatched(frame):
+            pass
+
+    def _dispatched(self, frame: Frame) -> Iterator[None]:
+        """Hands a frame over, turn by turn: in between the event loop is others'."""
+        self._silent_ticks = 0
+        self._was_heard = True
+        slots, token_ids = frame.slots[:], frame.token_ids[:]
+        if slots or not frame.pong or frame.progress > self._progress:  # a pong alone shows life, not progress
+            self.last_used = time.monotonic()
+        self._progress = max(self._progress, frame.progress)
+        counts = frame.token_counts[:]
+        if len(counts or slots) != len(slots) or (sum(counts) if counts else len(slots)) != len(token_ids):
+            raise InternalError(f"step {frame.step}: {len(slots)} slots do not fit {len(token_ids)} tokens")
+        if frame.stalled:
+            self._stall()
+        elif slots:
+            self._stalled = False
+        for part in frame.prompt_logprobs:
+            self._prompt_logprobs(part)
+        for loss in frame.peer_losses:
+            self._prefill_lost(loss)
+        if frame.waiting_slots or frame.started_slots:
+            self._waiting.update(self._receivers.keys() & frame.waiting_slots)
+            self._waiting.difference_update(frame.started_slots)
+        if counts or frame.logprobs or len(set(slots)) < len(slots):
+            # Several steps, where the gateway lags behind.
+            entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
+            for number, pieces in enumerate(turns(merged_pieces(slots, counts, token_ids, entries))):
+                if number:
+                    yield
+                    self._silent_ticks = 0
+                for slot, mine, logprobs in pieces:
+                    self._hand_over(slot, mine, logprobs)
+        else:
+            for begin in range(0, len(slots), TURN_PIECES):
+                if begin:
+                    yield
+                end = begin + TURN_PIECES
+                self._hand_over_step(slots[begin:end], token_ids[begin:end])
+        for finish in frame.finishes:
+            self._finish(finish)
+        for failure in frame.failures:
+            self._failure(failure)
+
+    def _stall(self) -> None:
+        if not self._stalled:
+            self._stalled = True
+            self._counters.stalled_workers += 1
+            _log.warning("the device of worker %s is stuck, with %d requests", self.worker_id, len(self._receivers))
+        if self._on_stall is not None:
+            self._on_stall(self)
+        for slot, receiver in list(self._receivers.items()):
+            try:
+                receiver.on_stall()
+            except Exception:
+                self._give_up(slot)
+
+    def _prefill_lost(self, loss: worker_pb2.SlotPeerLoss) -> None:
+        receiver = self._receivers.get(loss.slot)
+        if receiver is not None:
+            try:
+                receiver.on_prefill_lost(loss.worker_id, loss.message)
+            except Exception:
+                self._give_up(loss.slot)
+
+    def _hand_over_step(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        receivers = self._receivers
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            receiver = receivers.get(slot)
+            if receiver is not None:
+                try:
+                    receiver.on_tokens((token_id,), None)
+                except Exception:
+                    self._give_up(slot)
+
+    def _hand_over(
+        self, slot: int, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
+    ) -> None:
+        receiver = self._receivers.get(slot)
+        if receiver is not None:
+            try:
+                receiver.on_tokens(token_ids, logprobs)
+            except Exception:
+                self._give_up(slot)
+
+    def _prompt_logprobs(self, part: worker_pb2.SlotPromptLogprobs) -> None:
+        receiver = self._receivers.get(part.slot)
+        if receiver is not None:
+            try:
+                receiver.on_prompt_logprobs(part.first_position, part.tokens)
+            except Exception:
+                self._give_up(part.slot)
+
+    def _finish(self, finish: worker_pb2.SlotFinish) -> None:
+        receiver = self._free(finish.slot)
+        if receiver is None:
+            return
+        try:
+            receiver.on_finish(finish)
+        except Exception:
+            self._defect(finish.slot, receiver)
+
+    def _failure(self, failure: worker_pb2.SlotFailure) -> None:
+        receiver = self._free(failure.slot)
+        if receiver is None:
+            return
+        error = error_from_detail(failure.code, failure.message, failure.detail)
+        error.worker_id = error.worker_id or self.worker_id
+        self._tell_failure(receiver, error)
+
+    def _free(self, slot: int) -> SlotReceiver | None:
+        receiver = self._receivers.pop(slot, None)
+        self._sent.discard(slot)
+        self._waiting.discard(slot)
+        if receiver is None:
+            self._counters.protocol_errors += 1
+            _log.warning("worker %s ended slot %d, which is not in use", self.worker_id, slot)
+        else:
+            self._free_slots.append(slot)
+        return receiver
+
+    def _give_up(self, slot: int) -> None:
+        """Ends a request that cannot take its tokens; the others go on. The slot is free after the worker's answer."""
+        receiver = self._receivers.get(slot)
+        if receiver is not None:
+            self._receivers[slot] = IgnoredSlot()
+            self.abort(slot)
+            self._defect(slot, receiver)
+
+    def _defect(self, slot: int, receiver: SlotReceiver) -> None:
+        self._counters.protocol_errors += 1
+        _log.exception("a token of slot %d of worker %s could not be handled", slot, self.worker_id)
+        self._tell_failure(receiver, InternalError("the output could not be handled; see the gateway's log"))
+
+    def _tell_failure(self, receiver: SlotReceiver, error: ServiceError) -> None:
+        try:
+            receiver.on_failure(error)
+        except Exception:
+            self._counters.protocol_errors += 1
+            _log.exception("a failure on worker %s could not be handled", self.worker_id)
+
+    async def _run(self) -> None:
+        channel = self._dial(self.address, _WINDOW_BYTES)
+        reason = "the worker ended it"
+        try:
+            stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+            call = stub.GenerateStream()
+            writer = asyncio.create_task(self._write(call))
+            try:
+                async for frame in call:
+                    for _ in self._dispatched(frame):
+                        await asyncio.sleep(0)
+            finally:
+                writer.cancel()
+                call.cancel()
+        except grpc.aio.AioRpcError as error:
+            reason = problem_of(error)
+            # It lives, and cut this reader off.
+            self._was_cut = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        except asyncio.CancelledError:
+            reason = "it was closed"
+        except Exception as error:
+            self._counters.protocol_errors += 1
+            _log.exception("the stream to worker %s broke", self.worker_id)
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            self._end(reason)
+            await channel.close()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._submits or self._aborts:
+                    message = self._take_message()
+                    await call.write(message)
+                    self._sent.update(submit.slot for submit in message.submits)
+                if self._wants_ping:
+                    self._wants_ping = False
+                    self._ping = self._ping % _MAX_PING + 1
+                    await call.write(worker_pb2.GenerateStreamRequest(ping=self._ping))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call has ended; its reader says why.
+            return
+
+    def _take_message(self) -> worker_pb2.GenerateStreamRequest:
+        message = worker_pb2.GenerateStreamRequest(aborts=self._aborts)
+        self._aborts.clear()
+        num_tokens = 0
+        for slot in list(self._submits):
+            submit = self._submits[slot]
+            num_tokens += len(submit.prompt_token_ids)
+            if message.submits and num_tokens > _MAX_MESSAGE_TOKENS:
+                break
+            message.submits.append(self._submits.pop(slot))
+        return message
+
+    def _end(self, reason: str, lost: bool = True) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        receivers, self._receivers = self._receivers, {}
+        self._submits.clear()
+        self._on_end(self)
+        if receivers and lost:
+            self._counters.lost_streams += 1
+            _log.warning(
+                "lost the stream to worker %s at %s with %d requests: %s",
+                self.worker_id,
+                self.address,
+                len(receivers),
+                reason,
+            )
+        for slot, receiver in receivers.items():
+            was_computed = slot in self._sent and slot not in self._waiting
+            died = was_computed and not (self._hangs or self._was_cut)
+            self._tell_failure(receiver, self._loss(reason, died))
+
+    def _loss(self, reason: str, died: bool) -> WorkerLost:
+        """`died`: the worker ended while it computed the request."""
+        error = WorkerLost(
+            f"lost the stream to worker {self.worker_id} at {self.address}: {reason}",
+            phase=types_pb2.PHASE_DECODE,
+            worker_id=self.worker_id,
+        )
+        error.loss = Loss.DIED if died else Loss.GONE
+        return error

@@ -1,0 +1,115 @@
+"""The streams to all workers that this gateway process talks to: opened when needed, closed when idle or silent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from baton.gateway.generation.workers.silence_limit import Patience
+from baton.gateway.generation.workers.stream import WorkerStream
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.rpc.channel import Dial
+from baton.v1 import types_pb2
+
+_SWEEP_SECONDS = 1.0
+_TICKS_PER_SILENCE = 6
+_MAX_TICK = 1.5  # of its length: a longer one says that this process, and perhaps its machine, is held up
+_AVOID_SECONDS = 3.0  # as long as a router needs to miss a worker
+_PLAIN = Dial()
+
+
+class WorkerStreams:
+    """One stream a worker, for the lifetime of an `async with`."""
+
+    def __init__(
+        self,
+        counters: GenerationCounters,
+        idle_seconds: float = 60.0,
+        stall_seconds: float = 120.0,
+        silence_seconds: float = 0.3,  # 0: any silence is fine
+        dial: Dial = _PLAIN,
+    ) -> None:
+        self._counters = counters
+        self._dial = dial
+        self._idle_seconds = idle_seconds
+        self._stall_seconds = stall_seconds
+        self._tick_seconds = silence_seconds / _TICKS_PER_SILENCE
+        self._hung: dict[str, float] = {}  # by worker: when
+        self._patience = Patience()
+        self._epochs: dict[str, int] = {}  # by worker: of the last stream
+        self._streams: dict[tuple[str, str], WorkerStream] = {}
+        self._helpers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._helpers = [asyncio.create_task(self._sweep())]
+        if self._tick_seconds:
+            self._helpers.append(asyncio.create_task(self._listen()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for helper in self._helpers:
+            helper.cancel()
+        for stream in list(self._streams.values()):
+            await stream.close()
+
+    @property
+    def num_active(self) -> int:
+        """Requests on all streams."""
+        return sum(stream.num_active for stream in self._streams.values())
+
+    def get(self, endpoint: types_pb2.Endpoint) -> WorkerStream:
+        """The stream to a worker, opened now if there is none."""
+        key = (endpoint.worker_id, endpoint.address)
+        stream = self._streams.get(key)
+        if stream is None or stream.ended:
+            patience = self._patience.of(endpoint.worker_id, endpoint.epoch, time.monotonic())
+            stream = WorkerStream(
+                endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial, self._avoid, patience
+            )
+            self._streams[key] = stream
+            self._epochs[endpoint.worker_id] = endpoint.epoch
+        return stream
+
+    def avoided(self) -> list[str]:
+        """Workers that were silent, stuck or not there a moment ago; routers may not know yet."""
+        if self._hung:
+            oldest = time.monotonic() - _AVOID_SECONDS
+            self._hung = {worker_id: at for worker_id, at in self._hung.items() if at > oldest}
+        return list(self._hung)
+
+    def _avoid(self, stream: WorkerStream) -> None:
+        self._hung[stream.worker_id] = time.monotonic()
+
+    def _forget(self, stream: WorkerStream) -> None:
+        key = (stream.worker_id, stream.address)
+        if stream.hangs and stream.was_heard:
+            self._patience.lost(stream.worker_id, self._epochs[stream.worker_id], time.monotonic())
+        if stream.hangs or stream.was_never_reached:
+            self._hung[stream.worker_id] = time.monotonic()
+        if self._streams.get(key) is stream:
+            del self._streams[key]
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            for stream in list(self._streams.values()):
+                quiet = now - stream.last_used
+                if stream.num_active == 0 and quiet > self._idle_seconds:
+                    stream.fail("it was idle")
+                elif stream.num_active > 0 and quiet > self._stall_seconds:
+                    stream.fail(f"no frame for {quiet:.0f} s")
+
+    async def _listen(self) -> None:
+        """Lets the streams count their silence; a tick that comes late does not count."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(self._tick_seconds)
+            if loop.time() - began < _MAX_TICK * self._tick_seconds:
+                for stream in list(self._streams.values()):
+                    stream.tick()

@@ -1,0 +1,428 @@
+"""The public gRPC API (baton.v1.InferenceService), over the same generator as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from baton.gateway.access.gate import Gate, OpenGate
+from baton.gateway.access.identity import Identity
+from baton.gateway.access.refusals import Refusals
+from baton.gateway.access.rpc_guard import identity_of
+from baton.gateway.access_log import is_request_id, log_call, rpc_client
+from baton.gateway.core import Delta, Generation, GenerationRequest, Generator, Usage
+from baton.gateway.fields.validation import check_template
+from baton.gateway.grpc.beams import generator_for
+from baton.gateway.grpc.chat import chat_of, encode_chat
+from baton.gateway.grpc.conversations import ConversationMethods
+from baton.gateway.grpc.deltas import responses_of, usage_response
+from baton.gateway.grpc.responses.calls import ResponseCalls, RpcCall
+from baton.gateway.grpc.resume import begin_stream, find_stream
+from baton.gateway.models.constraints.structured_output import check_constraint
+from baton.gateway.models.sampling import Limits
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.resume.journal import Journal
+from baton.gateway.resume.store import StreamStore
+from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
+from baton.gateway.tracing.calls import trace_call
+from baton.gateway.tracing.request import GatewayTracing
+from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
+from baton.rpc.server import Context
+from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
+
+# Responses that wait for a slow client before deltas are merged.
+_MAX_WAITING = 16
+
+# Where the generator's field names are in GenerateRequest.
+_FIELDS: Mapping[str, str] = {
+    **{
+        name: f"sampling.{name}"
+        for name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        if not name.startswith("logit_bias")
+    },
+    "chat_template_kwargs": "chat.template_variables",
+    "chat_template": "chat.chat_template",
+    "documents": "chat.documents",
+    "logit_bias": "sampling.logit_bias_token_ids",
+    **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
+}
+
+
+def _dotted(field: str) -> str:
+    """Where a field of the generation side is in the public messages."""
+    if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
+        return f"chat.{field.replace('.function.', '.')}"
+    name, dot, rest = field.partition(".")
+    return _FIELDS.get(name, name) + dot + rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: list[int]
+    reading: Reading | None = None
+    use: ToolUse = field(default_factory=ToolUse)
+
+
+class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceServiceServicer):
+    """Text, chats or token ids in; a stream of deltas out."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        catalog: ModelCatalog,
+        limits: Limits | None = None,
+        gate: Gate | None = None,
+        streams: StreamStore | None = None,
+        responses: ResponseCalls | None = None,
+        trust_templates: bool = False,
+        tracing: GatewayTracing | None = None,
+    ) -> None:
+        self._generator = generator
+        self._catalog = catalog
+        self._limits = limits or Limits()
+        self._gate = gate or OpenGate()
+        self._refusals = Refusals(self._gate)
+        self._streams = streams
+        self._responses = responses
+        self._trust_templates = trust_templates
+        self._tracing = tracing
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        line = _AccessLine("Generate", context)
+        sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
+        sink.traceparent = trace_call(self._tracing, context, "Generate", lambda: sink.outcome)
+        identity: Identity | None = None
+        try:
+            identity = identity_of(self._gate, context)
+            if request.HasField("resume"):
+                request, sink.journal = await find_stream(self._streams, request, identity)
+            async with self._refusals.reading(identity, request.ByteSize()):
+                model = allowed_model(self._catalog, identity, request.model)
+                generation, admitted = await self._start(model, request, sink, context, identity)
+        except ServiceError as error:
+            error.field = _dotted(error.field)
+            sink.on_error(error)
+            line.write(sink.request_id, sink.outcome, identity)
+            sink.end_journal()
+            raise
+        # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
+        context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: sink.end_journal())  # type: ignore[arg-type]
+        admitted.close()
+        try:
+            if admitted.standing:
+                await context.send_initial_metadata(tuple(admitted.standing.items()))
+            async for response in sink.responses(generation):
+                yield response
+        finally:
+            generation.abort()
+            sink.end_journal()
+            line.write(sink.request_id, sink.outcome, identity)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        models = [
+            _info_of(name, model)
+            for model in allowed_models(self._catalog, identity_of(self._gate, context))
+            for name in model.names
+        ]
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
+        try:
+            async with self._refusals.reading(identity, num_bytes):
+                model = allowed_model(self._catalog, identity, request.model)
+                token_ids = (await self._encode(model, request)).token_ids
+        except ServiceError as error:
+            error.field = _dotted(error.field)
+            raise
+        self._refusals.ended(identity, 200, num_bytes, admitted=False)
+        max_model_len = model.info.max_model_len if model.info is not None else 0
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
+        async with self._refusals.reading(identity, num_bytes):
+            model = allowed_model(self._catalog, identity, request.model)
+            token_ids = list(request.token_ids)
+            model.check_token_ids(token_ids, "token_ids")
+            text = await model.tokenizer.decode_async(token_ids)
+        self._refusals.ended(identity, 200, num_bytes, admitted=False)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def CreateResponse(  # noqa: N802
+        self, request: inference_pb2.CreateResponseRequest, context: Context
+    ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
+        line = _AccessLine("CreateResponse", context)
+        call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
+        traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
+        call.headers = {b"traceparent": traceparent.encode(errors="replace")}
+        try:
+            async with self._refusals.reading(call.identity, request.ByteSize(), lambda: bool(call.standing)):
+                async for event in self._kept.create(call, request, context):
+                    yield response_pb2.CreateResponseResponse(event=event)
+        except ServiceError as error:
+            call.outcome = error.code.name
+            raise
+        finally:
+            line.write(call.request_id, call.outcome, call.identity)
+
+    async def GetResponse(  # noqa: N802
+        self, request: response_pb2.GetResponseRequest, context: Context
+    ) -> response_pb2.GetResponseResponse:
+        response = await self._kept.get(identity_of(self._gate, context), request.response_id)
+        return response_pb2.GetResponseResponse(response=response)
+
+    async def WatchResponse(  # noqa: N802
+        self, request: response_pb2.WatchResponseRequest, context: Context
+    ) -> AsyncIterator[response_pb2.WatchResponseResponse]:
+        first = request.starting_after + 1 if request.HasField("starting_after") else 0
+        async for event in self._kept.watch(identity_of(self._gate, context), request.response_id, first, context):
+            yield response_pb2.WatchResponseResponse(event=event)
+
+    async def CancelResponse(  # noqa: N802
+        self, request: response_pb2.CancelResponseRequest, context: Context
+    ) -> response_pb2.CancelResponseResponse:
+        response = await self._kept.cancel(identity_of(self._gate, context), request.response_id)
+        return response_pb2.CancelResponseResponse(response=response)
+
+    async def DeleteResponse(  # noqa: N802
+        self, request: response_pb2.DeleteResponseRequest, context: Context
+    ) -> response_pb2.DeleteResponseResponse:
+        await self._kept.delete(identity_of(self._gate, context), request.response_id)
+        return response_pb2.DeleteResponseResponse()
+
+    async def ListResponseInput(  # noqa: N802
+        self, request: response_pb2.ListResponseInputRequest, context: Context
+    ) -> response_pb2.ListResponseInputResponse:
+        return await self._kept.list_input(identity_of(self._gate, context), request)
+
+    @property
+    def _conversations(self) -> ConversationShelf:
+        return self._kept.conversations
+
+    def _identity(self, context: Context) -> Identity:
+        return identity_of(self._gate, context)
+
+    @property
+    def _kept(self) -> ResponseCalls:
+        if self._responses is None:
+            raise Unsupported("no responses are kept here")
+        return self._responses
+
+    async def _start(
+        self,
+        model: ServedModel,
+        request: inference_pb2.GenerateRequest,
+        sink: _StreamSink,
+        context: Context,
+        identity: Identity,
+    ) -> tuple[Generation, AdmittedGenerator]:
+        if not is_request_id(sink.request_id):
+            raise InvalidRequest(
+                "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
+            )
+        constraint = request.constraint if request.HasField("constraint") else None
+        if constraint is not None:
+            check_constraint(constraint)
+        generator = generator_for(request, self._generator, self._catalog, self._limits)
+        prompt = await self._encode(model, request)
+        if most := request.max_prompt_tokens:
+            ids = prompt.token_ids
+            prompt = replace(prompt, token_ids=ids[:most] if request.keep_prompt_start else ids[-most:])
+        reading, constraint = _form_of(model, prompt, constraint)
+        sampling = _sampling_of(model, request, prompt)
+        if request.return_prompt:
+            sink.prompt_token_ids = prompt.token_ids
+        max_model_len = model.require_info().max_model_len
+        sink.journal = sink.journal or begin_stream(self._streams, request, identity)
+        if sink.journal is not None:
+            sampling.seed = sink.journal.head.seed
+        generation = GenerationRequest(
+            request_id=sink.request_id,
+            model=model.name,
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            stop=request.stop,
+            n=request.n or 1,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            timeout_ms=request.timeout_ms,
+            adapter=request.adapter,
+            traceparent=sink.traceparent,
+            detokenize=not request.skip_detokenize,
+            skip_special_tokens=not request.keep_special_tokens,
+            reading=reading,
+            constraint=constraint,
+            journal=sink.journal,
+        )
+        admitted = AdmittedGenerator(generator, self._gate, identity, [generation], max_model_len)
+        try:
+            return await admitted.start(generation, sink), admitted
+        except BaseException:
+            admitted.close()
+            raise
+
+    async def _encode(
+        self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+    ) -> _Prompt:
+        whole = isinstance(request, inference_pb2.TokenizeRequest) or bool(request.max_prompt_tokens)
+        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
+            return _Prompt(list(request.token_ids.token_ids))
+        if request.HasField("chat"):
+            check_template(request.chat.chat_template or None, self._trust_templates)
+            chat = chat_of(request.chat, model.require_info().max_model_len)
+            token_ids = await encode_chat(model, chat, whole)
+            return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
+        if request.HasField("text"):
+            bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
+            return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
+        raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
+
+
+def _form_of(
+    model: ServedModel, prompt: _Prompt, constraint: types_pb2.Constraint | None
+) -> tuple[Reading | None, types_pb2.Constraint | None]:
+    """How the output is read, and what the client's constraint becomes beside the tools'."""
+    reading = prompt.reading
+    if constraint is None or reading is None:
+        return reading, constraint
+    if reading.constraint is not None:
+        if prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+            return reading, None
+        reading = replace(reading, constraint=None)
+    return reading, model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
+
+
+def _sampling_of(
+    model: ServedModel, request: inference_pb2.GenerateRequest, prompt: _Prompt
+) -> types_pb2.SamplingParams:
+    """A copy of the request's, with the limit of its reasoning."""
+    sampling = types_pb2.SamplingParams()
+    sampling.CopyFrom(request.sampling)
+    if request.HasField("chat") and request.chat.HasField("thinking_token_budget"):
+        budget = request.chat.thinking_token_budget
+        limit_reasoning(sampling, model, prompt.token_ids, budget, "chat.thinking_token_budget")
+    return sampling
+
+
+class _StreamSink:
+    """Deltas as responses, in a queue that a gRPC stream empties at its client's speed."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.traceparent = ""  # of the generation's trace
+        self.journal: Journal | None = None
+        self.prompt_token_ids: list[int] = []  # that the first response of choice 0 tells
+        self._waiting: deque[inference_pb2.GenerateResponse] = deque()
+        self._news = asyncio.Event()
+        self._done = False
+        self._error: ServiceError | None = None
+
+    @property
+    def writable(self) -> bool:
+        # What the client has is not sent: it must come in the pieces in which it is known.
+        return len(self._waiting) < _MAX_WAITING or (self.journal is not None and self.journal.cursor.behind)
+
+    @property
+    def outcome(self) -> str:
+        """The name of the status that the call ends with."""
+        if self._error is not None:
+            return self._error.code.name
+        return "OK" if self._done else "CANCELLED"
+
+    def end_journal(self) -> None:
+        """Nothing more is told. Idempotent."""
+        if self.journal is not None:
+            self.journal.end()
+
+    def on_delta(self, delta: Delta) -> None:
+        responses = responses_of(self.request_id, delta)
+        if self.journal is not None:
+            if not self.journal.cursor.advance(delta.index, len(delta.token_ids), delta.finish_reason is not None):
+                return
+            _count_last(responses)
+        if delta.index == 0 and self.prompt_token_ids:
+            responses[0].prompt_token_ids.extend(self.prompt_token_ids)
+            self.prompt_token_ids = []
+        self._waiting.extend(responses)
+        self._news.set()
+
+    def on_done(self, usage: Usage) -> None:
+        self._waiting.append(usage_response(self.request_id, usage))
+        self._done = True
+        self._news.set()
+
+    def on_error(self, error: ServiceError) -> None:
+        self._error = error
+        self._done = True
+        self._news.set()
+
+    async def responses(self, generation: Generation) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Everything, in order. Raises the error that ended the generation."""
+        while True:
+            while self._waiting:
+                was_full = not self.writable
+                yield self._waiting.popleft()
+                if was_full and self.writable:
+                    generation.resume()
+            if self._done:
+                break
+            await self._news.wait()
+            self._news.clear()
+        if self._error is not None:
+            raise self._error
+
+
+def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
+    """The tokens go with the last of a delta's responses: a client that has them has all that they say."""
+    first, last = responses[0], responses[-1]
+    if last is not first:
+        last.token_ids.extend(first.token_ids)
+        last.logprobs.extend(first.logprobs)
+        del first.token_ids[:], first.logprobs[:]
+
+
+def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
+    """Returns what is known of the model, under one of its names."""
+    info = types_pb2.ModelInfo()
+    if model.info is not None:
+        info.CopyFrom(model.info)
+    info.name = name
+    return info
+
+
+class _AccessLine:
+    """One call's line of the access log. The peer is read at once: a call that has ended no longer has one, and gRPC
+    crashes where it is asked."""
+
+    def __init__(self, method: str, context: Context) -> None:
+        self._method = method
+        self._began = time.monotonic()
+        self._client = rpc_client(context.peer())
+
+    def write(self, request_id: str, outcome: str, identity: Identity | None) -> None:
+        log_call(
+            self._method,
+            outcome,
+            request_id=request_id,
+            tenant=identity.tenant.name if identity is not None else "",
+            client=self._client,
+            seconds=time.monotonic() - self._began,
+        )

@@ -1,0 +1,127 @@
+"""An answer that is either calls of tools or a text of a given form: one constraint for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from baton.gateway.models.constraints.added_tokens import with_special_tokens
+from baton.gateway.models.constraints.tools import is_strict
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
+from baton.gateway.parsing.grammar.forms import Form
+from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
+from baton.gateway.parsing.tool import ToolMode, ToolUse
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+_MAX_ALTERNATIVES = 512  # side by side; more go a level deeper
+
+
+def calls_or_text(
+    asked: types_pb2.Constraint, field: str, use: ToolUse, formats: OutputFormat, tokenizer: Tokenizer
+) -> types_pb2.Constraint:
+    """The constraint under which the model may call tools instead. `field` is the client's name for what it asked.
+
+    Raises InvalidRequest where it is not known how the model's calls begin.
+    """
+    tools = formats.tools
+    if use.mode is not ToolMode.AUTO or not use.active or tools is None:
+        return asked
+    if tools.output_form is not None and is_strict(use):
+        whole = tools.output_form(use.tools, _form_of(asked, field))
+        return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
+    if tools.has_reasoning:
+        # Calls stand among what comes before the constraint starts.
+        combined = types_pb2.Constraint()
+        combined.CopyFrom(asked)
+        combined.may_end_in_reasoning = True
+        return combined
+    calls = _calls(use, tools, tokenizer)
+    if not calls:
+        raise InvalidRequest(
+            f"{field} goes with tools only where it is known how the model's calls begin; the gateway's parser does "
+            "not say.",
+            field=field,
+        )
+    either: Form = {"type": "or", "elements": [_form_of(asked, field), *calls]}
+    return _combined(asked, either, lenient=asked.lenient and not is_strict(use))
+
+
+def _combined(asked: types_pb2.Constraint, form: Form, lenient: bool) -> types_pb2.Constraint:
+    combined = types_pb2.Constraint()
+    combined.CopyFrom(asked)
+    combined.structural_tag = orjson.dumps({"type": "structural_tag", "format": form}).decode()
+    combined.lenient = lenient
+    return combined
+
+
+def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
+    if is_strict(use) and tools.syntax is not None:
+        forms = tools.syntax.alone(use.tools, use.parallel)
+        return [with_special_tokens(form, tools.special_tokens, tokenizer.added_id) for form in forms]
+    inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.added_id(text)) is not None]
+    rest: Form = {"type": "any_text", "token_ids": inside}
+    starts = [_mark(text, tokenizer) for text in tools.starts]
+    if tools.bare_start is not None:
+        starts.append(tools.bare_start(use.tools))
+    return [{"type": "sequence", "elements": [start, rest]} for start in starts]
+
+
+def _mark(text: str, tokenizer: Tokenizer) -> Form:
+    token_id = tokenizer.added_id(text)
+    return {"type": "const_string", "value": text} if token_id is None else {"type": "token", "token_id": token_id}
+
+
+def _form_of(asked: types_pb2.Constraint, field: str) -> Form:
+    """A constraint as a part of a structural tag."""
+    match asked.WhichOneof("form"):
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": _parsed(asked.json_schema, field)}
+        case "regex":
+            return {"type": "regex", "pattern": asked.regex}
+        case "choices":
+            return _any_of([{"type": "const_string", "value": text} for text in asked.choices.texts])
+        case "grammar":
+            return {"type": "grammar", "grammar": asked.grammar}
+        case _:
+            return _form_of_tag(_parsed(asked.structural_tag, field), field)
+
+
+def _form_of_tag(tag: Any, field: str) -> Form:
+    """A structural tag in either of its two forms."""
+    if not isinstance(tag, dict):
+        raise InvalidRequest(f"{field} must be a JSON object.", field=field)
+    if "structures" not in tag:
+        form = tag.get("format")
+        if not isinstance(form, dict):
+            raise InvalidRequest(f"{field} must have `format`, or `structures` and `triggers`.", field=field)
+        return form
+    structures = tag["structures"]
+    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
+        raise InvalidRequest(f"{field}: structures must hold objects with begin, schema and end.", field=field)
+    tags = [
+        {
+            "begin": each.get("begin"),
+            "content": {"type": "json_schema", "json_schema": each.get("schema")},
+            "end": each.get("end"),
+        }
+        for each in structures
+    ]
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+
+
+def _any_of(forms: list[Form]) -> Form:
+    while len(forms) > _MAX_ALTERNATIVES:
+        groups = [forms[at : at + _MAX_ALTERNATIVES] for at in range(0, len(forms), _MAX_ALTERNATIVES)]
+        forms = [{"type": "or", "elements": group} for group in groups]
+    return {"type": "or", "elements": forms}
+
+
+def _parsed(text: str, field: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None

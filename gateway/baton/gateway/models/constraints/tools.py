@@ -1,0 +1,111 @@
+"""What workers hold outputs to so that tools are called as a request demands, and what cannot be had of it."""
+
+from __future__ import annotations
+
+import orjson
+
+from baton.gateway.bodies.json_values import check_json
+from baton.gateway.models.constraints.added_tokens import AddedId, with_special_tokens
+from baton.gateway.parsing.grammar.forms import Form
+from baton.gateway.parsing.grammar.tagged_arguments import Inexpressible
+from baton.gateway.parsing.grammar.tool_schemas import constraint_of
+from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
+from baton.gateway.parsing.registry import TOOL_FORMATS
+from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+# Between JSON's tokens. Arguments are read by programs: blank lines would only cost tokens.
+_SPACE = "[ ]"
+
+
+def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
+    """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to."""
+    if not use.active:
+        return
+    _check_parameters(use)
+    tools, reasoning = output_format.tools, output_format.reasoning
+    if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        if reasoning is not None and not reasoning.close_tag:
+            raise InvalidRequest(
+                f"tool_choice: {model} writes its calls among its reasoning, and cannot be held to one; use auto.",
+                field="tool_choice",
+            )
+        return
+    if tools is None:
+        raise InvalidRequest(
+            f"tools: the chat template of {model} has no tool format that is known, so its calls cannot be read. "
+            f"Start the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template "
+            "where the model's own does not show tools.",
+            field="tools",
+        )
+    for index, tool in enumerate(use.tools):
+        if tool.strict:
+            _check_strict(tool, index, tools, model)
+
+
+def _check_parameters(use: ToolUse) -> None:
+    """Raises InvalidRequest for a schema that cannot be written into a prompt or a constraint."""
+    for index, tool in enumerate(use.tools):
+        if tool.parameters is not None:
+            check_json(tool.parameters, f"{_field(tool, index)}.parameters")
+
+
+def _field(tool: Tool, index: int) -> str:
+    return f"tools.{index if tool.place is None else tool.place}.function"
+
+
+def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None:
+    field = _field(tool, index)
+    advice = "leave strict out, or set tool_choice to required"
+    if tools.syntax is None and tools.output_form is None:
+        raise InvalidRequest(
+            f"{field}.strict: {model} cannot be held to a schema where it is free to call or not, as its parser does "
+            f"not say how calls are written; {advice}.",
+            field=f"{field}.strict",
+        )
+    if tools.syntax is None:
+        return
+    try:
+        tools.syntax.beside_text((tool,))
+    except Inexpressible as error:
+        raise InvalidRequest(
+            f"{field}.parameters: the way in which {model} writes calls has no place for {error}; {advice}.",
+            field=f"{field}.parameters",
+        ) from None
+
+
+def is_strict(use: ToolUse) -> bool:
+    """Whether calls among free text must follow a schema."""
+    return use.mode is ToolMode.AUTO and any(tool.strict for tool in use.tools)
+
+
+def holds_whole_output(use: ToolUse, output_format: OutputFormat) -> bool:
+    """Whether the constraint of such calls is about the reasoning too."""
+    return is_strict(use) and output_format.tools is not None and output_format.tools.output_form is not None
+
+
+def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId) -> types_pb2.Constraint | None:
+    """The constraint behind the reasoning; None where outputs are free. Raises InvalidRequest."""
+    schema = constraint_of(use)
+    if schema is not None:
+        lenient = not any(tool.strict for tool in use.tools)
+        text = orjson.dumps(schema).decode()
+        return types_pb2.Constraint(json_schema=text, lenient=lenient, whitespace_pattern=_SPACE)
+    tools = output_format.tools
+    if tools is None or not is_strict(use):
+        return None
+    form = _strict_form(use, tools)
+    if form is None:
+        return None
+    if tools.output_form is not None and any(added_id(text) is None for text in tools.special_tokens):
+        raise InvalidRequest("tools: strict needs the special tokens of the model's output format.", field="tools")
+    form = with_special_tokens(form, tools.special_tokens, added_id)
+    tag = {"type": "structural_tag", "format": form}
+    return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)
+
+
+def _strict_form(use: ToolUse, tools: ToolFormat) -> Form | None:
+    if tools.output_form is not None:
+        return tools.output_form(use.tools, None)
+    return None if tools.syntax is None else tools.syntax.beside_text(use.tools)

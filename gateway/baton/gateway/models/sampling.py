@@ -1,0 +1,254 @@
+"""What a request leaves open, filled in; and what it says, checked against the model. Pure functions over values."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from baton.gateway.core import GenerationRequest
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+_NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+_MAX_PATTERN = 1024  # tokens
+_FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_n: int = 128
+    max_logprobs: int = 20
+    max_logprob_token_ids: int = 128
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024  # of one stop string
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's generation_config says, neutral values where it is silent."""
+
+    values: Mapping[str, float]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], origin: str) -> SamplingDefaults:
+        """Reads generation_config.json's content. Raises InvalidRequest where a value is out of range."""
+        values = dict(_NEUTRAL)
+        for name in _FROM_CONFIG:
+            value = config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidRequest(f"{origin}: {name} must be a number, not {value!r}", field="model")
+            # Both 0 and -1 are in use for "off".
+            values[name] = max(0, int(value)) if name == "top_k" else value
+        try:
+            check_sampling(_filled(types_pb2.SamplingParams(), values))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{origin}: {error.message}", field="model") from error
+        return cls(values)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request's parameters, every value set; the seed is the first choice's."""
+
+    sampling: types_pb2.SamplingParams
+    stop: types_pb2.StopConditions  # with max_tokens; stop strings are the gateway's own business
+    eos_ids: frozenset[int]  # empty under ignore_eos
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End-of-sequence and stop tokens: whichever comes is the last token."""
+        return self.eos_ids.union(self.stop.stop_token_ids)
+
+    def end_of(self, output_token_ids: Sequence[int]) -> tuple[str, int | None] | None:
+        """Finish reason and stop token of an output that is complete; None: it is not."""
+        last = output_token_ids[-1] if output_token_ids else -1
+        if last in self.eos_ids:
+            return "stop", None
+        if last in self.stop.stop_token_ids:
+            return "stop", last
+        return ("length", None) if len(output_token_ids) >= self.stop.max_tokens else None
+
+
+def resolve(
+    request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo, limits: Limits
+) -> ResolvedRequest:
+    """Checks a request against the model and fills it in. Raises InvalidRequest that names the field."""
+    _check_request(request, limits)
+    room = _room_for_output(request, info)
+    sampling = _filled(request.sampling, defaults.values)
+    check_sampling(sampling)
+    if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
+        raise _out_of_range("logprobs", sampling.logprobs, f"at most {limits.max_logprobs}")
+    if sampling.HasField("prompt_logprobs") and sampling.prompt_logprobs > limits.max_logprobs:
+        raise _out_of_range("prompt_logprobs", sampling.prompt_logprobs, f"at most {limits.max_logprobs}")
+    check_prompt_ids(request.prompt_token_ids, info.vocab_size)
+    _check_ids("logit_bias", sampling.logit_bias_token_ids, info.vocab_size)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
+    _check_ids("stop_token_ids", request.stop.stop_token_ids, info.vocab_size)
+    _check_known("logprob_token_ids", sampling.logprob_token_ids, info.vocab_size)
+    if sampling.logprob_token_ids and not sampling.HasField("logprobs"):
+        raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
+    if len(sampling.logprob_token_ids) > limits.max_logprob_token_ids:
+        shown = f"{len(sampling.logprob_token_ids)} tokens"
+        raise _out_of_range("logprob_token_ids", shown, f"at most {limits.max_logprob_token_ids}")
+    _check_repetition(request.stop)
+    if not sampling.HasField("seed"):
+        sampling.seed = random.getrandbits(64)
+    stop = _resolve_stop(request, room, limits)
+    resolved = ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
+    _check_something_is_left(resolved, info.vocab_size)
+    return resolved
+
+
+def seed_of_choice(seed: int, index: int) -> int:
+    """Each choice's own seed; the first one's is the request's."""
+    if index == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def check_prompt_ids(token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequest for a token that the model does not have."""
+    _check_known("prompt", token_ids, vocab_size)
+
+
+def check_count(name: str, count: int, vocab_size: int) -> None:
+    """Raises InvalidRequest for a list of more token ids than there are."""
+    if count > vocab_size:
+        raise InvalidRequest(f"{name} has {count} token ids; the vocabulary has {vocab_size}", field=name)
+
+
+def check_sampling(sampling: types_pb2.SamplingParams) -> None:
+    """Raises InvalidRequest for a filled-in value that is out of its range."""
+    _check_range("temperature", sampling.temperature, 0, 2)
+    if not 0 < sampling.top_p <= 1:
+        raise _out_of_range("top_p", sampling.top_p, "above 0 and at most 1")
+    _check_range("min_p", sampling.min_p, 0, 1)
+    _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
+    if not 0 < sampling.repetition_penalty < math.inf:
+        raise _out_of_range("repetition_penalty", sampling.repetition_penalty, "above 0")
+    if len(sampling.logit_bias_token_ids) != len(sampling.logit_bias_values):
+        raise InvalidRequest(
+            f"logit_bias has {len(sampling.logit_bias_token_ids)} token ids and "
+            f"{len(sampling.logit_bias_values)} values; they must be as many",
+            field="logit_bias",
+        )
+    for value in sampling.logit_bias_values:
+        _check_range("logit_bias", value, -100, 100)
+
+
+def _filled(sampling: types_pb2.SamplingParams, defaults: Mapping[str, float]) -> types_pb2.SamplingParams:
+    filled = types_pb2.SamplingParams()
+    filled.CopyFrom(sampling)
+    for name, value in defaults.items():
+        if not sampling.HasField(name):  # type: ignore[arg-type]
+            setattr(filled, name, value)
+    return filled
+
+
+def _check_request(request: GenerationRequest, limits: Limits) -> None:
+    if not 1 <= request.n <= limits.max_n:
+        raise _out_of_range("n", request.n, f"from 1 to {limits.max_n}")
+    if not -(2**31) <= request.priority < 2**31:
+        raise _out_of_range("priority", request.priority, "a 32-bit number")
+    stops = request.stop.stop
+    if stops and not request.detokenize:
+        raise InvalidRequest("stop strings need the text, which this request skips", field="stop")
+    if len(stops) > limits.max_stop_strings:
+        raise _out_of_range("stop", f"{len(stops)} strings", f"at most {limits.max_stop_strings}")
+    for stop in stops:
+        if not 1 <= len(stop) <= limits.max_stop_chars:
+            raise InvalidRequest(
+                f"a stop string has {len(stop)} characters; it must have from 1 to {limits.max_stop_chars}",
+                field="stop",
+            )
+
+
+def _room_for_output(request: GenerationRequest, info: types_pb2.ModelInfo) -> int:
+    num_tokens = len(request.prompt_token_ids)
+    if not num_tokens:
+        raise InvalidRequest("the prompt is empty: it must have at least one token", field="prompt")
+    if num_tokens >= info.max_model_len:
+        raise InvalidRequest(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt has "
+            f"{num_tokens} tokens; it must leave room for at least one output token.",
+            field="prompt",
+        )
+    return info.max_model_len - num_tokens
+
+
+def _resolve_stop(request: GenerationRequest, room: int, limits: Limits) -> types_pb2.StopConditions:
+    stop = types_pb2.StopConditions()
+    stop.CopyFrom(request.stop)
+    if stop.HasField("max_tokens") and stop.max_tokens < 1:
+        raise _out_of_range("max_tokens", stop.max_tokens, "at least 1")
+    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
+        raise _out_of_range("min_tokens", stop.min_tokens, f"at most max_tokens, which is {stop.max_tokens}")
+    stop.max_tokens = min(stop.max_tokens, room) if stop.HasField("max_tokens") else room
+    if stop.min_tokens > stop.max_tokens:
+        raise _out_of_range("min_tokens", stop.min_tokens, f"at most {stop.max_tokens}, which the context has room for")
+    del stop.stop[:]
+    return stop
+
+
+def _check_repetition(stop: types_pb2.StopConditions) -> None:
+    wanted, field = stop.repetition_detection, "repetition_detection"
+    if not wanted.max_pattern_size:
+        return
+    if not wanted.min_pattern_size <= wanted.max_pattern_size <= _MAX_PATTERN:
+        allowed = f"from min_pattern_size, {wanted.min_pattern_size}, to {_MAX_PATTERN}"
+        raise _out_of_range(f"{field}.max_pattern_size", wanted.max_pattern_size, allowed)
+    if wanted.min_count < 2:
+        raise _out_of_range(f"{field}.min_count", wanted.min_count, "at least 2")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise _out_of_range(name, value, f"from {low} to {high}")
+
+
+def _check_something_is_left(resolved: ResolvedRequest, vocab_size: int) -> None:
+    """Before min_tokens no token that would end the output may come: there must be others."""
+    if not resolved.stop.min_tokens:
+        return
+    allowed = resolved.sampling.allowed_token_ids
+    ends_always = resolved.stop_ids.issuperset(allowed) if allowed else len(resolved.stop_ids) >= vocab_size
+    if ends_always:
+        raise InvalidRequest(
+            f"min_tokens is {resolved.stop.min_tokens}, but every token that is allowed would end the output",
+            field="min_tokens",
+        )
+
+
+def _check_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    check_count(name, len(token_ids), vocab_size)
+    _check_known(name, token_ids, vocab_size)
+
+
+def _check_known(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(token_ids, default=-1)
+    if largest >= vocab_size:
+        raise _out_of_range(name, f"token id {largest}", f"below the vocabulary's size, {vocab_size}")
+
+
+def _out_of_range(field: str, value: object, allowed: str) -> InvalidRequest:
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return InvalidRequest(f"{field} is {shown}; it must be {allowed}", field=field)

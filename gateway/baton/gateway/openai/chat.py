@@ -1,0 +1,166 @@
+"""POST /v1/chat/completions: the request's way in. The answer's forms are in openai_chat_answer.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
+from baton.gateway.fields.tools import fields_of, tool_use_of
+from baton.gateway.fields.unserved_tools import skip_tools
+from baton.gateway.fields.validation import (
+    chat_num_logprobs,
+    check_chat,
+    check_chat_size,
+    check_context,
+    check_for_model,
+    check_template,
+    sampling_of,
+    stop_of,
+    template_messages,
+    template_variables,
+    truncated,
+)
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.served import ServedModel
+from baton.gateway.openai.chat_answer import ChatDocument, ChatExtras, ChatStream
+from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
+from baton.gateway.openai.logprobs import form_of
+from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.schemas.requests import ChatCompletionRequest
+from baton.gateway.serving.answer_size import check_echo
+from baton.gateway.serving.context import FrontDesk, envelope_of
+from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.rpc.errors import ServiceError
+
+# The generation side's names for what chats call otherwise.
+_FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: ChatCompletionRequest
+    use: ToolUse
+    asked: Asked | None
+    model: ServedModel
+    messages: list[dict[str, Any]]  # as the template takes them
+
+
+class ChatCompletions:
+    """The route's handler."""
+
+    def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
+        self._desk = desk
+        self._shelf = shelf
+        self._decoder = BodyDecoder(ChatCompletionRequest, desk.config.strict_fields)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        desk = self._desk
+        with desk.refusals_counted():
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, use, model = checked.request, checked.use, checked.model
+            info = model.require_info()
+            n = request.n or 1
+            request_id = desk.take_place(exchange, request, n)
+            check_echo(n * len(_echoed(request)) if request.echo else 0)
+            token_ids = truncated(await _encode(checked), request, info.max_model_len)
+            check_context(len(token_ids), info.max_model_len, "messages")
+            sampling = sampling_of(request, chat_num_logprobs(request))
+            limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
+        stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
+        reading = model.reading(use, token_ids, request.include_reasoning is not False)
+        generation = desk.generation_request(
+            exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.asked, use
+        )
+        meter = desk.meter(exchange, n)
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
+        logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
+        fields = (exchange, meter, envelope, n, len(token_ids), logprobs, extras)
+        answer = _FORMS[bool(request.stream), reading is not None](*fields)
+        if request.store and self._shelf is not None:
+            document = _DOCUMENTS[reading is not None](*fields)
+            tenant = exchange.identity.tenant.name
+            answer.keeper = self._shelf.keeper(tenant, document, request.messages, request.metadata)
+        if request.functions:
+            answer.field_names = {"tools": "functions"}
+        await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        config = self._desk.config
+        request = self._decoder.read(exchange)
+        exchange.ignore([*adopt(request), *skip_tools(request)])
+        drop_neutral(request)
+        drop_neutral_choices(request)
+        check_chat(request, config.max_choices, config.max_logprobs)
+        check_template(request.chat_template, config.trust_request_chat_template)
+        use = tool_use_of(request)
+        asked = asked_of(request, use)
+        model = self._desk.model(exchange, request.model)
+        info = model.require_info()
+        check_for_model(request, info)
+        check_chat_size(request.messages, info.max_model_len, len(use.tools))
+        with fields_of(request):
+            model.check_tools(use)
+        return _Checked(request, use, asked, model, template_messages(request.messages))
+
+
+# By whether reasoning or calls are told from its text; and by whether it is streamed before that.
+_DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
+_FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
+    **{(False, is_parsed): form for is_parsed, form in _DOCUMENTS.items()},
+    (True, False): ChatStream,
+    (True, True): ParsedChatStream,
+}
+
+
+async def _extras_of(request: ChatCompletionRequest, model: ServedModel, token_ids: list[int]) -> ChatExtras:
+    return ChatExtras(
+        prompt_token_ids=token_ids if request.return_token_ids else None,
+        prompt_text=await model.tokenizer.decode_async(token_ids) if request.return_prompt_text else None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        echo=_echoed(request) if request.echo else "",
+        function_call=bool(request.functions),
+    )
+
+
+def _echoed(request: ChatCompletionRequest) -> str:
+    """The last message's text, where the answer goes on in its role."""
+    last = request.messages[-1]
+    goes_on = request.continue_final_message or request.add_generation_prompt is False
+    if last.role != "assistant" and not goes_on:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "\n".join(str(part["text"]) for part in last.content or () if isinstance(part.get("text"), str))
+
+
+async def _encode(checked: _Checked) -> list[int]:
+    request, use = checked.request, checked.use
+    going_on = bool(request.continue_final_message)
+    add_prompt = request.add_generation_prompt
+    try:
+        return await checked.model.encode_chat(
+            checked.messages,
+            add_generation_prompt=not going_on if add_prompt is None else add_prompt,
+            continue_final_message=going_on,
+            # A model that sees no tools calls none.
+            tools=[tool.for_template() for tool in use.tools] if use.active else None,
+            documents=request.documents,
+            variables=template_variables(request),
+            add_special_tokens=bool(request.add_special_tokens),
+            template=request.chat_template,
+            whole=request.truncate_prompt_tokens is not None,
+        )
+    except ServiceError as error:
+        error.field = _FIELDS.get(error.field, error.field)
+        raise

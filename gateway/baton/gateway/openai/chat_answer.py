@@ -1,0 +1,227 @@
+"""The two forms of a chat's answer where all text is the answer: chunks as the text comes, or one document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from baton.gateway.core import Delta, TokenLogprob
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.gateway import AnswerMeter
+from baton.gateway.openai.logprob_json import chat_json, count_of, prompt_json, raw
+from baton.gateway.openai.logprobs import LogprobForm, chat_logprobs, prompt_logprobs
+from baton.gateway.rest.large_answer import LargeAnswer
+from baton.gateway.rest.sse import Envelope, json_text
+from baton.gateway.schemas.answers import ChatAnswer, ChatChoice, ChatCompletion, Usage
+from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What an answer holds where it is asked for."""
+
+    prompt_token_ids: list[int] | None = None  # the choices' token ids too
+    prompt_text: str | None = None
+    prompt_logprobs: bool = False  # only in documents
+    echo: str = ""  # goes before every choice's answer
+    function_call: bool = False  # a call is told in the older form
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether choices tell their token ids."""
+        return self.prompt_token_ids is not None
+
+    @property
+    def of_prompt(self) -> bytes:
+        """The first chunk's own members."""
+        ids = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
+        return ids if self.prompt_text is None else ids + b',"prompt_text":%b' % json_text(self.prompt_text)
+
+    def finish_reason(self, end: Delta | None) -> str | None:
+        """As the client knows it."""
+        reason = None if end is None else end.finish_reason
+        return "function_call" if reason == "tool_calls" and self.function_call else reason
+
+
+json_of = msgspec.json.encode
+
+
+class ChatStream(StreamAnswer):
+    """Chunks: a role for every choice, deltas, each choice's end, the usage."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        meter: AnswerMeter,
+        envelope: Envelope,
+        num_choices: int,
+        num_prompt_tokens: int,
+        form: LogprobForm | None,
+        extras: ChatExtras,
+    ) -> None:
+        super().__init__(exchange, meter, envelope, num_choices)
+        self._num_choices = num_choices
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+        self._form = form or LogprobForm()
+        self._extras = extras
+        self._rich = self.envelope.continuous_usage or extras.token_ids
+        self._before_text = [b'%b{"index":%d,"delta":{"content":' % (self.head, index) for index in range(num_choices)]
+        self._after_text = b'},"logprobs":null,"finish_reason":null}' + self.tail
+
+    def opening(self) -> bytes:
+        delta = b'{"role":"assistant","content":""}'
+        extras = self._extras
+        chunks = [
+            self._chunk(index, delta, b"null", b"null", of_all=b"" if index else extras.of_prompt)
+            for index in range(self._num_choices)
+        ]
+        if extras.echo:
+            echoed = b'{"content":%b}' % json_text(extras.echo)
+            chunks += [self._chunk(index, echoed, b"null", b"null") for index in range(self._num_choices)]
+        return b"".join(chunks)
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        if self._rich or delta.logprobs is not None:
+            return self._rich_piece(index, delta)
+        text = delta.text
+        return self._before_text[index] + json_text(text) + self._after_text if text else b""
+
+    def ending(self, index: int, delta: Delta) -> bytes:
+        reason = self._extras.finish_reason(delta)
+        return self._chunk(index, b"{}", b"null", json_text(reason), json_text(delta.stop_reason))
+
+    def _rich_piece(self, index: int, delta: Delta) -> bytes:
+        self._num_output_tokens += len(delta.token_ids)
+        more = self._token_ids(delta)
+        if not delta.text and not delta.logprobs and not more:
+            return b""
+        logprobs = chat_json(delta.logprobs, self._form) if delta.logprobs else b"null"
+        return self._chunk(index, b'{"content":%b}' % json_text(delta.text), logprobs, b"null", more=more)
+
+    def _token_ids(self, delta: Delta) -> bytes:
+        """The member of a choice that tells a delta's token ids; empty where nobody asks, or there are none."""
+        if not self._extras.token_ids or not delta.token_ids:
+            return b""
+        return b',"token_ids":%b' % json_of(list(delta.token_ids))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes,
+        finish: bytes,
+        stop: bytes = b"",
+        more: bytes = b"",
+        of_all: bytes = b"",
+    ) -> bytes:
+        """`more` are members of the choice, `of_all` of the chunk."""
+        tail = self.tail
+        if self.envelope.continuous_usage:
+            tail = self.envelope.tail_with(usage_of(self._num_prompt_tokens, self._num_output_tokens, 0))
+        if of_all:
+            tail = tail[:1] + of_all + tail[1:]  # behind the list of choices
+        stop = b',"stop_reason":' + stop if stop else b""
+        form = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b%b}%b'
+        return form % (self.head, index, delta, logprobs, finish, stop, more, tail)
+
+
+class ChatDocument(Answer):
+    """One chat.completion."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        meter: AnswerMeter,
+        envelope: Envelope,
+        num_choices: int,
+        num_prompt_tokens: int,
+        form: LogprobForm | None,
+        extras: ChatExtras,
+    ) -> None:
+        super().__init__(exchange, meter)
+        self._envelope = envelope
+        self._form = form
+        self._extras = extras
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
+        self._ends: list[Delta | None] = [None] * num_choices
+        self._token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._num_logprobs = 0
+        self._large = LargeAnswer(exchange)
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+        self.collect(index, delta)
+
+    def collect(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice that is measured elsewhere."""
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+            self._num_logprobs += count_of(delta.prompt_logprobs)
+        if self._extras.token_ids:
+            self._token_ids[index].extend(delta.token_ids)
+        self._texts[index].append(delta.text)
+        if delta.logprobs:
+            self._logprobs[index].extend(delta.logprobs)
+            self._num_logprobs += count_of(delta.logprobs)
+        if delta.finish_reason is not None:
+            self._ends[index] = delta
+
+    def finish(self, usage: Usage) -> None:
+        self._large.respond(lambda: self._body(usage), self._num_logprobs)
+
+    def _body(self, usage: Usage) -> bytes:
+        """The document as JSON, its log-probabilities written piece by piece."""
+        document = self._document(usage, [])
+        if self._extras.prompt_logprobs:
+            document.prompt_logprobs = raw(prompt_json(self._prompt_logprobs))
+        if self._form is not None:
+            for choice, entries in zip(document.choices, self._logprobs, strict=True):
+                choice.logprobs = raw(chat_json(entries, self._form))
+                entries.clear()
+        return msgspec.json.encode(document)
+
+    def document(self, usage: Usage) -> ChatCompletion:
+        """The whole answer."""
+        document = self._document(usage, self._prompt_logprobs)
+        if self._form is not None:
+            for choice, entries in zip(document.choices, self._logprobs, strict=True):
+                choice.logprobs = chat_logprobs(entries, self._form)
+        return document
+
+    def _document(self, usage: Usage, prompt: list[TokenLogprob]) -> ChatCompletion:
+        """Without the choices' log-probabilities."""
+        envelope, extras = self._envelope, self._extras
+        return ChatCompletion(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=[self._choice(index) for index in range(len(self._texts))],
+            system_fingerprint=envelope.system_fingerprint,
+            usage=usage,
+            prompt_token_ids=UNSET if extras.prompt_token_ids is None else extras.prompt_token_ids,
+            prompt_text=UNSET if extras.prompt_text is None else extras.prompt_text,
+            prompt_logprobs=prompt_logprobs(prompt) if extras.prompt_logprobs else UNSET,
+        )
+
+    def _message(self, index: int) -> ChatAnswer:
+        return ChatAnswer(content="".join(self._texts[index]))
+
+    def _choice(self, index: int) -> ChatChoice:
+        end = self._ends[index]
+        message = self._message(index)
+        if self._extras.echo:
+            message.content = self._extras.echo + (message.content or "")
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=None,
+            finish_reason=self._extras.finish_reason(end),
+            stop_reason=end.stop_reason if end is not None else None,
+            token_ids=self._token_ids[index] if self._extras.token_ids else UNSET,
+        )

@@ -1,0 +1,172 @@
+"""POST /v1/completions: the request's way in: prompts of four forms, n choices each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+
+from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.core import Delta
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.neutral import drop_neutral
+from baton.gateway.fields.validation import (
+    DEFAULT_COMPLETION_TOKENS,
+    Prompt,
+    check_completion,
+    check_context,
+    check_for_model,
+    prompts_of,
+    sampling_of,
+    stop_of,
+    truncated,
+)
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.sampling import check_prompt_ids
+from baton.gateway.models.served import ServedModel
+from baton.gateway.openai.completion_answer import CompletionDocument, CompletionForm, CompletionStream, EncodedPrompt
+from baton.gateway.openai.logprobs import form_of
+from baton.gateway.schemas.requests import CompletionRequest
+from baton.gateway.serving.answer import usage_of
+from baton.gateway.serving.answer_size import check_echo, limit_logprobs
+from baton.gateway.serving.context import FrontDesk, envelope_of
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+_MAX_TOKENS = 512 << 10  # of all prompts together: half a second's work
+_ID_CHARS = 6  # of a token id in JSON
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: CompletionRequest
+    asked: Asked | None
+    model: ServedModel
+    sources: list[Prompt]
+
+
+class Completions:
+    """The route's handler."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        desk = self._desk
+        with desk.refusals_counted():
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, model, sources = checked.request, checked.model, checked.sources
+            info = model.require_info()
+            n = request.best_of or request.n or 1
+            request_id = desk.take_place(exchange, request, n * len(sources))
+            prompts: list[EncodedPrompt] = []
+            with_ids = bool(request.return_token_ids)
+            num_tokens = num_echoed = 0
+            for source in sources:
+                await asyncio.sleep(0)  # short prompts are encoded here: the loop runs between them
+                prompt = await _encode(model, request, source, info)
+                prompts.append(prompt)
+                num_tokens += len(prompt.token_ids)
+                num_echoed += n * (len(prompt.echo) + (_ID_CHARS * len(prompt.token_ids) if with_ids else 0))
+                _check_sum(num_tokens)
+                check_echo(num_echoed)
+        form = _form_of(request, prompts)
+        answer = self._answer(exchange, model, request, form)
+        sampling = sampling_of(request, request.logprobs)
+        if form.echo_logprobs and not sampling.HasField("prompt_logprobs"):
+            sampling.prompt_logprobs = request.logprobs or 0
+        if form.scoring and not sampling.HasField("prompt_logprobs"):
+            _echo_only(answer, prompts, n)
+            return
+        max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        # Where only the prompt is scored, the one token that follows it is left out of the answer.
+        stop = stop_of(request, max(1, max_tokens))
+        names = [request_id] if len(prompts) == 1 else [f"{request_id}-p{index}" for index in range(len(prompts))]
+        generations = []
+        for name, prompt in zip(names, prompts, strict=True):
+            await asyncio.sleep(0)
+            generation = desk.generation_request(
+                exchange, name, model, request, prompt.token_ids, sampling, stop, asked=checked.asked
+            )
+            generations.append(replace(generation, n=n))
+        if form.kept is not None and request.logprobs is None:
+            sampling.logprobs = 0  # by which the best are found; none is kept
+        if form.logprobs is not None or form.prompt_logprobs:
+            generations = limit_logprobs(generations, info.max_model_len)
+        await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        config = self._desk.config
+        request = self._decoder.read(exchange)
+        exchange.ignore(adopt(request))
+        drop_neutral(request)
+        check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
+        asked = asked_of(request)
+        model = self._desk.model(exchange, request.model)
+        check_for_model(request, model.require_info())
+        return _Checked(request, asked, model, prompts_of(request))
+
+    def _answer(
+        self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
+    ) -> CompletionStream | CompletionDocument:
+        envelope = envelope_of("text_completion", "cmpl", exchange, model, request)
+        meter = self._desk.meter(exchange, form.num_choices)
+        kind = CompletionStream if request.stream else CompletionDocument
+        return kind(exchange, meter, envelope, form)
+
+
+def _check_sum(num_tokens: int) -> None:
+    if num_tokens > _MAX_TOKENS:
+        raise InvalidRequest(
+            f"the prompts have at least {num_tokens} tokens together; at most {_MAX_TOKENS} are taken in one request.",
+            field="prompt",
+        )
+
+
+def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> CompletionForm:
+    n = request.n or 1
+    return CompletionForm(
+        prompts=prompts,
+        n=request.best_of or n,
+        logprobs=form_of(request, request.logprobs),
+        kept=n if request.best_of and request.best_of > n else None,
+        echo_logprobs=bool(request.echo) and request.logprobs is not None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        return_token_ids=bool(request.return_token_ids),
+        scoring=request.max_tokens == 0,
+    )
+
+
+async def _encode(
+    model: ServedModel, request: CompletionRequest, prompt: Prompt, info: types_pb2.ModelInfo
+) -> EncodedPrompt:
+    text = prompt if isinstance(prompt, str) else None
+    if isinstance(prompt, str):
+        token_ids = await model.encode_text(
+            prompt,
+            add_special_tokens=request.add_special_tokens is not False,
+            whole=request.truncate_prompt_tokens is not None,
+        )
+    else:
+        check_context(0 if request.truncate_prompt_tokens else len(prompt), info.max_model_len, "prompt")
+        check_prompt_ids(prompt, info.vocab_size)
+        token_ids = prompt
+    kept = truncated(token_ids, request, info.max_model_len)
+    check_context(len(kept), info.max_model_len, "prompt")
+    if not request.echo:
+        return EncodedPrompt(kept, "", "")
+    if text is None or len(kept) < len(token_ids):
+        text = await model.tokenizer.decode_async(kept)
+    return EncodedPrompt(kept, text, model.tokenizer.token_text(kept[0]) if kept else "")
+
+
+def _echo_only(answer: CompletionStream | CompletionDocument, prompts: list[EncodedPrompt], n: int) -> None:
+    """max_tokens 0: the prompts come back, and no worker is asked."""
+    for index in range(n * len(prompts)):
+        answer.deliver(index, Delta(index, "", (), None, "length", None))
+    answer.finish(usage_of(sum(len(prompt.token_ids) for prompt in prompts), 0, 0))

@@ -1,0 +1,120 @@
+"""Chat completions that were to be kept, each tenant's by their ids. Knows no wire."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.gateway.core import Delta
+from baton.gateway.openai.chat_answer import ChatDocument
+from baton.gateway.openai.stored_chats.types import StoredChat, StoredMessage
+from baton.gateway.schemas.answers import Usage
+from baton.gateway.schemas.requests import ChatMessage
+from baton.gateway.storage.store import ResponseStore
+from baton.rpc.errors import NotFound, ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+class ChatShelf:
+    """Keeps chats in a store, one tenant's apart from another's: ids are what clients make of them."""
+
+    def __init__(self, store: ResponseStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._store = store
+        self._spawn = spawn
+        self._decoder = msgspec.json.Decoder(StoredChat)
+
+    def keeper(
+        self, tenant: str, document: ChatDocument, messages: Sequence[ChatMessage], metadata: dict[str, str] | None
+    ) -> ChatKeeper:
+        """Keeps what `document` collects."""
+
+        def keep(usage: Usage, then: Callable[[], None]) -> None:
+            completion = msgspec.to_builtins(document.document(usage))
+            completion["metadata"] = metadata or {}
+            kept = [_message(message, f"{completion['id']}-{index}") for index, message in enumerate(messages)]
+            self._spawn(self._keep_then(tenant, StoredChat(completion=completion, messages=kept), then))
+
+        return ChatKeeper(document, keep)
+
+    async def get(self, tenant: str, completion_id: str) -> StoredChat:
+        """A chat. Raises NotFound, Unavailable."""
+        found = await self._load(_name(tenant, completion_id))
+        if found is None:
+            raise NotFound(f"Chat completion with id '{completion_id}' not found.", field="completion_id")
+        return found
+
+    async def update(self, tenant: str, completion_id: str, metadata: dict[str, str]) -> StoredChat:
+        """Replaces a chat's metadata. Raises NotFound, Unavailable."""
+        chat = await self.get(tenant, completion_id)
+        chat.completion["metadata"] = metadata
+        await self._store.save(_name(tenant, completion_id), msgspec.json.encode(chat))
+        return chat
+
+    async def delete(self, tenant: str, completion_id: str) -> None:
+        """Forgets a chat. Raises NotFound, Unavailable."""
+        name = _name(tenant, completion_id)
+        await self._store.delist(_group(tenant), name)
+        if not await self._store.delete(name):
+            raise NotFound(f"Chat completion with id '{completion_id}' not found.", field="completion_id")
+
+    async def ids(self, tenant: str) -> list[str]:
+        """Of a tenant's chats, oldest first; some may be gone. Raises Unavailable."""
+        prefix = _name(tenant, "")
+        return [name.removeprefix(prefix) for name in await self._store.listed(_group(tenant))]
+
+    async def find(self, tenant: str, completion_id: str) -> StoredChat | None:
+        """A chat; None: it is gone. Raises Unavailable."""
+        return await self._load(_name(tenant, completion_id))
+
+    async def _keep_then(self, tenant: str, chat: StoredChat, then: Callable[[], None]) -> None:
+        name = _name(tenant, chat.completion["id"])
+        try:
+            await self._store.save(name, msgspec.json.encode(chat))
+            await self._store.enlist(_group(tenant), name)
+        except ServiceError as error:
+            _log.warning("chat completion %s is not kept: %s", chat.completion["id"], error.message)
+        finally:
+            then()
+
+    async def _load(self, name: str) -> StoredChat | None:
+        record = await self._store.load(name)
+        if record is None:
+            return None
+        try:
+            return self._decoder.decode(record)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            _log.warning("the record of %s is of another version: %s", name, error)
+            return None
+
+
+class ChatKeeper:
+    """Implements Keeper, over a document that nobody sends."""
+
+    def __init__(self, document: ChatDocument, keep: Callable[[Usage, Callable[[], None]], None]) -> None:
+        self.collect: Callable[[int, Delta], None] = document.collect
+        self.keep = keep
+
+
+def _group(tenant: str) -> str:
+    return f"chat:{tenant}"
+
+
+def _name(tenant: str, completion_id: str) -> str:
+    """Unlike any other tenant's, whatever the two contain."""
+    return f"chat:{len(tenant)}:{tenant}:{completion_id}"
+
+
+def _message(message: ChatMessage, message_id: str) -> StoredMessage:
+    return StoredMessage(
+        id=message_id,
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_calls=message.tool_calls,
+        tool_call_id=message.tool_call_id,
+        function_call=message.function_call,
+    )

@@ -1,0 +1,284 @@
+"""POST /inference/v1/generate: token ids in, token ids out. No text, no template, no stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace as replaced
+
+from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.core import Delta, TokenLogprob
+from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.neutral import drop_neutral
+from baton.gateway.fields.validation import (
+    check_context,
+    check_fields,
+    check_for_model,
+    check_logprob_token_ids,
+    refuse_unserved,
+    sampling_of,
+    stop_of,
+)
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.gateway import AnswerMeter
+from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.sampling import check_prompt_ids
+from baton.gateway.models.served import ServedModel
+from baton.gateway.openai.logprob_json import chat_json, count_of, prompt_json, raw
+from baton.gateway.openai.logprobs import LogprobForm, form_of
+from baton.gateway.rest.large_answer import LargeAnswer
+from baton.gateway.rest.routing import Route
+from baton.gateway.rest.sse import DONE, Envelope
+from baton.gateway.schemas.answers import ChatLogprobs, PromptLogprobs, Usage
+from baton.gateway.schemas.foreign_fields import REFUSED
+from baton.gateway.schemas.requests import (
+    Count,
+    CountOrZero,
+    GenerationFields,
+    Name,
+    PrintableId,
+    StreamOptions,
+    TokenId,
+)
+from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
+from baton.gateway.serving.chat import fields_named, rename_field
+from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.rpc.errors import InvalidRequest, ServiceError
+
+_NESTED = "sampling_params"
+
+
+class TokenSampling(GenerationFields, kw_only=True):
+    """How tokens are drawn, and when to stop."""
+
+    max_tokens: Count | None = None  # null: as many as the context holds
+    logprobs: CountOrZero | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
+
+
+class TokenGenerateRequest(Struct, kw_only=True):
+    """POST /inference/v1/generate."""
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: TokenSampling | None = None
+    model: str | None = None  # null: the only model served
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Name | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: PrintableId | None = None
+    features: Annotated[dict[str, Any] | None, REFUSED] = None
+    kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
+
+
+class TokenChoice(Struct, kw_only=True):
+    """One continuation, or a piece of it in a stream."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class TokenGeneration(Struct, kw_only=True):
+    """The answer; in a stream, one event of it."""
+
+    request_id: str
+    choices: list[TokenChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    usage: Usage | None = None
+
+
+# The generation side's names for what this API calls otherwise. Some fields are the request's own.
+_OWN = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id")
+_FIELDS = {name: f"{_NESTED}.{name}" for name in TokenSampling.__struct_fields__ if name not in _OWN}
+_FIELDS["prompt"] = "token_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be served as asked."""
+
+    request: TokenGenerateRequest
+    fields: TokenSampling
+    asked: Asked | None
+    model: ServedModel
+
+
+class TokenGenerate:
+    """The route's handler."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self._decoder = BodyDecoder(TokenGenerateRequest, desk.config.strict_fields)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        desk = self._desk
+        with desk.refusals_counted(), fields_named(_FIELDS):
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            request, fields, model = checked.request, checked.fields, checked.model
+            n = fields.n or 1
+            request_id = desk.take_place(exchange, fields, n)
+            sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
+            limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
+        generation = desk.generation_request(
+            exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=checked.asked
+        )
+        meter = desk.meter(exchange, n)
+        answer: Answer
+        if request.stream:
+            answer = TokenStream(exchange, meter, fields, len(request.token_ids))
+        else:
+            answer = TokenDocument(exchange, meter, fields)
+        generations = [replace(generation, detokenize=False)]
+        await answer.run(desk.admitted(exchange, desk.generator_for(fields), generations), generations)
+
+    def _check(self, exchange: Exchange) -> _Checked:
+        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        desk, request = self._desk, self._decoder.read(exchange)
+        refuse_unserved(request, ("features", "kv_transfer_params"))
+        fields = _fields_of(request)
+        exchange.ignore([f"{_NESTED}.{name}" for name in adopt(fields)])
+        drop_neutral(fields)
+        model = desk.model(exchange, request.model)
+        info = model.require_info()
+        _check(fields, desk)
+        check_for_model(fields, info)
+        check_context(len(request.token_ids), info.max_model_len, "token_ids")
+        check_prompt_ids(request.token_ids, info.vocab_size)
+        return _Checked(request, fields, asked_of(fields), model)
+
+
+class TokenStream(StreamAnswer):
+    """One event for each piece."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling, num_prompt_tokens: int) -> None:
+        options = fields.stream_options or StreamOptions()
+        self._continuous_usage = bool(options.continuous_usage_stats)
+        envelope = Envelope("", exchange.request_id, 0, "", "", bool(options.include_usage), self._continuous_usage)
+        super().__init__(exchange, meter, envelope, fields.n or 1)
+        self._form = form_of(fields, fields.logprobs) or LogprobForm()
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+
+    def fail(self, error: Exception) -> None:
+        super().fail(_renamed(error))
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        if not delta.token_ids:
+            return b""
+        self._num_output_tokens += len(delta.token_ids)
+        logprobs = raw(chat_json(delta.logprobs, self._form)) if delta.logprobs else None
+        return self._event([TokenChoice(index=index, token_ids=list(delta.token_ids), logprobs=logprobs)])
+
+    def ending(self, index: int, delta: Delta) -> bytes:
+        end = TokenChoice(index=index, token_ids=[], finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+        return self._event([end])
+
+    def finish(self, usage: Usage) -> None:
+        last = self._event([], usage) if self.envelope.include_usage else b""
+        self.exchange.end(self._held + last + DONE)
+
+    def _event(self, choices: Sequence[TokenChoice], usage: Usage | None = None) -> bytes:
+        if usage is None and self._continuous_usage:
+            usage = usage_of(self._num_prompt_tokens, self._num_output_tokens, 0)
+        event = TokenGeneration(request_id=self.exchange.request_id, choices=list(choices), usage=usage)
+        return b"data: %b\n\n" % msgspec.json.encode(event)
+
+
+class TokenDocument(Answer):
+    """All at once."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling) -> None:
+        super().__init__(exchange, meter)
+        self._fields = fields
+        self._choices = [TokenChoice(index=index, token_ids=[]) for index in range(fields.n or 1)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._choices]
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._num_logprobs = 0
+        self._large = LargeAnswer(exchange)
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        choice = self._choices[index]
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+            self._num_logprobs += count_of(delta.prompt_logprobs)
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+            choice.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self._logprobs[index].extend(delta.logprobs)
+            self._num_logprobs += count_of(delta.logprobs)
+        if delta.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def fail(self, error: Exception) -> None:
+        super().fail(_renamed(error))
+
+    def finish(self, usage: Usage) -> None:
+        self._large.respond(lambda: self._body(usage), self._num_logprobs)
+
+    def _body(self, usage: Usage) -> bytes:
+        fields = self._fields
+        form = form_of(fields, fields.logprobs)
+        choices = self._choices
+        if form is not None:
+            written = [raw(chat_json(entries, form)) for entries in self._logprobs]
+            choices = [replaced(choice, logprobs=one) for choice, one in zip(choices, written, strict=True)]
+        asked = fields.prompt_logprobs is not None
+        document = TokenGeneration(
+            request_id=self.exchange.request_id,
+            choices=choices,
+            prompt_logprobs=raw(prompt_json(self._prompt_logprobs)) if asked else None,
+            usage=usage,
+        )
+        return msgspec.json.encode(document)
+
+
+def _renamed(error: Exception) -> Exception:
+    if isinstance(error, ServiceError):
+        rename_field(error, _FIELDS)
+    return error
+
+
+def token_routes(desk: FrontDesk) -> list[Route]:
+    """The token API's part of the route table."""
+    return [
+        Route(
+            "POST",
+            "/inference/v1/generate",
+            TokenGenerate(desk),
+            "Continues token ids.",
+            TokenGenerateRequest,
+            TokenGeneration,
+            TokenGeneration,
+            errors=(400, 404, 408, 413, 429, 500, 503, 504),
+        )
+    ]
+
+
+def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
+    """The sampling parameters, with the request's own fields in them."""
+    fields = request.sampling_params or TokenSampling()
+    given = {
+        name: getattr(request, name) for name in ("stream", "stream_options", "cache_salt", "priority", "request_id")
+    }
+    return msgspec.structs.replace(fields, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check(fields: TokenSampling, desk: FrontDesk) -> None:
+    if fields.stop:
+        raise InvalidRequest("stop needs text, and there is none here; give stop_token_ids.", field=f"{_NESTED}.stop")
+    if fields.logprobs is not None and fields.logprobs > desk.config.max_logprobs:
+        most = desk.config.max_logprobs
+        message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed."
+        raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
+    check_fields(fields, desk.config.max_choices)
+    check_logprob_token_ids(fields, fields.logprobs, "logprobs")

@@ -1,0 +1,89 @@
+"""How a model's calls are written, as grammars need it: what announces a call, and what follows under strict schemas.
+
+A syntax and its parser describe one format: whatever the syntax allows, the parser reads as calls whose arguments
+follow the schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence
+from baton.gateway.parsing.tool import Tool
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class BareCalls:
+    """Calls that nothing announces: they are the whole answer."""
+
+    calls: Callable[[Sequence[Tool]], Form]
+    signs: Callable[[Sequence[Tool]], str]  # a regex: an answer that begins like this is calls
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What follows one of these triggers in free text."""
+
+    triggers: tuple[str, ...]
+    call: Callable[[Sequence[Tool]], Form]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls are written. Texts may spell special tokens."""
+
+    announced: tuple[Announced, ...] = ()
+    bare: BareCalls | None = None
+    neutral: tuple[str, ...] = ()  # special tokens that may stand in free text: of sections around the calls
+    section: tuple[str, str] = ("", "")  # what stands around all calls
+    separator: str = "\n"  # between two calls
+
+    def beside_text(self, tools: Sequence[Tool]) -> Form:
+        """Returns the form of free text with calls in it."""
+        tags = [
+            {"triggers": [const(trigger) for trigger in each.triggers], "content": each.call(tools)}
+            for each in self.announced
+        ]
+        if not tags:
+            assert self.bare is not None, "a syntax has calls"
+            free: Form = {"type": "any_text", "not_matches": [f"({self.bare.signs(tools)})(.|\\n)*"]}
+            return either([self.bare.calls(tools), free])
+        form: Form = {"type": "triggered", "tags": tags}
+        if self.neutral:
+            form["special"] = list(self.neutral)
+        if self.bare is None:
+            return form
+        form["not_beginning"] = self.bare.signs(tools)
+        return either([self.bare.calls(tools), form])
+
+    def alone(self, tools: Sequence[Tool], parallel: bool) -> list[Form]:
+        """Returns the forms of calls without text, each of which will do."""
+        forms = [] if self.bare is None else [self.bare.calls(tools)]
+        for each in self.announced:
+            call = sequence(const(each.triggers[0]), each.call(tools))
+            several = repeat(call, self.separator) if parallel else call
+            begin, end = self.section
+            forms.append(sequence(const(begin), several, const(end)) if begin else several)
+        return forms
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """Returns the schema that the tool's arguments must follow."""
+    return dict(tool.parameters) if tool.strict and tool.parameters is not None else dict(ANY_OBJECT)
+
+
+def json_calls(begin: Callable[[str], str], end: str) -> Callable[[Sequence[Tool]], Form]:
+    """Returns the form of calls whose arguments are JSON between two texts; the first has the function's name."""
+
+    def calls(tools: Sequence[Tool]) -> Form:
+        return either(_between(begin(tool.name), json_of(parameters_of(tool)), end) for tool in tools)
+
+    return calls
+
+
+def _between(begin: str, content: Form, end: str) -> Form:
+    return sequence(const(begin), content, const(end)) if end else sequence(const(begin), content)

@@ -1,0 +1,197 @@
+"""Arguments between tags as a grammar: strings as they are, other values as JSON. What `json_value` reads back.
+
+The top level is written member by member, so its schema must list them; schemas of values may be anything where they
+allow no strings, or nothing but strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, member, members, sequence, text
+from baton.gateway.parsing.reading.arguments import kinds_of, resolved
+from baton.gateway.parsing.tool import Tool
+
+_DEFINITIONS = ("$defs", "definitions")
+_ANNOTATIONS = frozenset(
+    "title description default examples deprecated readOnly writeOnly format $comment $schema $id".split()  # noqa: SIM905
+)
+_OBJECT_KEYS = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", *_DEFINITIONS, "strict"}
+_STRING_KEYS = _ANNOTATIONS | {"type", "enum", "const", "pattern", "minLength", "maxLength", *_DEFINITIONS}
+# What the parser would take for JSON of another type where strings are not the only one allowed.
+_ANY = r"(.|\n)*"
+_JSON_LIKE = r"\s*([\[{\-0-9](.|\n)*|true|false|null|True|False|None)\s*"
+
+
+class Inexpressible(Exception):
+    """The schema cannot be written in tags. Says why."""
+
+
+def tagged_arguments(
+    tool: Tool,
+    begin: Callable[[str], str],
+    end: str,
+    stops: Sequence[str],
+    last: str,
+    of_kinds: tuple[Callable[[str], str], Callable[[str], str]] | None = None,
+) -> Form | None:
+    """Returns the form of all arguments; None where there are none. Raises Inexpressible.
+
+    `begin` is what stands before the value of a key and `end` what stands behind it; values contain none of `stops`.
+    `last` is what follows the end, as far as it is part of each argument. `of_kinds`: what stands before strings, and
+    before other values, where tags say which of the two comes.
+    """
+    several = []
+    for name, schema, required in properties_of(tool):
+        if name != name.strip() or any(char in name for char in "<>\n") or not name:
+            raise Inexpressible(f"the name {name!r}")
+        value = tagged_value(schema, tool.parameters or {}, stops, name)
+        before = (begin, begin) if of_kinds is None else of_kinds
+        content = either(
+            sequence(const(before[one["type"] == "json_schema"](name)), one, const(end + last)) for one in value
+        )
+        several.append(member(content, required))
+    return members(several) if several else None
+
+
+def listed_arguments(
+    tool: Tool, begin: Callable[[str], str], separator: str, is_key: Callable[[str], bool]
+) -> Form | None:
+    """Returns the form of arguments whose values are JSON, behind their keys; None where there are none.
+
+    Raises Inexpressible.
+    """
+    several = []
+    for name, schema, required in properties_of(tool):
+        if not is_key(name):
+            raise Inexpressible(f"the name {name!r}")
+        value = schema if isinstance(schema, Mapping) else {}
+        content = sequence(const(begin(name)), json_of(_with_definitions(value, tool.parameters or {})))
+        several.append(member(content, required))
+    return members(several, separator) if several else None
+
+
+def properties_of(tool: Tool) -> list[tuple[str, Any, bool]]:
+    """The tool's parameters: name, schema, whether it is required."""
+    schema = resolved(tool.parameters or {}, tool.parameters or {})
+    unknown = sorted(set(schema) - _OBJECT_KEYS)
+    if unknown:
+        raise Inexpressible(f"{unknown[0]} at the schema's top level")
+    properties = schema.get("properties") or {}
+    required = [name for name in schema.get("required") or () if isinstance(name, str)]
+    names = [*properties, *(name for name in required if name not in properties)]
+    return [(name, properties.get(name, {}), name in required) for name in names]
+
+
+def tagged_value(schema: object, root: Mapping[str, Any], stops: Sequence[str], name: str) -> list[Form]:
+    """Returns the forms of one value, each of which will do. Raises Inexpressible."""
+    if not isinstance(schema, Mapping):
+        return [json_of({})]
+    schema = resolved(schema, root)
+    kinds = kinds_of(schema, root)
+    if kinds == {"string"}:
+        return _string_forms(schema, stops, name, mixed=False)
+    if "string" not in kinds or kinds == kinds_of({}, {}):
+        return [json_of(_with_definitions(schema, root))]
+    forms: list[Form] = []
+    for branch in _branches(schema, root, name):
+        if kinds_of(branch, root) == {"string"}:
+            forms += _string_forms(branch, stops, name, mixed=True)
+        else:
+            forms.append(json_of(_with_definitions(branch, root)))
+    return forms
+
+
+def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The schema as alternatives, each of strings or of anything but strings."""
+    if isinstance(schema.get("enum"), list):
+        return [{"enum": [value]} for value in schema["enum"]]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            _check_keys(schema, _ANNOTATIONS | {key, *_DEFINITIONS}, name)
+            parts = [resolved(part, root) for part in schema[key] if isinstance(part, Mapping)]
+            mixed = [part for part in parts if "string" in kinds_of(part, root) and kinds_of(part, root) != {"string"}]
+            whole = [part for part in parts if part not in mixed]
+            return whole + [one for part in mixed for one in _branches(part, root, name)]
+    if isinstance(schema.get("type"), list):
+        others = [kind for kind in schema["type"] if kind != "string"]
+        of_strings = {key: value for key, value in schema.items() if key in _STRING_KEYS}
+        not_strings = {key: value for key, value in schema.items() if key not in ("pattern", "minLength", "maxLength")}
+        return [{**of_strings, "type": "string"}, {**not_strings, "type": others}]
+    raise Inexpressible(f"the type of {name!r}: it allows strings and other values in a way that tags cannot tell")
+
+
+def _string_forms(schema: Mapping[str, Any], stops: Sequence[str], name: str, mixed: bool) -> list[Form]:
+    _check_keys(schema, _STRING_KEYS, name)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        return _literals([value for value in values if isinstance(value, str)], stops, name, mixed)
+    matches = []
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        matches.append(f"(.|\\n){{{least},{most}}}")
+    if "pattern" in schema:
+        matches.append(_searching(str(schema["pattern"]), name))
+    return [text(stops, matches, [_JSON_LIKE] if mixed else ())]
+
+
+def _literals(values: Sequence[str], stops: Sequence[str], name: str, mixed: bool) -> list[Form]:
+    texts = [value for value in values if not any(stop in value for stop in stops) and not (mixed and _is_json(value))]
+    if not texts:
+        raise Inexpressible(f"the values of {name!r}: none of them can be written between tags")
+    # An empty text is no literal.
+    return [const(value) if value else text(matches=["(.|\\n){0}"]) for value in texts]
+
+
+def _is_json(value: str) -> bool:
+    stripped = value.strip()
+    if stripped in ("True", "False", "None"):
+        return True
+    try:
+        orjson.loads(stripped)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _searching(pattern: str, name: str) -> str:
+    """The regex of whole texts in which the pattern is found, as JSON Schema has it."""
+    body = pattern.removeprefix("^")
+    at_start = len(body) < len(pattern)
+    at_end = body.endswith("$") and (len(body[:-1]) - len(body[:-1].rstrip("\\"))) % 2 == 0
+    body = body[:-1] if at_end else body
+    if (at_start or at_end) and _has_alternatives(body):
+        raise Inexpressible(f"the pattern of {name!r}: it has alternatives beside an anchor")
+    return f"{'' if at_start else _ANY}({body}){'' if at_end else _ANY}"
+
+
+def _has_alternatives(body: str) -> bool:
+    """Whether the regex is several, outside of all groups."""
+    depth, in_class, escaped = 0, False, False
+    for char in body:
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and not depth:
+            return True
+    return False
+
+
+def _with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
+
+
+def _check_keys(schema: Mapping[str, Any], allowed: frozenset[str] | set[str], name: str) -> None:
+    unknown = sorted(set(schema) - allowed)
+    if unknown:
+        raise Inexpressible(f"{unknown[0]} of {name!r}")

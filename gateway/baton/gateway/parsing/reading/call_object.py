@@ -1,0 +1,107 @@
+"""A call written as a JSON object: {"name": ..., "arguments": {...}}, the members in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from baton.gateway.parsing.reading.event_writer import EventWriter
+from baton.gateway.parsing.reading.source import Malformed, Source, Steps
+from baton.gateway.parsing.reading.text_parser import call_name
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("type", "id")
+
+
+def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
+    """Reads one object, inside of an attempt, and writes the call from the moment that its name is known.
+
+    Raises Malformed where the text is no such object. Members of other names are passed over. With `is_call` the
+    object may be something else: its function's name decides, and members of other names before that do too.
+    """
+    num_calls = out.num_calls
+    early_arguments: str | None = None  # came before the name
+    has_arguments = False
+    yield from source.expect("{")
+    while True:
+        key = yield from _read_key(source)
+        started = out.num_calls > num_calls
+        if key == "name" and not started:
+            name = call_name((yield from source.read_json_string()))
+            if is_call is not None and not is_call(name):
+                raise Malformed
+            out.start(name)
+            source.commit()
+            if early_arguments is not None:
+                out.arguments(_as_object(early_arguments))
+        elif key in _ARGUMENT_KEYS and not has_arguments:
+            has_arguments = True
+            if started:
+                yield from pass_arguments(source, out)
+            else:
+                early_arguments = yield from source.read_json()
+        elif started or is_call is None or key in _OTHER_KEYS:
+            yield from source.read_json()
+        else:
+            raise Malformed
+        source.begin()
+        yield from source.skip_space()
+        if (yield from source.expect(",", "}")) == "}":
+            break
+    if out.num_calls == num_calls:
+        raise Malformed
+    if not has_arguments:
+        out.arguments("{}")
+    source.commit()
+    out.end()
+
+
+def read_call_list(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
+    """Reads a JSON list of such objects, inside of an attempt."""
+    yield from source.skip_space()
+    yield from source.expect("[")
+    while True:
+        yield from source.skip_space()
+        yield from read_call_object(source, out, is_call)
+        source.begin()
+        yield from source.skip_space()
+        if (yield from source.expect(",", "]")) == "]":
+            return
+
+
+def pass_arguments(source: Source, out: EventWriter) -> Steps[None]:
+    """Passes the arguments of the open call on, as they are written; a string with JSON in it as what it says."""
+    source.begin()
+    yield from source.skip_space()
+    first = yield from source.peek()
+    if first == "n":
+        out.arguments(_as_object((yield from source.read_json())))
+        source.commit()
+        return
+    source.commit()
+    if first == '"':
+        yield from source.pass_json_string(out.arguments)
+    else:
+        yield from source.pass_json(out.arguments)
+
+
+def _as_object(value: str) -> str:
+    if value == "null":
+        return "{}"
+    if not value.startswith('"'):
+        return value
+    try:
+        text: str = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+    return text
+
+
+def _read_key(source: Source) -> Steps[str]:
+    yield from source.skip_space()
+    key = yield from source.read_json_string()
+    yield from source.skip_space()
+    yield from source.expect(":")
+    yield from source.skip_space()
+    return key

@@ -1,0 +1,228 @@
+"""The built-in formats by name, and which of them a model's chat template speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from baton.gateway.parsing.output_format import ReasoningFormat, ToolFormat
+from baton.gateway.parsing.reasoning_formats import granite as granite_reasoning
+from baton.gateway.parsing.reasoning_formats.granite import GraniteReasoningParser
+from baton.gateway.parsing.reasoning_formats.think_tags import ThinkTagsParser
+from baton.gateway.parsing.tool_formats import (
+    deepseek_v3,
+    gemma,
+    glm45,
+    harmony,
+    hermes,
+    invoke_tags,
+    kimi_k2,
+    listed_calls,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen3_coder,
+)
+from baton.gateway.parsing.tool_formats.deepseek_v3 import DeepSeekV3Parser
+from baton.gateway.parsing.tool_formats.gemma import FunctionGemmaParser, Gemma4Parser
+from baton.gateway.parsing.tool_formats.glm45 import Glm45Parser
+from baton.gateway.parsing.tool_formats.harmony import HarmonyParser
+from baton.gateway.parsing.tool_formats.hermes import HermesParser
+from baton.gateway.parsing.tool_formats.invoke_tags import DsmlParser, InvokeParser
+from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
+from baton.gateway.parsing.tool_formats.listed_calls import GraniteParser, Phi4MiniParser, XlamParser
+from baton.gateway.parsing.tool_formats.llama3_json import Llama3JsonParser
+from baton.gateway.parsing.tool_formats.mistral import MistralParser
+from baton.gateway.parsing.tool_formats.pythonic import PythonicParser
+from baton.gateway.parsing.tool_formats.qwen3_coder import Qwen3CoderParser, SeedOssParser
+
+_THINK, _END_THINK = "<think>", "</think>"
+_MISTRAL_THINK, _MISTRAL_END_THINK = "[THINK]", "[/THINK]"
+_CALL_TAGS = ("<tool_call>", "</tool_call>")
+_HARMONY_TOKENS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.CALL, harmony.CONSTRAIN)
+_KIMI_SECTION = (kimi_k2.SECTION,)
+_SEED_THINK = ("<seed:think>", "</seed:think>")
+_GEMMA_THINK = ("<|channel>thought\n", "<channel|>")
+_HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), _HARMONY_TOKENS)
+
+
+def _think(
+    opened: bool = False, implicit_ends: tuple[str, ...] = (), tags: tuple[str, str] = (_THINK, _END_THINK)
+) -> ReasoningFormat:
+    return ReasoningFormat(
+        lambda is_open: ThinkTagsParser(*tags, opened=is_open, implicit_ends=implicit_ends),
+        special_tokens=(*tags, *implicit_ends),
+        open_tag=tags[0],
+        close_tag=tags[1],
+        opened=opened,
+    )
+
+
+_TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": ToolFormat(HermesParser, _CALL_TAGS, syntax=hermes.SYNTAX, starts=_CALL_TAGS[:1]),
+    "llama3_json": ToolFormat(
+        Llama3JsonParser,
+        (*llama3_json.TAGS, llama3_json.END_TAG),
+        starts=llama3_json.TAGS,
+        bare_start=llama3_json.bare_start,
+        syntax=llama3_json.SYNTAX,
+    ),
+    "mistral": ToolFormat(
+        MistralParser, (mistral.CALLS, mistral.ARGS, mistral.CALL_ID), starts=(mistral.CALLS,), syntax=mistral.SYNTAX
+    ),
+    "qwen3_coder": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1], syntax=qwen3_coder.SYNTAX),
+    "qwen3_xml": ToolFormat(Qwen3CoderParser, _CALL_TAGS, starts=_CALL_TAGS[:1], syntax=qwen3_coder.SYNTAX),
+    "deepseek_v3": ToolFormat(
+        DeepSeekV3Parser,
+        (
+            deepseek_v3.CALLS,
+            deepseek_v3.END_CALLS,
+            deepseek_v3.CALL,
+            deepseek_v3.SEP,
+            deepseek_v3.END_CALL,
+        ),
+        starts=(deepseek_v3.CALLS,),
+        syntax=deepseek_v3.SYNTAX,
+    ),
+    "kimi_k2": ToolFormat(
+        KimiK2Parser,
+        (kimi_k2.SECTION, kimi_k2.END_SECTION, kimi_k2.CALL, kimi_k2.ARGUMENTS, kimi_k2.END_CALL),
+        starts=_KIMI_SECTION,
+        syntax=kimi_k2.SYNTAX,
+    ),
+    "glm45": ToolFormat(
+        Glm45Parser,
+        (*_CALL_TAGS, *glm45.TAGS),
+        starts=_CALL_TAGS[:1],
+        syntax=glm45.SYNTAX,
+    ),
+    "gpt-oss": ToolFormat(HarmonyParser, _HARMONY_TOKENS, has_reasoning=True, output_form=harmony.output_form),
+    "pythonic": ToolFormat(
+        PythonicParser,
+        (pythonic.START, pythonic.END),
+        starts=(pythonic.START,),
+        bare_start=pythonic.bare_start,
+        syntax=pythonic.SYNTAX,
+    ),
+    "granite": ToolFormat(
+        GraniteParser,
+        (*listed_calls.GRANITE_MARKS, "</tool_call>"),
+        starts=listed_calls.GRANITE_MARKS,
+        syntax=listed_calls.GRANITE_SYNTAX,
+    ),
+    "phi4_mini_json": ToolFormat(Phi4MiniParser, starts=(listed_calls.PHI_MARK,), syntax=listed_calls.PHI_SYNTAX),
+    "xlam": ToolFormat(
+        XlamParser,
+        listed_calls.XLAM_MARKS,
+        starts=listed_calls.XLAM_MARKS,
+        bare_start=listed_calls.bare_list,
+        syntax=listed_calls.XLAM_SYNTAX,
+    ),
+    "functiongemma": ToolFormat(
+        FunctionGemmaParser,
+        (*FunctionGemmaParser.tags, FunctionGemmaParser.quote),
+        starts=FunctionGemmaParser.tags[:1],
+        syntax=gemma.FUNCTION_GEMMA_SYNTAX,
+    ),
+    "gemma4": ToolFormat(
+        Gemma4Parser,
+        (*Gemma4Parser.tags, Gemma4Parser.quote),
+        starts=Gemma4Parser.tags[:1],
+        syntax=gemma.GEMMA4_SYNTAX,
+    ),
+    "minimax_m2": ToolFormat(
+        InvokeParser, InvokeParser.section, starts=InvokeParser.section[:1], syntax=invoke_tags.MINIMAX_SYNTAX
+    ),
+    "deepseek_v32": ToolFormat(
+        DsmlParser, DsmlParser.section, starts=DsmlParser.section[:1], syntax=invoke_tags.DSML_SYNTAX
+    ),
+    "seed_oss": ToolFormat(
+        SeedOssParser, qwen3_coder.SEED_TAGS, starts=qwen3_coder.SEED_TAGS[:1], syntax=qwen3_coder.SEED_SYNTAX
+    ),
+}
+# Other names of the same, and what differs in what models write.
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    **_TOOL_FORMATS,
+    "deepseek_v31": replace(_TOOL_FORMATS["deepseek_v3"], syntax=deepseek_v3.V31_SYNTAX),
+    "glm47": replace(_TOOL_FORMATS["glm45"], syntax=glm45.syntax_of("")),
+    "llama4_pythonic": _TOOL_FORMATS["pythonic"],
+    "openai": _TOOL_FORMATS["gpt-oss"],
+}
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "deepseek_r1": _think(opened=True),
+    "qwen3": _think(),
+    "glm45": _think(),
+    "kimi_k2": _think(implicit_ends=_KIMI_SECTION),
+    "mistral": ReasoningFormat(
+        lambda opened: ThinkTagsParser(_MISTRAL_THINK, _MISTRAL_END_THINK, opened=opened, anywhere=True),
+        special_tokens=(_MISTRAL_THINK, _MISTRAL_END_THINK),
+        open_tag=_MISTRAL_THINK,
+        close_tag=_MISTRAL_END_THINK,
+    ),
+    "gpt-oss": _HARMONY_REASONING,
+    "openai_gptoss": _HARMONY_REASONING,
+    "deepseek_v3": _think(),
+    "glm47": _think(),
+    "nemotron_v3": _think(opened=True),
+    "minimax_m2": _think(opened=True),
+    "seed_oss": _think(tags=_SEED_THINK),
+    "gemma4": ReasoningFormat(
+        lambda opened: ThinkTagsParser(*_GEMMA_THINK, opened=opened, implicit_ends=Gemma4Parser.tags[:1]),
+        special_tokens=("<|channel>", "<channel|>"),
+        open_tag=_GEMMA_THINK[0],
+        close_tag=_GEMMA_THINK[1],
+    ),
+    "granite": ReasoningFormat(
+        GraniteReasoningParser, open_tag=granite_reasoning.STARTS[0], close_tag=granite_reasoning.ENDS[0]
+    ),
+}
+
+# The first whose texts are all in the template.
+_TOOL_SIGNS = (
+    ("gpt-oss", ("<|channel|>", "<|message|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v3", ("<｜tool▁call▁begin｜>",)),
+    ("deepseek_v32", ("<｜DSML｜",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("glm47", ("<tool_call>{function-name}<arg_key>",)),
+    ("glm45", ("<tool_call>", "<arg_key>")),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("[func_name1(param",)),
+    ("llama3_json", ('{"name": function name, "parameters":',)),
+    ("pythonic", ("<|python_start|>",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("phi4_mini_json", ("functools[",)),
+)
+_REASONING_SIGNS = (
+    ("gpt-oss", ("<|channel|>", "<|message|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", _THINK)),
+    ("deepseek_r1", ("<｜Assistant｜>", _END_THINK)),
+    ("mistral", (_MISTRAL_THINK,)),
+    ("minimax_m2", ("<minimax:tool_call>", _THINK)),
+    ("seed_oss", _SEED_THINK),
+    ("gemma4", ("<channel|>", "<|tool_call>")),
+    ("granite", ("Here is my thought process:",)),
+    ("glm45", ("<arg_key>", _THINK)),
+    ("qwen3", (_END_THINK,)),
+)
+
+
+def recognized_tools(template: str) -> str:
+    """The tool format that a chat template asks for; empty where it is none of these."""
+    return _recognized(template, _TOOL_SIGNS)
+
+
+def recognized_reasoning(template: str) -> str:
+    """The same for reasoning."""
+    return _recognized(template, _REASONING_SIGNS)
+
+
+def _recognized(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    return next((name for name, texts in signs if all(text in template for text in texts)), "")

@@ -1,0 +1,79 @@
+"""GLM 4.5 to 4.7: <tool_call>f, then <arg_key>k</arg_key><arg_value>v</arg_value> for each argument, </tool_call>."""
+
+from __future__ import annotations
+
+from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
+from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
+from baton.gateway.parsing.grammar.tagged_arguments import tagged_arguments
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_KEY, _END_KEY = "<arg_key>", "</arg_key>"
+_VALUE, _END_VALUE = "<arg_value>", "</arg_value>"
+TAGS = (_KEY, _END_KEY, _VALUE, _END_VALUE)
+
+
+def syntax_of(line_break: str) -> CallSyntax:
+    """Returns how calls are written, with this between their parts: GLM 4.5 breaks lines, GLM 4.7 does not."""
+
+    def begin(key: str) -> str:
+        return f"{_KEY}{key}{_END_KEY}{line_break}{_VALUE}"
+
+    def one(tool: Tool) -> Form:
+        if not tool.strict:
+            rest = text(special=TAGS)
+            return sequence(const(tool.name + line_break), rest, const(CLOSE))
+        arguments = tagged_arguments(tool, begin, _END_VALUE, (_END_VALUE,), line_break)
+        return sequence(*(part for part in (const(tool.name + line_break), arguments, const(CLOSE)) if part))
+
+    return CallSyntax((Announced((OPEN,), lambda tools: either(map(one, tools))),))
+
+
+SYNTAX = syntax_of("\n")
+
+
+class Glm45Parser(ToolParser):
+    """Values are JSON, but for strings, which are written as they are."""
+
+    def parse(self) -> Steps[None]:
+        while (yield from self.source.until(markers(OPEN), self.out.content)):
+            yield from self.attempt(self._call(), OPEN)
+
+    def _call(self) -> Steps[None]:
+        source, out = self.source, self.out
+        text, stop = yield from source.read_until(markers(_KEY, CLOSE))
+        name = call_name(text)
+        source.unread(len(stop))
+        source.commit()
+        out.start(name)
+        arguments = ArgumentsWriter(out, self.tools.get(name))
+        while True:
+            source.begin()
+            yield from source.skip_space()
+            if (yield from source.expect(_KEY, CLOSE)) == CLOSE:
+                break
+            key, _ = yield from source.read_until(markers(_END_KEY))
+            yield from source.skip_space()
+            yield from source.expect(_VALUE)
+            yield from self._value(arguments, key.strip())
+        source.commit()
+        arguments.close()
+        out.end()
+
+    def _value(self, arguments: ArgumentsWriter, key: str) -> Steps[None]:
+        source = self.source
+        source.commit()
+        kinds = arguments.kinds(key)
+        if kinds == {"string"}:
+            arguments.begin_text(key)
+            if not (yield from source.until(markers(_END_VALUE), arguments.text)):
+                raise Malformed
+            arguments.end_text()
+            return
+        source.begin(MAX_VALUE_CHARS)
+        text, _ = yield from source.read_until(markers(_END_VALUE))
+        source.commit()
+        arguments.add(key, json_value(text, kinds))

@@ -1,0 +1,100 @@
+"""gpt-oss's harmony: messages in channels. Analysis is reasoning, final is the answer, a recipient makes it a call.
+
+<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
+<|message|>{...}<|call|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from baton.gateway.parsing.grammar.call_syntax import parameters_of
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, text
+from baton.gateway.parsing.reading.event_writer import NewId
+from baton.gateway.parsing.reading.source import Malformed, Steps, TextSink, markers
+from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
+
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_FUNCTIONS = "functions."
+_MAX_HEADER_CHARS = 1024
+
+
+def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
+    """The whole output, in which calls follow the schemas, and the final message is of the answer's form if any."""
+    calls = []
+    for tool in tools:
+        recipient = f" to={_FUNCTIONS}{tool.name}"
+        body = json_of(parameters_of(tool))
+        for channel in ("analysis", "commentary"):
+            for kind in ("", f" {CONSTRAIN}json", " json"):
+                calls.append(sequence(const(f"{CHANNEL}{channel}{recipient}{kind}{MESSAGE}"), body))
+                calls.append(sequence(const(f"{recipient}{CHANNEL}{channel}{kind}{MESSAGE}"), body))
+    no_call = f"to={_FUNCTIONS}"
+    header = text([no_call] if answer is None else [no_call, "final"], special=[CONSTRAIN])
+    messages = [
+        sequence(const(CHANNEL), header, const(MESSAGE), text()),
+        sequence(text([no_call]), const(CHANNEL), header, const(MESSAGE), text()),
+    ]
+    if answer is not None:
+        messages.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), answer))
+        messages.append(sequence(const(f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}"), answer))
+    end = either([const(END), const(CALL), const(RETURN)])
+    message = either([*messages, *calls])
+    turn = sequence(end, const(f"{START}assistant"), message)
+    return sequence(message, repeat(turn, optional=True), repeat(end, optional=True))
+
+
+class HarmonyParser(ToolParser):
+    """Reasoning and calls in one. Without tools, what is sent to one is part of the answer."""
+
+    def __init__(self, tools: Sequence[Tool] = (), new_id: NewId | None = None) -> None:
+        self.in_reasoning = False
+        super().__init__(tools, new_id)
+
+    def parse(self) -> Steps[None]:
+        while marker := (yield from self.source.until(markers(START, CHANNEL, END, CALL, RETURN), self.out.content)):
+            if marker in (START, CHANNEL):
+                yield from self.attempt(self._message(marker), marker)
+
+    def _message(self, marker: str) -> Steps[None]:
+        source, out = self.source, self.out
+        # Nothing was read since begin(), so this begins anew with a limit of its own.
+        source.commit()
+        source.begin(_MAX_HEADER_CHARS)
+        header, stop = yield from source.read_until(markers(MESSAGE, END, CALL, RETURN))
+        if stop != MESSAGE:
+            raise Malformed
+        header = marker + header
+        channel = _CHANNEL_NAME.search(header)
+        recipient = _RECIPIENT.search(header)
+        function = recipient is not None and recipient[1].startswith(_FUNCTIONS)
+        if recipient is not None and function and self.tools:
+            name = call_name(recipient[1].removeprefix(_FUNCTIONS))
+            source.commit()
+            out.start(name)
+            yield from self._body(out.arguments)
+            out.end()
+            return
+        source.commit()
+        # Built-in tools (python, browser) are not served: what goes to them is nothing for the client's eyes.
+        if (channel is not None and channel[1] == "analysis") or (recipient is not None and not function):
+            yield from self._reasoning()
+        else:
+            yield from self._body(out.content)
+
+    def _reasoning(self) -> Steps[None]:
+        self.in_reasoning = True
+        yield from self._body(self.out.reasoning)
+        self.out.end_reasoning()
+        self.in_reasoning = False
+
+    def _body(self, sink: TextSink) -> Steps[None]:
+        stop = yield from self.source.until(markers(END, CALL, RETURN, START, CHANNEL), sink)
+        if stop in (START, CHANNEL):
+            self.source.unread(len(stop))

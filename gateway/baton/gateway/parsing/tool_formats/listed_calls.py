@@ -1,0 +1,80 @@
+"""Granite, Phi 4 mini and xLAM: [{"name": "f", "arguments": {...}}, ...] behind a mark, or as the whole output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from baton.gateway.parsing.grammar.call_syntax import Announced, BareCalls, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, spaced
+from baton.gateway.parsing.reading.call_object import read_call_list
+from baton.gateway.parsing.reading.source import Steps, markers
+from baton.gateway.parsing.reading.text_parser import ToolParser
+from baton.gateway.parsing.tool import Tool
+from baton.gateway.parsing.tool_formats.llama3_json import object_signs
+
+GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # of Granite 3.0, and of 3.1 and later
+PHI_MARK = "functools"
+XLAM_MARKS = ("[TOOL_CALLS]", "<tool_call>")
+_CLOSE = "</tool_call>"
+
+
+class _ListedCallsParser(ToolParser):
+    marks: tuple[str, ...]
+
+    def parse(self) -> Steps[None]:
+        while mark := (yield from self.source.until(markers(*self.marks), self.out.content)):
+            yield from self.attempt(self._list(), mark)
+
+    def _list(self) -> Steps[None]:
+        yield from read_call_list(self.source, self.out)
+        yield from self.source.skip_space()
+        yield from self.source.take(_CLOSE)
+
+
+class GraniteParser(_ListedCallsParser):
+    """A list behind <|tool_call|> or <tool_call>."""
+
+    marks = GRANITE_MARKS
+
+
+class Phi4MiniParser(_ListedCallsParser):
+    """A list behind functools."""
+
+    marks = (PHI_MARK,)
+
+
+class XlamParser(_ListedCallsParser):
+    """A list behind a mark, or the whole output: then only the names of the request's tools are calls."""
+
+    marks = XLAM_MARKS
+
+    def parse(self) -> Steps[None]:
+        yield from self.attempt(read_call_list(self.source, self.out, self.tools.__contains__), "")
+        yield from super().parse()
+
+
+def _begin(name: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "arguments": '
+
+
+_object = json_calls(_begin, "}")
+
+
+def call_list(tools: Sequence[Tool]) -> Form:
+    """The form of a list of calls."""
+    return sequence(const("["), repeat(_object(tools), ", "), const("]"))
+
+
+def bare_list(tools: Sequence[Tool]) -> Form:
+    """The form of a list that is the whole output."""
+    first = either(sequence(spaced(f"[{_begin(tool.name)}"), json_of(parameters_of(tool))) for tool in tools)
+    more = repeat(sequence(const(", "), _object(tools)), optional=True)
+    return sequence(first, const("}"), more, const("]"))
+
+
+GRANITE_SYNTAX = CallSyntax((Announced(GRANITE_MARKS, call_list),))
+PHI_SYNTAX = CallSyntax((Announced((PHI_MARK,), call_list),))
+XLAM_SYNTAX = CallSyntax(
+    (Announced(XLAM_MARKS, call_list),), BareCalls(bare_list, lambda tools: rf"\s*\[{object_signs(tools)}")
+)

@@ -1,0 +1,78 @@
+"""Llama 3.1 to 4: the whole output is {"name": "f", "parameters": {...}}, more calls behind a semicolon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from baton.gateway.parsing.grammar.call_syntax import Announced, BareCalls, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, spaced
+from baton.gateway.parsing.reading.call_object import read_call_object
+from baton.gateway.parsing.reading.source import Steps, markers
+from baton.gateway.parsing.reading.text_parser import ToolParser
+from baton.gateway.parsing.tool import Tool
+
+# Of Llama 3, and of Llama 4.
+TAGS = ("<|python_tag|>", "<|python_start|>")
+END_TAG = "<|python_end|>"
+
+
+def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
+    """A call that no tag announces, as a part of a structural tag."""
+    properties = {"name": {"enum": [tool.name for tool in tools]}, "parameters": {"type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _begin(name: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "parameters": '
+
+
+_call = json_calls(_begin, "}")
+
+
+def _calls(tools: Sequence[Tool]) -> Form:
+    first = either(sequence(spaced(_begin(tool.name)), json_of(parameters_of(tool)), const("}")) for tool in tools)
+    return sequence(first, repeat(sequence(const("; "), _call(tools)), optional=True))
+
+
+def object_signs(tools: Sequence[Tool]) -> str:
+    """A regex of objects that begin as calls do; a key or a name with an escape in it may be any."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    before = r'("(type|id)"\s*:\s*("([^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*'
+    call = rf'"name"\s*:\s*"([^"]*\\|({names})")|"(parameters|arguments)"|"[^"]*\\|"(type|id)"\s*:\s*[{{\[]'
+    return rf"\s*\{{\s*{before}({call})"
+
+
+SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, object_signs), neutral=(END_TAG,))
+
+
+class Llama3JsonParser(ToolParser):
+    """Only the names of the request's tools are calls, as nothing else tells a call from an answer in JSON.
+
+    Calls are at the start of the output, or behind a tag.
+    """
+
+    def parse(self) -> Steps[None]:
+        tag = ""
+        while True:
+            if (yield from self.attempt(self._call(), tag)):
+                while (yield from self.attempt(self._next_call(), "")):
+                    pass
+            yield from self.source.take(END_TAG)
+            tag = yield from self.source.until(markers(*TAGS), self.out.content)
+            if not tag:
+                return
+
+    def _call(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        yield from read_call_object(self.source, self.out, self.tools.__contains__)
+
+    def _next_call(self) -> Steps[None]:
+        yield from self.source.skip_space()
+        if (yield from self.source.take(";", ",")):
+            yield from self.source.skip_space()
+        yield from self.source.take(*TAGS)
+        yield from self._call()

@@ -1,0 +1,108 @@
+"""Llama 4, ToolACE and others: the whole output is a Python list of calls, [f(a="x", b=1), g()]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from baton.gateway.parsing.grammar.call_syntax import BareCalls, CallSyntax
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, regex, repeat, sequence, spaced
+from baton.gateway.parsing.grammar.tagged_arguments import listed_arguments
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter
+from baton.gateway.parsing.reading.python_literal import read_python_literal
+from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps
+from baton.gateway.parsing.reading.text_parser import ToolParser
+from baton.gateway.parsing.tool import Tool
+
+START, END = "<|python_start|>", "<|python_end|>"
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_KEY = re.compile(r"[A-Za-z_]\w*")
+
+
+def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
+    """What begins a list of calls, as a part of a structural tag: the first function's name, which tells it."""
+    names = [{"type": "const_string", "value": tool.name} for tool in tools]
+    # Lexemes as JSON has them, so that a list may still turn out to be one of JSON.
+    bracket, paren = ({"type": "const_string", "value": mark} for mark in "[(")
+    return {"type": "sequence", "elements": [bracket, {"type": "or", "elements": names}, paren]}
+
+
+def _call(tool: Tool, begin: Form) -> Form:
+    """One call. JSON's literals are read like Python's."""
+    if tool.strict and tool.parameters is not None:
+        arguments = listed_arguments(tool, lambda key: f"{key}=", ", ", lambda key: _KEY.fullmatch(key) is not None)
+        return sequence(*(part for part in (begin, arguments, const(")")) if part))
+    several = repeat(sequence(regex(_KEY.pattern), const("="), json_of({})), ", ", optional=True)
+    return sequence(begin, several, const(")"))
+
+
+def _list(tools: Sequence[Tool]) -> Form:
+    # A list's begin is one lexeme with the name of its first function: else it would be taken for text.
+    more = repeat(either(_call(tool, const(f", {tool.name}(")) for tool in tools), optional=True)
+    calls = sequence(either(_call(tool, spaced(f"[{tool.name}(")) for tool in tools), more, const("]"))
+    tagged = sequence(either(_call(tool, const(f"{START}[{tool.name}(")) for tool in tools), more, const(f"]{END}"))
+    return either([calls, tagged])
+
+
+def _signs(tools: Sequence[Tool]) -> str:
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    return rf"\s*(<\|python_start\|>)?\s*\[\s*({names})\s*\("
+
+
+SYNTAX = CallSyntax(bare=BareCalls(_list, _signs))
+
+
+class PythonicParser(ToolParser):
+    """Only the names of the request's tools are calls, as nothing else tells a call from text in brackets."""
+
+    def parse(self) -> Steps[None]:
+        yield from self.attempt(self._calls(), "")
+        yield from self.source.everything(self.out.content)
+
+    def _calls(self) -> Steps[None]:
+        source = self.source
+        yield from source.skip_space()
+        if (yield from source.take(START)):
+            source.announced = True
+        yield from source.skip_space()
+        yield from source.expect("[")
+        while True:
+            yield from self._call()
+            source.begin()
+            yield from source.skip_space()
+            if (yield from source.expect(",", "]")) == "]":
+                break
+        yield from source.skip_space()
+        yield from source.take(END)
+
+    def _call(self) -> Steps[None]:
+        source, out = self.source, self.out
+        yield from source.skip_space()
+        name = yield from source.read_pattern(_NAME)
+        yield from source.skip_space()
+        yield from source.expect("(")
+        if name not in self.tools:
+            raise Malformed
+        source.commit()
+        out.start(name)
+        arguments = ArgumentsWriter(out, None)
+        while True:
+            source.begin(MAX_VALUE_CHARS)
+            yield from source.skip_space()
+            if (yield from source.take(")")):
+                break
+            key = yield from source.read_pattern(_KEY)
+            yield from source.skip_space()
+            yield from source.expect("=")
+            value = yield from read_python_literal(source)
+            yield from source.skip_space()
+            stop = yield from source.expect(",", ")")
+            source.commit()
+            arguments.add(key, value)
+            if stop == ")":
+                break
+        source.commit()
+        arguments.close()
+        out.end()

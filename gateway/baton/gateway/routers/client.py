@@ -1,0 +1,318 @@
+"""The gateway's side of the routers: placements with retry over replicas, outcomes in the background, models served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import grpc
+
+from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.routers.link import NotPlaced, RouterLink
+from baton.rpc.channel import Dial
+from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc, problem_of
+from baton.v1 import router_pb2, types_pb2
+
+_log = logging.getLogger(__name__)
+
+# Another router, or the same one later, may do better.
+_TRANSIENT = frozenset(
+    (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.NOT_FOUND,
+    )
+)
+_RETRY_AFTER_MS = 1000
+_MAX_REPORTS = 4096  # that wait for one router
+_REPORT_PAUSE_SECONDS = 0.25  # after a report that was not taken
+_REPORT_BATCH = 256
+_PLAIN = Dial()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTimes:
+    """Seconds."""
+
+    attempt: float = 1.0  # one router's answer
+    total: float = 5.0  # all attempts, while no router is up
+    # All attempts, while routers answer that no worker is alive: longer than a router needs to find one that is back.
+    no_worker: float = 2.0
+    first_delay: float = 0.05
+    max_delay: float = 1.0
+    report_interval: float = 0.05
+    report_timeout: float = 2.0
+    report_patience: float = 10.0  # for which a report is tried, at one router after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement, and which router knows of it."""
+
+    response: router_pb2.PlaceResponse
+    router: _Router
+    at: float  # monotonic seconds
+    asked_at: float  # the first router
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWord:
+    """What one router says of the fleet."""
+
+    address: str
+    fleet: router_pb2.GetFleetResponse | None  # None: it did not answer
+    problem: str = ""  # why it did not
+
+
+class _Report(NamedTuple):
+    outcome: router_pb2.PlacementOutcome
+    until: float  # monotonic seconds; nobody is told later
+
+
+@dataclass(slots=True, eq=False)
+class _Router:
+    link: RouterLink
+    outcomes: deque[_Report] = field(default_factory=lambda: deque(maxlen=_MAX_REPORTS))
+
+
+class RouterClient:
+    """Talks to one router at a time, and goes to the next when it is lost; for the lifetime of an `async with`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        on_models: Callable[[Sequence[types_pb2.ModelInfo]], None],
+        counters: GenerationCounters,
+        times: RouterTimes | None = None,
+        dial: Dial = _PLAIN,
+        on_outcome: Callable[[router_pb2.PlacementOutcome, int], None] | None = None,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._on_models = on_models
+        self._counters = counters
+        self._times = times or RouterTimes()
+        self._dial = dial
+        self._on_outcome = on_outcome  # called with each placement's outcome and its longest choice's output tokens
+        self._routers: list[_Router] = []
+        self._preferred = 0
+        self._reports_waiting = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        for address in self._addresses:
+            link = RouterLink(address, self._dial, on_unwanted=partial(self._give_back, address))
+            self._routers.append(_Router(link))
+        # Gateways that start together do not all take the same replica.
+        self._preferred = random.randrange(len(self._routers))
+        self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in self._routers:  # what one does not take may go to another
+            await self._flush_all()
+        for router in self._routers:
+            await router.link.close()
+
+    async def place(self, request: router_pb2.PlaceRequest, avoided: Collection[str] = ()) -> Placed:
+        """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers.
+
+        `avoided`: workers that are excluded while there are others.
+        """
+        request.excluded_worker_ids.extend(sorted(avoided))
+        started = time.monotonic()
+        limit = started + self._patience(self._times.total, request)
+        answered: ServiceError | None = None
+        delay = self._times.first_delay
+        self._counters.placements += 1
+        while True:
+            failures: list[str] = []
+            for router in self._in_order():
+                try:
+                    response = await router.link.place(request, self._times.attempt)
+                except NotPlaced as failed:
+                    refusal = self._take_refusal(router, failed)
+                    if refusal is not None and answered is None:
+                        limit = min(limit, time.monotonic() + self._patience(self._times.no_worker, request))
+                    answered = refusal or answered
+                    if avoided and failed.told:
+                        kept = [one for one in request.excluded_worker_ids if one not in avoided]
+                        request.excluded_worker_ids[:] = kept
+                        avoided = ()
+                    failures.append(f"{router.link.address}: {failed}")
+                    self._counters.placement_retries += 1
+                else:
+                    return Placed(response, router, time.monotonic(), started)
+            left = limit - time.monotonic()
+            if left <= 0:
+                self._counters.placement_failures += 1
+                raise answered or self._nobody_answers(time.monotonic() - started, failures)
+            await asyncio.sleep(min(delay * random.uniform(0.8, 1.2), left))  # the last time at the limit
+            delay = min(delay * 2, self._times.max_delay)
+
+    async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
+        """Those that a router knows. Raises Unavailable when no router answers."""
+        failures: list[str] = []
+        started = time.monotonic()
+        for router in self._in_order():
+            try:
+                request = router_pb2.ListWorkersRequest()
+                answer: router_pb2.ListWorkersResponse = await router.link.stub.ListWorkers(
+                    request, timeout=self._times.attempt
+                )
+            except grpc.aio.AioRpcError as error:
+                failures.append(f"{router.link.address}: {problem_of(error)}")
+            else:
+                return answer.workers
+        raise self._nobody_answers(time.monotonic() - started, failures)
+
+    async def fleets(self, max_placements: int) -> list[RouterWord]:
+        """What each router says of the fleet, the preferred one first. Raises nothing."""
+        request = router_pb2.GetFleetRequest(max_placements=max_placements)
+        return list(await asyncio.gather(*(self._fleet_of(router, request) for router in self._in_order())))
+
+    async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+        """Why a placement was made. Raises NotFound where no router knows, Unavailable where none answers."""
+        refusals: list[ServiceError] = []
+        failures: list[str] = []
+        started = time.monotonic()
+        for router in self._in_order():
+            try:
+                answer: router_pb2.ExplainResponse = await router.link.stub.Explain(
+                    request, timeout=self._times.report_timeout
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    refusals.append(error_from_rpc(error, f"router {router.link.address}"))
+                failures.append(f"{router.link.address}: {problem_of(error)}")
+            else:
+                return answer
+        raise refusals[0] if refusals else self._nobody_answers(time.monotonic() - started, failures)
+
+    async def _fleet_of(self, router: _Router, request: router_pb2.GetFleetRequest) -> RouterWord:
+        try:
+            fleet: router_pb2.GetFleetResponse = await router.link.stub.GetFleet(request, timeout=self._times.attempt)
+        except grpc.aio.AioRpcError as error:
+            return RouterWord(router.link.address, None, problem_of(error))
+        return RouterWord(router.link.address, fleet)
+
+    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
+        """Tells the router how a placement went, soon. `longest`: output tokens of its longest choice."""
+        if self._on_outcome is not None:
+            self._on_outcome(outcome, longest)
+        outcomes = placed.router.outcomes
+        if len(outcomes) == outcomes.maxlen:
+            self._counters.dropped_reports += 1
+        outcomes.append(_Report(outcome, time.monotonic() + self._times.report_patience))
+        self._reports_waiting.set()
+
+    def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
+        """The request left before its placement came: the router counts it no more."""
+        router = next(one for one in self._routers if one.link.address == address)
+        outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id)
+        now = time.monotonic()
+        self.report(Placed(response, router, now, now), outcome)
+
+    def _patience(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
+        return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds
+
+    def _in_order(self) -> list[_Router]:
+        return self._routers[self._preferred :] + self._routers[: self._preferred]
+
+    def _take_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
+        """What the router itself said, where another one may know better; None: it is lost. Raises a final refusal."""
+        refusal = failed.error
+        if refusal.code not in _TRANSIENT:
+            self._counters.placement_failures += 1
+            raise refusal from failed
+        self._avoid(router)
+        if not failed.told:
+            return None
+        # A router that has just started knows no worker, and so no model, yet.
+        return Unavailable(
+            f"router {router.link.address}: {refusal.message}",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=refusal.retry_after_ms or _RETRY_AFTER_MS,
+        )
+
+    def _avoid(self, router: _Router) -> None:
+        if self._routers[self._preferred] is router:
+            self._preferred = (self._preferred + 1) % len(self._routers)
+
+    def _nobody_answers(self, seconds: float, failures: list[str]) -> Unavailable:
+        return Unavailable(
+            f"no router answered within {seconds:.1f} s ({'; '.join(failures)})",
+            phase=types_pb2.PHASE_PLACEMENT,
+            retry_after_ms=_RETRY_AFTER_MS,
+        )
+
+    async def _watch_models(self) -> None:
+        delay = self._times.first_delay
+        while True:
+            router = self._routers[self._preferred]
+            try:
+                async for response in router.link.stub.WatchModels(router_pb2.WatchModelsRequest()):
+                    delay = self._times.first_delay
+                    self._on_models(response.models)
+                problem = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                problem = problem_of(error)
+            except Exception as error:
+                _log.exception("the models that router %s serves could not be taken", router.link.address)
+                problem = type(error).__name__
+            _log.info("router %s no longer tells which models are served: %s", router.link.address, problem)
+            self._avoid(router)
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            delay = min(delay * 2, self._times.max_delay)
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._reports_waiting.wait()
+            await asyncio.sleep(self._times.report_interval)
+            self._reports_waiting.clear()
+            if not await self._flush_all():
+                await asyncio.sleep(_REPORT_PAUSE_SECONDS)
+
+    async def _flush_all(self) -> bool:
+        return all(await asyncio.gather(*(self._flush(router) for router in self._routers)))
+
+    async def _flush(self, router: _Router) -> bool:
+        """Whether the router took everything."""
+        while router.outcomes:
+            batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
+            try:
+                await router.link.stub.Report(
+                    router_pb2.ReportRequest(outcomes=[report.outcome for report in batch]),
+                    timeout=self._times.report_timeout,
+                )
+            except grpc.aio.AioRpcError as error:
+                left = [*batch, *router.outcomes]
+                router.outcomes.clear()
+                _log.info("router %s did not take %d outcomes: %s", router.link.address, len(left), error.code().name)
+                self._pass_on(router, left)
+                return False
+        return True
+
+    def _pass_on(self, lost: _Router, reports: Sequence[_Report]) -> None:
+        """Routers know each other's placements, and one that starts again learns of its own: another is told, or it."""
+        heir = next((one for one in self._in_order() if one is not lost), lost)
+        now = time.monotonic()
+        kept = [report for report in reports if report.until > now]
+        self._counters.dropped_reports += len(reports) - len(kept)
+        if kept:
+            heir.outcomes.extend(kept)
+            self._reports_waiting.set()

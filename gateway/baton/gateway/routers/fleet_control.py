@@ -1,0 +1,91 @@
+"""ControlService of the workers behind this gateway's routers: who is meant, asked of each, and one answer for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from baton.gateway.routers.client import RouterWord
+from baton.rpc.channel import Dial
+from baton.rpc.errors import NotFound, ServiceError, Unavailable, error_from_rpc
+from baton.v1 import control_pb2_grpc, router_pb2
+
+T = TypeVar("T")
+
+Call = Callable[[Any], Awaitable[T]]  # of a ControlService stub
+
+
+class Routers(Protocol):
+    """A router, or several."""
+
+    async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
+        """Those that it knows. Raises Unavailable."""
+
+    async def fleets(self, max_placements: int) -> Sequence[RouterWord]:
+        """What each says of the fleet. Raises nothing."""
+
+    async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+        """Why a placement was made. Raises NotFound, Unavailable."""
+
+
+class FleetControl:
+    """`models`: the names of this gateway's models; other models' workers are none of its business."""
+
+    def __init__(self, routers: Routers, models: Callable[[], Collection[str]], dial: Dial) -> None:
+        self.routers = routers
+        self._models = models
+        self._dial = dial
+
+    async def ask_all(self, worker_ids: Collection[str], call: Call[T]) -> dict[str, T]:
+        """Asks these workers, or all, at once. Raises the first refusal, naming its worker, when all have answered."""
+        chosen = await self._choose(worker_ids)
+        answers = await asyncio.gather(*(self._ask(entry, call) for entry in chosen), return_exceptions=True)
+        done = {e.state.worker_id: a for e, a in zip(chosen, answers, strict=True) if not isinstance(a, BaseException)}
+        for answer in answers:
+            if isinstance(answer, ServiceError):
+                raise _with_done(answer, done)
+            if isinstance(answer, BaseException):
+                raise answer
+        return done
+
+    async def ask_in_turn(self, worker_ids: Collection[str], call: Call[T]) -> dict[str, T]:
+        """Asks one worker after the other, and no further one after a refusal, which is raised."""
+        done: dict[str, T] = {}
+        for entry in await self._choose(worker_ids):
+            try:
+                done[entry.state.worker_id] = await self._ask(entry, call)
+            except ServiceError as error:
+                raise _with_done(error, done) from error
+        return done
+
+    async def _choose(self, worker_ids: Collection[str]) -> list[router_pb2.WorkerEntry]:
+        models = self._models()
+        known = {entry.state.worker_id: entry for entry in await self.routers.workers() if entry.alive}
+        ours = {worker_id: entry for worker_id, entry in known.items() if entry.state.model.name in models}
+        for worker_id in worker_ids:
+            if worker_id not in ours:
+                names = ", ".join(sorted(ours)) or "none"
+                raise NotFound(f"There is no worker {worker_id!r}; there are: {names}.", field="worker_id")
+        if not ours:
+            raise Unavailable("No worker is alive.")
+        return [ours[worker_id] for worker_id in sorted(worker_ids or ours)]
+
+    async def _ask(self, entry: router_pb2.WorkerEntry, call: Call[T]) -> T:
+        worker_id = entry.state.worker_id
+        async with self._dial(entry.address) as channel:
+            try:
+                return await call(control_pb2_grpc.ControlServiceStub(channel))
+            except grpc.aio.AioRpcError as failed:
+                error = error_from_rpc(failed, f"worker {worker_id}")
+        error.message = f"worker {worker_id}: {error.message}"
+        error.worker_id = error.worker_id or worker_id
+        raise error
+
+
+def _with_done(error: ServiceError, done: Collection[str]) -> ServiceError:
+    if done:
+        error.message = f"{error.message} (done on: {', '.join(sorted(done))})"
+    return error

@@ -1,0 +1,253 @@
+"""One HTTP answer made of one or more generations: starts them, ends them together, whole or as a stream.
+
+Knows when something is to be sent, not what it looks like; openai_chat.py and openai_completions.py do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from baton.gateway.core import Delta, Generation, GenerationRequest, Generator
+from baton.gateway.core import Usage as TokenCounts
+from baton.gateway.errors.http import HttpError, http_error_of
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.gateway import AnswerMeter
+from baton.gateway.rest.resumption import event_id
+from baton.gateway.rest.sse import CONTENT_TYPE, DONE, Envelope, error_event, with_id
+from baton.gateway.resume.journal import Journal
+from baton.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+from baton.gateway.serving.chat import rename_field
+from baton.rpc.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Who keeps an answer besides the client."""
+
+    def collect(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice."""
+
+    def keep(self, usage: Usage, then: Callable[[], None]) -> None:
+        """The answer is complete. `then` is called once it is kept, or cannot be."""
+
+
+class Answer(ABC):
+    """The sinks of its generations lead here, with choice indices counted over all prompts."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
+        self.exchange = exchange
+        self.meter = meter
+        self.keeper: Keeper | None = None
+        self.field_names: Mapping[str, str] = {}  # of fields: the generation side's, the client's
+        self._generations: list[Generation] = []
+        self._num_running = 0
+        self._counts = [0, 0, 0]  # prompt, completion, cached tokens
+        self._num_reasoning_tokens = 0
+        self._ended = False
+
+    async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
+        """Starts every generation. What fails, now or later, ends the whole answer with an error."""
+        self.exchange.begin_work(self._abort, self._resume)
+        self._num_running = len(requests)
+        first_index = 0
+        for request in requests:
+            if first_index:
+                await asyncio.sleep(0)  # a batch has a thousand
+            try:
+                generation = await generator.start(request, _PromptSink(self, first_index))
+            except Exception as error:
+                self.fail(error)
+                return
+            self._generations.append(generation)
+            if self._ended:
+                generation.abort()
+                return
+            first_index += request.n
+
+    def done(self, counts: TokenCounts) -> None:
+        """One generation is complete."""
+        totals = self._counts
+        totals[0] += counts.prompt_tokens
+        totals[1] += counts.completion_tokens
+        totals[2] += counts.cached_tokens
+        self._num_reasoning_tokens += counts.reasoning_tokens
+        self._num_running -= 1
+        if self._num_running or self._ended:
+            return
+        prompt, completion, cached = totals
+        usage = usage_of(prompt, completion, cached, self._num_reasoning_tokens)
+        if self.keeper is None:
+            self.finish(usage)
+        else:
+            self.keeper.keep(usage, lambda: self.finish(usage))
+        self._ended = True
+        self.meter.on_done(*totals)
+
+    def fail(self, error: Exception) -> None:
+        """Ends everything with an error."""
+        if self._ended:
+            return
+        self._ended = True
+        self._stop()
+        if isinstance(error, ServiceError):
+            rename_field(error, self.field_names)
+        else:
+            _log.error("a generation failed", exc_info=error, extra={"request_id": self.exchange.request_id})
+        answer = http_error_of(error)
+        self.meter.on_error(answer.type, answer.status)
+        self.send_error(answer)
+
+    @abstractmethod
+    def deliver(self, index: int, delta: Delta) -> None:
+        """Takes a piece of one choice."""
+
+    @abstractmethod
+    def finish(self, usage: Usage) -> None:
+        """Every choice is complete."""
+
+    def send_error(self, error: HttpError) -> None:
+        """Tells the client."""
+        self.exchange.fail(error)
+
+    def _abort(self) -> None:
+        self._ended = True
+        self.meter.on_abort()
+        self._stop()
+
+    def _stop(self) -> None:
+        for generation in self._generations:
+            generation.abort()
+
+    def _resume(self) -> None:
+        for generation in self._generations:
+            generation.resume()
+
+
+class StreamAnswer(Answer):
+    """Sends each piece when it comes. The head waits for the first piece, so that an early error has its status."""
+
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int) -> None:
+        super().__init__(exchange, meter)
+        self.envelope = envelope
+        self.head = envelope.head
+        self.tail = envelope.tail
+        self._num_unfinished = num_choices
+        self._streaming = False
+        self._held = b""
+
+    def deliver(self, index: int, delta: Delta) -> None:
+        if delta.token_ids:
+            self.meter.on_tokens(index)
+        if self.exchange.journal is not None:
+            self._deliver_named(index, delta, self.exchange.journal)
+            return
+        if self._streaming:
+            data = self.piece(index, delta)
+        else:
+            self._streaming = True
+            self.exchange.stream(CONTENT_TYPE)
+            data = self.opening() + self.piece(index, delta)
+        if delta.finish_reason is not None:
+            data += self.ending(index, delta)
+            self._num_unfinished -= 1
+            # `finish` follows at once, except after a stop string, where the worker's counts are on their way.
+            if not self._num_unfinished and not isinstance(delta.stop_reason, str):
+                self._held = data
+                return
+        if data:
+            self.exchange.write(data)
+
+    def _deliver_named(self, index: int, delta: Delta, journal: Journal) -> None:
+        """As `deliver`, with an id at the last event of each piece, and without what the client has already."""
+        cursor = journal.cursor
+        is_new = cursor.advance(index, len(delta.token_ids), delta.finish_reason is not None)
+        data = b""
+        if not self._streaming:
+            self._streaming = True
+            self.exchange.stream(CONTENT_TYPE)
+            opening = self.opening()
+            data = b"" if cursor.resumed else opening
+        piece = self.piece(index, delta)
+        if delta.finish_reason is not None:
+            piece += self.ending(index, delta)
+            self._num_unfinished -= 1
+        if is_new:
+            data += piece
+        if data:
+            data = with_id(data, event_id(journal.head.request_id, cursor.text))
+        if not self._num_unfinished:
+            self._held = data
+        elif data:
+            self.exchange.write(data)
+
+    def finish(self, usage: Usage) -> None:
+        last = self.head + self.envelope.tail_with(usage) if self.envelope.include_usage else b""
+        self.exchange.end(self._held + last + DONE)
+
+    def send_error(self, error: HttpError) -> None:
+        if self._streaming:
+            self.exchange.end(self._held + error_event(error))
+        else:
+            self.exchange.fail(error)
+
+    def opening(self) -> bytes:
+        """Events before the first piece."""
+        return b""
+
+    @abstractmethod
+    def piece(self, index: int, delta: Delta) -> bytes:
+        """The event of a delta's text and log-probabilities; empty where it has none."""
+
+    @abstractmethod
+    def ending(self, index: int, delta: Delta) -> bytes:
+        """The event of a choice's end."""
+
+
+class _PromptSink:
+    """The Sink of one prompt's generation."""
+
+    __slots__ = ("_answer", "_exchange", "_first_index")
+
+    def __init__(self, answer: Answer, first_index: int) -> None:
+        self._answer = answer
+        self._exchange = answer.exchange
+        self._first_index = first_index
+
+    @property
+    def writable(self) -> bool:
+        journal = self._exchange.journal
+        # What the client has is not sent: it must come in the pieces in which it is known.
+        return self._exchange.writable or (journal is not None and journal.cursor.behind)
+
+    def on_delta(self, delta: Delta) -> None:
+        try:
+            if self._answer.keeper is not None:
+                self._answer.keeper.collect(self._first_index + delta.index, delta)
+            self._answer.deliver(self._first_index + delta.index, delta)
+        except Exception as error:
+            self._answer.fail(error)
+
+    def on_done(self, usage: TokenCounts) -> None:
+        try:
+            self._answer.done(usage)
+        except Exception as error:
+            self._answer.fail(error)
+
+    def on_error(self, error: ServiceError) -> None:
+        self._answer.fail(error)
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> Usage:
+    """OpenAI's usage."""
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+    )

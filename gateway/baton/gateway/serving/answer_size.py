@@ -1,0 +1,93 @@
+"""How many log-probabilities an answer may hold: whole answers are kept until their end. Pure functions over values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baton.gateway.core import GenerationRequest
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+# Stored answers, and those of the Responses API, are kept as objects, and are written at once.
+MAX_STORED_LOGPROBS = 128 << 10
+# A streamed echo has all of its prompt's log-probabilities in one event.
+MAX_ECHOED_LOGPROBS = 64 << 10
+MAX_ECHOED_CHARS = 16 << 20
+
+
+def check_echo(num_chars: int) -> None:
+    """Raises InvalidRequest for an answer that repeats so much of its prompts, all choices together."""
+    if num_chars > MAX_ECHOED_CHARS:
+        raise InvalidRequest(
+            f"echo repeats the prompt for every choice, {num_chars} characters in all; at most {MAX_ECHOED_CHARS} are "
+            "allowed: lower n, or leave echo and return_token_ids out",
+            field="echo",
+        )
+
+
+def most_logprobs(most: int, sampling: types_pb2.SamplingParams, *, streams: bool, stores: bool) -> int:
+    """The limit of a request where `most` is that of whole answers; 0: none."""
+    if not (sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs")):
+        return 0
+    if stores:
+        return min(most, MAX_STORED_LOGPROBS)
+    if streams:
+        return min(most, MAX_ECHOED_LOGPROBS) if sampling.HasField("prompt_logprobs") else 0
+    return most
+
+
+def limit_logprobs(requests: Sequence[GenerationRequest], max_model_len: int) -> list[GenerationRequest]:
+    """The requests of one answer; those without max_tokens end where the answer would hold too many log-probabilities.
+
+    Raises InvalidRequest where what they ask for is too much.
+    """
+    most = max((request.most_logprobs for request in requests), default=0)
+    if not most:
+        return list(requests)
+    rooms = [max(1, max_model_len - len(request.prompt_token_ids)) for request in requests]
+    num_asked = sum(_asked(request, room) for request, room in zip(requests, rooms, strict=True))
+    per_token = sum(request.n * _of_token(request.sampling) for request in requests if _is_open_ended(request))
+    if num_asked + per_token > most:
+        raise _too_many(num_asked + per_token, most, requests[0])
+    max_tokens = (most - num_asked) // per_token if per_token else 0
+    return [
+        _ending(request, max_tokens) if 0 < max_tokens < room and _is_open_ended(request) else request
+        for request, room in zip(requests, rooms, strict=True)
+    ]
+
+
+def _asked(request: GenerationRequest, room: int) -> int:
+    """Log-probabilities of the prompt, and of an answer whose length is given; of all choices."""
+    sampling, stop = request.sampling, request.stop
+    count = 0
+    if sampling.HasField("prompt_logprobs"):
+        count += (len(request.prompt_token_ids) - 1) * (1 + sampling.prompt_logprobs)
+    if stop.HasField("max_tokens"):
+        count += min(stop.max_tokens, room) * _of_token(sampling)
+    return request.n * count
+
+
+def _is_open_ended(request: GenerationRequest) -> bool:
+    return not request.stop.HasField("max_tokens")
+
+
+def _of_token(sampling: types_pb2.SamplingParams) -> int:
+    if not sampling.HasField("logprobs"):
+        return 0
+    return 1 + max(sampling.logprobs, len(sampling.logprob_token_ids))
+
+
+def _ending(request: GenerationRequest, max_tokens: int) -> GenerationRequest:
+    stop = types_pb2.StopConditions()
+    stop.CopyFrom(request.stop)
+    stop.max_tokens = max_tokens
+    return replace(request, stop=stop)
+
+
+def _too_many(count: int, most: int, request: GenerationRequest) -> InvalidRequest:
+    return InvalidRequest(
+        f"{request.n} choices of so many tokens with so many alternatives are up to {count} log-probabilities; at most "
+        f"{most} are allowed (--max-answer-logprobs): lower n, max_tokens or the alternatives, or stream the answer",
+        field="prompt_logprobs" if request.sampling.HasField("prompt_logprobs") else "logprobs",
+    )

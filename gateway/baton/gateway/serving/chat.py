@@ -1,0 +1,110 @@
+"""One answer to a chat, whichever API asked for it: from messages to a generation, and from text to its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.gateway.core import Delta, GenerationRequest
+from baton.gateway.fields.adopted import asked_of
+from baton.gateway.fields.validation import (
+    check_context,
+    check_fields,
+    check_for_model,
+    check_item_count,
+    sampling_of,
+    stop_of,
+)
+from baton.gateway.models.constraints.structured_output import Asked, beside_tools
+from baton.gateway.models.served import ServedModel
+from baton.gateway.parsing.events import ContentText, Event
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.schemas.requests import GenerationFields
+from baton.gateway.serving.context import Call, FrontDesk
+from baton.gateway.serving.reasoning_limit import can_limit, limit_reasoning
+from baton.rpc.errors import ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A chat that wants one answer."""
+
+    messages: Sequence[Mapping[str, Any]]  # as chat templates expect them
+    fields: GenerationFields
+    max_tokens: int | None  # None: as many as the context holds
+    logprobs: int | None = None  # alternatives of each token; None: no log-probabilities
+    tools: ToolUse = field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+    going_on: bool = False  # the answer continues the last message
+    include_reasoning: bool = True
+    reasoning_budget: int | None = None  # tokens; None: no limit
+    asked: Asked | None = None  # a form instead of that of the fields
+    must_limit_reasoning: bool = False  # False: the budget is left out where the model's reasoning cannot be ended
+
+
+def events_of(delta: Delta) -> list[Event]:
+    """What a delta adds, taken apart where the model's formats are known."""
+    if delta.events is not None:
+        return delta.events
+    return [ContentText(delta.text)] if delta.text else []
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name fields as this API's clients know them."""
+    try:
+        yield
+    except ServiceError as error:
+        rename_field(error, names)
+        raise
+
+
+def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
+    """The same for one error. The longest known name counts."""
+    field = error.field
+    for name in sorted(names, key=len, reverse=True):
+        if field == name or field.startswith(f"{name}."):
+            error.field = names[name] + field.removeprefix(name)
+            error.message = error.message.replace(field, error.field)
+            return
+
+
+def check_turn(model: ServedModel, turn: Turn) -> None:
+    """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served; may run on any thread."""
+    info = model.require_info()
+    check_fields(turn.fields, 1)
+    check_for_model(turn.fields, info)
+    check_item_count(len(turn.messages) + len(turn.tools.tools), info.max_model_len)
+    model.check_tools(turn.tools)
+
+
+async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
+    """Returns the token ids of a turn that was checked. Raises InvalidRequest, ContextTooLong, Unavailable."""
+    max_model_len = model.require_info().max_model_len
+    token_ids = await model.encode_chat(
+        turn.messages,
+        add_generation_prompt=not turn.going_on,
+        continue_final_message=turn.going_on,
+        tools=[tool.for_template() for tool in turn.tools.tools] if turn.tools.active else None,
+        variables=turn.variables,
+    )
+    check_context(len(token_ids), max_model_len, "messages")
+    return token_ids
+
+
+def generation_of(
+    desk: FrontDesk, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
+) -> GenerationRequest:
+    """The turn's request to the generation side."""
+    sampling = sampling_of(turn.fields, turn.logprobs)
+    if turn.must_limit_reasoning or can_limit(model):
+        limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
+    stop = stop_of(turn.fields, turn.max_tokens)
+    reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
+    asked = asked_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
+    form = (reading, asked, turn.tools)
+    return desk.generation_request(
+        call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
+    )

@@ -1,0 +1,220 @@
+"""What every generating route does alike: the model, a place, an id, a meter. Knows no body."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from baton.gateway.access.gate import Gate, OpenGate, Ticket
+from baton.gateway.access.identity import Identity
+from baton.gateway.bodies.thread import BodyThread
+from baton.gateway.config import GatewayConfig
+from baton.gateway.core import GenerationRequest, Generator
+from baton.gateway.errors.anthropic import speaks_anthropic
+from baton.gateway.errors.http import http_error_of
+from baton.gateway.generation.beam_search import BeamSearchGenerator
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.gateway import AnswerMeter, GatewayMetrics
+from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.sampling import Limits
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.rest.sse import Envelope
+from baton.gateway.resume.journal import Journal, StreamHead
+from baton.gateway.resume.store import StreamStore
+from baton.gateway.schemas.requests import GenerationFields
+from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.answer_size import limit_logprobs, most_logprobs
+from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model
+from baton.gateway.version import VERSION
+from baton.rpc.errors import ServiceError
+from baton.v1 import types_pb2
+
+
+class Call(Protocol):
+    """A client's request, by whichever wire it came."""
+
+    request_id: str
+    identity: Identity
+    standing: Mapping[str, str]  # of its tenant, as headers of the answer
+    journal: Journal | None  # of a stream that can be resumed
+    on_end: list[Callable[[Any], None]]  # called with the request when it is over, however it ended
+
+    @property
+    def received(self) -> float:
+        """When it came, by time.perf_counter."""
+
+    @property
+    def path(self) -> str:
+        """What is called."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """By lower-case name."""
+
+    @property
+    def body(self) -> bytes:
+        """As it came; empty where streams are not resumed by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDesk:
+    """The collaborators of the generating routes."""
+
+    config: GatewayConfig
+    catalog: ModelCatalog
+    generator: Generator
+    admission: Admission
+    metrics: GatewayMetrics
+    gate: Gate = field(default_factory=OpenGate)
+    streams: StreamStore | None = None  # None: no stream can be resumed
+    bodies: BodyThread = field(default_factory=BodyThread)
+
+    @contextmanager
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts errors before a generation started."""
+        try:
+            yield
+        except ServiceError as error:
+            self.metrics.generation_rejected(http_error_of(error).type)
+            raise
+
+    def model(self, call: Call, name: str | None) -> ServedModel:
+        """The model that is asked for, where the client's tenant may use it. Raises NotFound."""
+        return allowed_model(self.catalog, call.identity, name)
+
+    def take_place(self, call: Call, fields: GenerationFields, num_choices: int) -> str:
+        """The request's id inside of Baton, its place held until the request ends. Raises NoCapacity."""
+        if fields.request_id:
+            call.request_id = fields.request_id
+        ticket = self.admission.admit(call.request_id, num_choices)
+        call.on_end.append(lambda _: ticket.end())
+        return ticket.request_id
+
+    def meter(self, call: Call, num_choices: int) -> AnswerMeter:
+        """Measures the answer from the request's arrival."""
+        return AnswerMeter(self.metrics, call.received, num_choices)
+
+    def generator_for(self, fields: GenerationFields) -> Generator:
+        """Who runs such a request."""
+        if not fields.use_beam_search:
+            return self.generator
+        limits = Limits(self.config.max_choices, self.config.max_logprobs)
+        penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
+        return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
+
+    def admitted(self, call: Call, generator: Generator, requests: Sequence[GenerationRequest]) -> AdmittedGenerator:
+        """Runs the request's generations within the limits of its tenant, which the answer's head tells."""
+
+        def note(ticket: Ticket) -> None:
+            call.standing = ticket.headers(speaks_anthropic(call.path))
+
+        info = self.catalog.get(requests[0].model).info
+        max_model_len = 0 if info is None else info.max_model_len
+        admitted = AdmittedGenerator(generator, self.gate, call.identity, requests, max_model_len, note)
+        call.on_end.append(lambda _: admitted.close())
+        return admitted
+
+    def generation_request(
+        self,
+        call: Call,
+        request_id: str,
+        model: ServedModel,
+        fields: GenerationFields,
+        prompt_token_ids: list[int],
+        sampling: types_pb2.SamplingParams,
+        stop: types_pb2.StopConditions,
+        reading: Reading | None = None,
+        asked: Asked | None = None,
+        use: ToolUse | None = None,
+        holds_logprobs: bool = False,
+    ) -> GenerationRequest:
+        """One prompt's request to the generation side. `holds_logprobs`: as objects, until the answer ends."""
+        constraint = None if asked is None else asked.constraint
+        if asked is not None and reading is not None:
+            constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
+            reading = replace(reading, constraint=None)  # that of calls is in it
+        journal = self._journal_of(call, fields, sampling)
+        whole = self.config.max_answer_logprobs
+        stores = holds_logprobs or bool(getattr(fields, "store", None))
+        request = GenerationRequest(
+            request_id=request_id,
+            model=model.name,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stop=stop,
+            n=fields.n or 1,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            timeout_ms=int(self.config.request_timeout * 1000),
+            traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            reading=reading,
+            constraint=constraint,
+            constraint_field="" if asked is None else asked.field,
+            journal=journal,
+            most_logprobs=most_logprobs(whole, sampling, streams=bool(fields.stream), stores=stores),
+        )
+        return limit_logprobs([request], model.require_info().max_model_len)[0]
+
+    def _journal_of(self, call: Call, fields: GenerationFields, sampling: types_pb2.SamplingParams) -> Journal | None:
+        """Of a stream that its client named. The seed is drawn now, so that another gateway has it too."""
+        if call.journal is not None:
+            call.on_end.append(_end_journal)
+            sampling.seed = call.journal.head.seed
+            return call.journal
+        named = b"x-request-id" in call.headers or bool(fields.request_id)
+        if self.streams is None or not fields.stream or not named or not can_resume(fields):
+            return None
+        if not sampling.HasField("seed"):
+            sampling.seed = random.getrandbits(64)
+        call.on_end.append(_end_journal)
+        call.journal = self.streams.begin(
+            StreamHead(
+                tenant=call.identity.tenant.name,
+                request_id=call.request_id,
+                path=call.path,
+                body=bytes(call.body),
+                num_choices=getattr(fields, "best_of", None) or fields.n or 1,
+                seed=sampling.seed,
+                created=int(time.time()),
+            )
+        )
+        return call.journal
+
+
+def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
+    """What all chunks, or the one document, of an answer say alike."""
+    options = fields.stream_options
+    return Envelope(
+        object=kind,
+        id=f"{prefix}-{exchange.request_id}",
+        created=int(time.time()) if exchange.journal is None else exchange.journal.head.created,
+        model=model.name,
+        system_fingerprint=fingerprint(model),
+        include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+    )
+
+
+def _end_journal(call: Call) -> None:
+    if call.journal is not None:
+        call.journal.end()
+
+
+def can_resume(fields: GenerationFields) -> bool:
+    """Whether a stream of this request is one generation, whose tokens tell all of it."""
+    prompt = getattr(fields, "prompt", None)
+    is_one = not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int) or len(prompt) == 1
+    return is_one and not fields.use_beam_search
+
+
+def fingerprint(model: ServedModel) -> str:
+    """Changes with the software and with the weights."""
+    digest = model.info.digest.hex()[:8] if model.info is not None else "00000000"
+    return f"baton-{VERSION}-{digest}"

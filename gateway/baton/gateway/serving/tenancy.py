@@ -1,0 +1,137 @@
+"""A request as its tenant's: reserved before it runs, settled when all of it has ended. The same for REST and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from baton.gateway.access.gate import Gate, Ticket
+from baton.gateway.access.identity import Identity, Tenant
+from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.core import Generation, GenerationRequest, Generator, Sink, Usage
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.rpc.errors import NotFound
+
+
+def allowed_models(catalog: ModelCatalog, identity: Identity) -> list[ServedModel]:
+    """Those that the tenant may use."""
+    return [model for model in catalog.models() if _may_use(identity.tenant, model)]
+
+
+def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -> ServedModel:
+    """The model of that name. One that the tenant may not use is as if it were not there. Raises NotFound."""
+    model = catalog.get(name or "")
+    if not _may_use(identity.tenant, model):
+        raise NotFound(f"The model `{name}` does not exist.", field="model")
+    return model.seen_by(identity.tenant.cache_owner)
+
+
+def _may_use(tenant: Tenant, model: ServedModel) -> bool:
+    """Tenants' lists name models, each by any of its names."""
+    return any(map(tenant.may_use, model.names))
+
+
+class AdmittedGenerator:
+    """Implements Generator for the generations of one request.
+
+    They are admitted together, by the first start(), which raises RateLimited. `on_ticket` hears of it before any runs.
+    The request holds what was reserved until every generation has ended and `close` was called.
+    """
+
+    def __init__(
+        self,
+        inner: Generator,
+        gate: Gate,
+        identity: Identity,
+        requests: Sequence[GenerationRequest],
+        max_model_len: int,
+        on_ticket: Callable[[Ticket], None] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._gate = gate
+        self._identity = identity
+        self._requests = requests
+        self._max_model_len = max_model_len
+        self._on_ticket = on_ticket
+        self._ticket: Ticket | None = None
+        self._num_open = 1
+        self._closed = False
+        self._input_tokens = 0
+        self._output_tokens = 0
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        self._num_open += 1
+        part = _Part(self)
+        try:
+            if self._ticket is None:
+                tenant = self._identity.tenant
+                self._ticket = await self._gate.admit(self._identity, _ask(self._requests, tenant, self._max_model_len))
+                if self._on_ticket is not None:
+                    self._on_ticket(self._ticket)
+            return await self._inner.start(_as_tenants(request, self._identity.tenant, part.end), sink)
+        except BaseException:
+            part.end(None)
+            raise
+
+    @property
+    def standing(self) -> dict[str, str]:
+        """How the tenant stands, as x-ratelimit-* headers; empty before it was admitted, or without limits."""
+        return self._ticket.headers() if self._ticket is not None else {}
+
+    def close(self) -> None:
+        """Nothing more is started. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.part_ended(None)
+
+    def part_ended(self, usage: Usage | None) -> None:
+        """One generation is over. None: it used nothing."""
+        if usage is not None:
+            self._input_tokens += usage.prompt_tokens
+            self._output_tokens += usage.completion_tokens
+        self._num_open -= 1
+        if not self._num_open and self._ticket is not None:
+            self._ticket.settle(Used(self._input_tokens, self._output_tokens))
+
+
+class _Part:
+    """One generation's end, told once."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: AdmittedGenerator) -> None:
+        self._whole: AdmittedGenerator | None = whole
+
+    def end(self, usage: Usage | None) -> None:
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            whole.part_ended(usage)
+
+
+def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Usage], None]) -> GenerationRequest:
+    # A client may hold its own requests back, but not pass by other tenants.
+    priority = tenant.priority + max(0, request.priority) if tenant.name else request.priority
+    return replace(
+        request,
+        tenant=tenant.name,
+        tenant_salt=tenant.salt,
+        tenant_weight=tenant.weight,
+        priority=min(priority, 2**31 - 1),
+        on_end=on_end,
+    )
+
+
+def _ask(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_len: int) -> Ask:
+    """Prompts as they are, and the most that the answers may have; of no max_tokens, what the tenant assumes."""
+    output = 0
+    for request in requests:
+        room = max(1, max_model_len - len(request.prompt_token_ids))
+        stop = request.stop
+        wanted = stop.max_tokens if stop.HasField("max_tokens") else _assumed(tenant)
+        output += request.n * min(room, wanted)
+    return Ask(sum(len(request.prompt_token_ids) for request in requests), output)
+
+
+def _assumed(tenant: Tenant) -> int:
+    limit = tenant.limits.output_tokens_per_minute
+    return min(tenant.assumed_output_tokens, limit) if limit else tenant.assumed_output_tokens

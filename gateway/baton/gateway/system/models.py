@@ -1,0 +1,106 @@
+"""GET /v1/models and /v1/models/{model}: every name that a tenant may ask for, in OpenAI's form or Anthropic's."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from baton.gateway.anthropic.request import check_version
+from baton.gateway.anthropic.routes import BETA, VERSION
+from baton.gateway.errors.anthropic import asks_for_anthropic
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.rest.routing import Parameter, Route
+from baton.gateway.schemas import answers
+from baton.gateway.schemas.answers import ModelCard, ModelList
+from baton.gateway.serving.tenancy import allowed_model, allowed_models
+from baton.gateway.system.anthropic_models import PARAMETERS, AnthropicModel, AnthropicModelList, page_of
+from baton.rpc.errors import InvalidRequest
+
+PATH = "/v1/models"
+
+# Codex adds it to every list.
+_CLIENT_VERSION = Parameter("client_version", "Changes nothing.", {"type": "string"})
+
+
+class Models:
+    """Handles the routes of models."""
+
+    def __init__(self, catalog: ModelCatalog) -> None:
+        self._catalog = catalog
+        self._created = int(time.time())
+
+    def list(self, exchange: Exchange) -> None:
+        """All names of all models."""
+        models = allowed_models(self._catalog, exchange.identity)
+        named = [(name, model) for model in models for name in model.names]
+        query = parse_qs(exchange.query)
+        if asks_for_anthropic(exchange.path, exchange.headers):
+            check_version(exchange.headers)
+            _respond(exchange, page_of([self._anthropic(name, model) for name, model in named], query))
+            return
+        for parameter in PARAMETERS:
+            if parameter.name in query:
+                raise InvalidRequest(
+                    f"{parameter.name} belongs to Anthropic's form of this list: send anthropic-version with it.",
+                    field=parameter.name,
+                )
+        _respond(exchange, ModelList([self._card(name, model) for name, model in named]))
+
+    def get(self, exchange: Exchange) -> None:
+        """Returns one model by any of its names."""
+        name = unquote(exchange.path.removeprefix(f"{PATH}/"))
+        model = allowed_model(self._catalog, exchange.identity, name)
+        if asks_for_anthropic(exchange.path, exchange.headers):
+            check_version(exchange.headers)
+            _respond(exchange, self._anthropic(name, model))
+        else:
+            _respond(exchange, self._card(name, model))
+
+    def _card(self, name: str, model: ServedModel) -> ModelCard:
+        return ModelCard(id=name, created=self._created, root=model.name, max_model_len=_max_model_len(model))
+
+    def _anthropic(self, name: str, model: ServedModel) -> AnthropicModel:
+        created = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
+        length = _max_model_len(model)
+        return AnthropicModel(
+            id=name, display_name=name, created_at=created, max_input_tokens=length, max_tokens=length
+        )
+
+
+def model_routes(catalog: ModelCatalog) -> list[Route]:
+    """Their part of the route table."""
+    models = Models(catalog)
+    return [
+        Route(
+            "GET",
+            PATH,
+            models.list,
+            "Lists the models, by every name. With Anthropic-Version in Anthropic's form.",
+            response=answers.ModelList,
+            anthropic=AnthropicModelList,
+            parameters=(VERSION, BETA, _CLIENT_VERSION, *PARAMETERS),
+        ),
+        Route(
+            "GET",
+            f"{PATH}/{{model}}",
+            models.get,
+            "One model, by any of its names. With Anthropic-Version in Anthropic's form.",
+            response=answers.ModelCard,
+            anthropic=AnthropicModel,
+            errors=(404,),
+            parameters=(VERSION, BETA),
+            ids=".*[^/]",
+        ),
+    ]
+
+
+def _max_model_len(model: ServedModel) -> int | None:
+    return model.info.max_model_len if model.info is not None else None
+
+
+def _respond(exchange: Exchange, answer: msgspec.Struct) -> None:
+    exchange.respond(200, msgspec.json.encode(answer))

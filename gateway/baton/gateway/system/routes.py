@@ -1,0 +1,159 @@
+"""The routes that run no generation: tokens, health, metrics and the API's own description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+
+from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.bodies.thread import BodyThread
+from baton.gateway.fields.tools import tool_of
+from baton.gateway.fields.unserved_tools import served_tools
+from baton.gateway.fields.validation import (
+    check_chat_size,
+    check_continued,
+    check_messages,
+    check_template,
+    check_variables,
+    template_messages,
+)
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.schemas.answers import DetokenizeResponse, Readiness, ServerLoad, TokenizeResponse, Version
+from baton.gateway.schemas.requests import DetokenizeRequest, TokenizeRequest
+from baton.gateway.serving.tenancy import allowed_model
+from baton.gateway.system.docs_page import DOCS_PAGE
+from baton.gateway.version import VERSION
+from baton.rpc.errors import InvalidRequest, ServiceError
+
+
+class Tokens:
+    """POST /tokenize and /detokenize."""
+
+    def __init__(
+        self, catalog: ModelCatalog, bodies: BodyThread, *, trust_templates: bool = False, strict: bool = False
+    ) -> None:
+        self._catalog = catalog
+        self._bodies = bodies
+        self._trust_templates = trust_templates
+        self._tokenize = BodyDecoder(TokenizeRequest, strict)
+        self._detokenize = BodyDecoder(DetokenizeRequest, strict)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """Text or chat to token ids."""
+        request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body))
+        model = allowed_model(self._catalog, exchange.identity, request.model)
+        token_ids = await _encode(model, request, chat)
+        names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
+        response = TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=model.require_info().max_model_len,
+            tokens=token_ids,
+            token_strs=names,
+        )
+        exchange.respond(200, msgspec.json.encode(response))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """Token ids to text."""
+        request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body))
+        try:
+            text = await model.tokenizer.decode_async(request.tokens)
+        except ServiceError as error:
+            error.field = "tokens"
+            raise
+        exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
+
+    def _read(self, exchange: Exchange) -> tuple[TokenizeRequest, list[dict[str, Any]]]:
+        """Returns the request, and its chat as the template takes it."""
+        request = self._tokenize.read(exchange)
+        request.tools, skipped = served_tools(request.tools)
+        exchange.ignore(skipped)
+        check_template(request.chat_template, self._trust_templates)
+        model = allowed_model(self._catalog, exchange.identity, request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("give either prompt or messages.", field="prompt")
+        if request.messages is None:
+            return request, []
+        check_messages(request.messages)
+        check_variables(request.chat_template_kwargs)
+        check_chat_size(request.messages, model.require_info().max_model_len, len(request.tools or ()))
+        if request.continue_final_message:
+            check_continued(request.messages[-1].role)
+        return request, template_messages(request.messages)
+
+    def _read_ids(self, exchange: Exchange) -> tuple[DetokenizeRequest, ServedModel]:
+        request = self._detokenize.read(exchange)
+        model = allowed_model(self._catalog, exchange.identity, request.model)
+        model.check_token_ids(request.tokens, "tokens")
+        return request, model
+
+
+class Status:
+    """GET /health, /ready, /load, /version and /metrics."""
+
+    def __init__(
+        self, metrics: GatewayMetrics, missing: Callable[[], list[str]], num_running: Callable[[], int]
+    ) -> None:
+        self._metrics = metrics
+        self._num_running = num_running
+        self._missing = missing
+
+    def health(self, exchange: Exchange) -> None:
+        """The process is alive."""
+        exchange.respond(200)
+
+    def ready(self, exchange: Exchange) -> None:
+        """Generations can be served; else 503, and what is missing."""
+        missing = self._missing()
+        body = msgspec.json.encode(Readiness(ready=not missing, missing=missing))
+        exchange.respond(503 if missing else 200, body, headers={"retry-after": "1"} if missing else None)
+
+    def load(self, exchange: Exchange) -> None:
+        """How much runs."""
+        exchange.respond(200, msgspec.json.encode(ServerLoad(self._num_running())))
+
+    def version(self, exchange: Exchange) -> None:
+        """Baton's version."""
+        exchange.respond(200, msgspec.json.encode(Version(VERSION)))
+
+    def metrics(self, exchange: Exchange) -> None:
+        """For Prometheus."""
+        exchange.respond(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+class Description:
+    """GET /openapi.json and /docs."""
+
+    def __init__(self, document: Callable[[], bytes]) -> None:
+        self._document = cache(document)
+
+    def openapi(self, exchange: Exchange) -> None:
+        """The OpenAPI document."""
+        exchange.respond(200, self._document())
+
+    def docs(self, exchange: Exchange) -> None:
+        """The same, for people."""
+        headers = {"content-security-policy": "default-src 'self' 'unsafe-inline'"}
+        exchange.respond(200, DOCS_PAGE, "text/html; charset=utf-8", headers=headers)
+
+
+async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[str, Any]]) -> list[int]:
+    if request.prompt is not None:
+        add_special_tokens = request.add_special_tokens is not False
+        return await model.encode_text(request.prompt, add_special_tokens=add_special_tokens, whole=True)
+    going_on = bool(request.continue_final_message)
+    add_prompt = request.add_generation_prompt
+    return await model.encode_chat(
+        chat,
+        add_generation_prompt=not going_on if add_prompt is None else add_prompt,
+        continue_final_message=going_on,
+        tools=[tool_of(definition).for_template() for definition in request.tools] if request.tools else None,
+        variables=request.chat_template_kwargs,
+        template=request.chat_template,
+        add_special_tokens=bool(request.add_special_tokens),
+        whole=True,
+    )
