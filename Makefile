@@ -27,9 +27,9 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
-MANIFEST_TESTS := tests/deploy/test_manifests.py tests/deploy/test_network_policies.py tests/deploy/test_selections.py \
-  tests/deploy/test_hand_over.py tests/deploy/test_autoscaling.py tests/deploy/test_availability.py \
-  tests/deploy/test_promises.py tests/deploy/test_secrets.py
+MANIFEST_TESTS := tests/deploy/manifests/test_manifests.py tests/deploy/manifests/test_network_policies.py tests/deploy/manifests/test_selections.py \
+  tests/deploy/manifests/test_hand_over.py tests/deploy/manifests/test_autoscaling.py tests/deploy/manifests/test_availability.py \
+  tests/deploy/manifests/test_promises.py tests/deploy/manifests/test_secrets.py
 BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help
@@ -108,7 +108,7 @@ dashboards: $(VENV)/.installed-dev ## Write deploy/grafana/dashboards
 	@$(BIN)/python deploy/grafana/make_dashboards.py
 
 test-context: $(VENV)/.installed-dev ## Ask the sample model for a name from 32 k tokens ago, on the CPU
-	@$(BIN)/python -m pytest -n 0 -m long tests/worker/test_sample_context.py
+	@$(BIN)/python -m pytest -n 0 -m long tests/worker/executors/cpu/test_sample_context.py
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'
@@ -126,7 +126,7 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 	exit $$code
 
 churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak
-	@$(BIN)/python tests/bench/transfer_churn.py $(CHURN_FLAGS)
+	@$(BIN)/python tests/bench/transfer/transfer_churn.py $(CHURN_FLAGS)
 
 chaos: $(VENV)/.installed-dev ## Kill CHAOS_KILLS workers under load, break everything else too, overload and soak it; the table, by CHAOS_SEED
 	@$(BIN)/python tests/chaos/run.py --seed $(CHAOS_SEED) --kills $(CHAOS_KILLS) --soak-requests $(SOAK_REQUESTS) $(CHAOS_FLAGS)
@@ -138,7 +138,7 @@ chaos-sim: $(VENV)/.installed-dev ## Break a simulated fleet by CHAOS_SEEDS seed
 	@$(BIN)/baton simulate --chaos $(CHAOS_SEED) --chaos-seeds $(CHAOS_SEEDS)
 
 search-constraints: $(VENV)/.installed-dev ## Search CONSTRAINT_SEEDS random regexes, grammars and schemas for one that costs too much
-	@CONSTRAINT_SEEDS=$(CONSTRAINT_SEEDS) $(BIN)/python -m pytest -q tests/worker/test_grammar_bounds.py $(PYTEST_FLAGS)
+	@CONSTRAINT_SEEDS=$(CONSTRAINT_SEEDS) $(BIN)/python -m pytest -q tests/worker/sampling/grammar/test_grammar_bounds.py $(PYTEST_FLAGS)
 
 hostile: $(VENV)/.installed-dev ## Send HOSTILE_CASES hostile requests to a fleet by HOSTILE_SEED; what they cost, and the table
 	@$(BIN)/baton bench hostile --cases $(HOSTILE_CASES) --seed $(HOSTILE_SEED) $(HOSTILE_FLAGS)

@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import ports
 import pytest
-import stack
 from slow_files import longest_first, read_slow_files
-from stack import RedisServer, Stack
-from transfer_rig import TransferRig
+from support.processes import ports, stack
+from support.processes.stack import RedisServer, Stack
+from support.transfer.transfer_rig import TransferRig
 
 StackFactory = Callable[..., Stack]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from attack.case import Case
 from attack.client import Answer, send
 from attack.usage import cpu_seconds, resident_bytes
-from stack import Stack, start_stack
+from support.processes.stack import Stack, start_stack
 
 from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import redis
-from chaos.fleet import Fleet, processes_of
-from stack import metric
+from chaos.fleet.fleet import Fleet, processes_of
+from support.processes.stack import metric
 
 _IDLE_SECONDS = 10.0
 # Placements that nobody reports on are forgotten by routers after two minutes.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from chaos import asked
-from chaos.actors import hurt
-from chaos.client import Client, Crowd
-from chaos.faults import Fault, Planned
-from chaos.fleet import Fleet
-from chaos.oracle import Seen, difference, gaps_of, percentile
-from stack import MODEL_NAME, metric
+from chaos.fleet.actors import hurt
+from chaos.fleet.faults import Fault, Planned
+from chaos.fleet.fleet import Fleet
+from chaos.streams import asked
+from chaos.streams.client import Client, Crowd
+from chaos.streams.oracle import Seen, difference, gaps_of, percentile
+from support.processes.stack import MODEL_NAME, metric
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.report import render_table
 from chaos.audit import Audit
 from chaos.disturb import Disturbed
-from chaos.oracle import percentile
+from chaos.streams.oracle import percentile
 
 _SHOWN = 8
 

@@ -6,13 +6,13 @@ import asyncio
 import time
 from functools import partial
 
-from chaos import asked
-from chaos.actors import restart
-from chaos.client import Client, Crowd
 from chaos.disturb import Disturbed, in_thread, learn
-from chaos.fleet import Fleet
-from chaos.oracle import Seen, difference
-from stack import MODEL_NAME
+from chaos.fleet.actors import restart
+from chaos.fleet.fleet import Fleet
+from chaos.streams import asked
+from chaos.streams.client import Client, Crowd
+from chaos.streams.oracle import Seen, difference
+from support.processes.stack import MODEL_NAME
 
 _BETWEEN_SECONDS = 0.5
 

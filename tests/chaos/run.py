@@ -11,7 +11,7 @@ kills    workers killed and stopped (front or engine), simulated engines, at 70 
 cpu      the same with the CPU engine
 storm    every kind of fault: services, connections, Redis, pools, clocks, disks
 rolling  every service restarted one by one under load
-overload tests/bench/bench_overload.py: three times what the fleet can serve
+overload tests/bench/fleet/bench_overload.py: three times what the fleet can serve
 soak     tests/chaos/soak.py: short requests with faults on, what leaks and what grows
 gap      the longest wait between two events of a stream that a fault hit: of those that ran, one part in as many as
          there are decode workers, the longest
@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.report import facts_line, machine_facts, write_json
 from chaos import report, soak
 from chaos.audit import Audit, audit
-from chaos.client import Client
 from chaos.disturb import Disturbed, disturb
-from chaos.faults import EVERYTHING, KILLS, Fault, plan
-from chaos.fleet import Shape, running_fleet
+from chaos.fleet.faults import EVERYTHING, KILLS, Fault, plan
+from chaos.fleet.fleet import Shape, running_fleet
 from chaos.overload import overload
 from chaos.report import Row
 from chaos.rolling import roll
 from chaos.soak import SoakOptions
+from chaos.streams.client import Client
 
 # With four workers, 70 % are 94 % of what a death leaves, and streams wait for places; with six, 84 %.
 _SIM = Shape(decode=6, worker_flags=("--sim-step-seconds", "0.03"))

@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.report import facts_line, machine_facts, render_table, write_json
 from chaos import report
-from chaos.actors import hurt
 from chaos.audit import audit, memory_of
 from chaos.disturb import in_thread
-from chaos.faults import Fault, plan
-from chaos.fleet import Fleet, Shape, running_fleet
+from chaos.fleet.actors import hurt
+from chaos.fleet.faults import Fault, plan
+from chaos.fleet.fleet import Fleet, Shape, running_fleet
 from chaos.report import Row
-from chaos.short_requests import ShortRequests
-from stack import MODEL_NAME
+from chaos.streams.short_requests import ShortRequests
+from support.processes.stack import MODEL_NAME
 
 _SHAPE = Shape(
     decode=3,

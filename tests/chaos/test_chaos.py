@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from chaos.actors import ask_redis, hurt
 from chaos.audit import audit
-from chaos.client import Client
 from chaos.disturb import disturb
-from chaos.faults import Fault, Planned
-from chaos.fleet import Shape, running_fleet
-from stack import wait_until
+from chaos.fleet.actors import ask_redis, hurt
+from chaos.fleet.faults import Fault, Planned
+from chaos.fleet.fleet import Shape, running_fleet
+from chaos.streams.client import Client
+from support.processes.stack import wait_until
 
 _FAULTS = (
     Fault.ENGINE_STOPPED,

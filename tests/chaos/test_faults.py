@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from chaos.faults import EVERYTHING, KILLS, Fault, plan, target_of
+from chaos.fleet.faults import EVERYTHING, KILLS, Fault, plan, target_of
 
 SIZES = {"decode": 4, "prefill": 1, "gateway": 2, "router": 2, "kvstore": 1}
 REDIS = {Fault.REDIS_KILLED, Fault.REDIS_STOPPED, Fault.REDIS_WIPED, Fault.REDIS_FULL}

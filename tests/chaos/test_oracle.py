@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from chaos.oracle import Heard, Seen, difference, gap_at, gaps_of, percentile
+from chaos.streams.oracle import Heard, Seen, difference, gap_at, gaps_of, percentile
 
 
 def seen():

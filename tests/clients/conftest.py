@@ -11,7 +11,7 @@ import pytest
 from clients import processes
 from clients.environments import NodeEnvironment, PythonEnvironment
 from clients.scripted_model import ScriptedModel, scripted_model
-from stack import MODEL_NAME, Stack
+from support.processes.stack import MODEL_NAME, Stack
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROMPT = "Tell me a story about a dog and a river."

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import node
 import pytest
+from support.processes import node
 
 # Packages that were uploaded later are not installed: dependencies without a pin stay the same.
 AS_OF = "2026-11-25"

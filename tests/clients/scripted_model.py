@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripted_gateway import model_folder, running
-from scripted_services import MODEL
-from tools_rig import NAME, QWEN
+from support.gateway.scripted_gateway import model_folder, running
+from support.gateway.scripted_services import MODEL
+from support.gateway.tools_rig import NAME, QWEN
 
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.v1 import types_pb2, worker_pb2

@@ -7,12 +7,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import ports
 import psutil
 import pytest
 from clients import environments, processes
 from clients.environments import Environment, NodeEnvironment, PythonEnvironment, RegistryAway
-from stack import wait_until
+from support.processes import ports
+from support.processes.stack import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,10 +10,10 @@ import subprocess
 
 import pytest
 import yaml
-from cluster.apply_server import apply_server
-from deploy_promises import PAGE, promises
-from deploy_tools import kubectl, kubectl_program
-from manifests import OVERLAYS, rendered
+from support.cluster.apply_server import apply_server
+from support.kubernetes.deploy_promises import PAGE, promises
+from support.kubernetes.deploy_tools import kubectl, kubectl_program
+from support.kubernetes.manifests import OVERLAYS, rendered
 
 _CLIENT, _SERVER = (), ("--server-side",)
 _CRDS = {

@@ -6,10 +6,10 @@ import copy
 import json
 from pathlib import Path
 
-import node
 import pytest
-from fleet_variants import VARIANTS
-from manifests import rendered
+from support.kubernetes.fleet_variants import VARIANTS
+from support.kubernetes.manifests import rendered
+from support.processes import node
 
 _FOLDER = Path(__file__).parent / "crds"
 _KINDS = ("BackendTLSPolicy", "GRPCRoute", "HTTPRoute", "PodMonitor", "ScaledObject")

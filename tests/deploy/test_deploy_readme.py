@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import yaml
-from deploy_tools import ROOT, prometheus_tool
-from fleet_variants import VARIANTS, folder_of
-from manifests import OVERLAYS
+from support.kubernetes.deploy_tools import ROOT, prometheus_tool
+from support.kubernetes.fleet_variants import VARIANTS, folder_of
+from support.kubernetes.manifests import OVERLAYS
 
 _DEPLOY = ROOT / "deploy"
 _TEXT = (_DEPLOY / "README.md").read_text()

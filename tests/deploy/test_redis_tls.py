@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import time
 
-import ports
 import pytest
 import redis
-from deploy_tools import ROOT
-from manifests import container_of, named
-from redis_program import tls_redis_program
-from tls_rig import make_certs
+from support.kubernetes.deploy_tools import ROOT
+from support.kubernetes.manifests import container_of, named
+from support.network.tls_rig import make_certs
+from support.processes import ports
+from support.processes.redis_program import tls_redis_program
 
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.store.redis_connection import RedisConnection

@@ -19,11 +19,11 @@ import urllib.request
 from dataclasses import dataclass
 
 import pytest
-from deploy_tools import ROOT
-from kubernetes_api_server import ApiServer, endpoint, slice_of
-from manifests import arguments, container_of, environment, named, pod_of
-from redis_program import redis_program
-from stack import run_async, wait_until
+from support.kubernetes.deploy_tools import ROOT
+from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
+from support.kubernetes.manifests import arguments, container_of, environment, named, pod_of
+from support.processes.redis_program import redis_program
+from support.processes.stack import run_async, wait_until
 
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe

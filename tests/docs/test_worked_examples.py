@@ -7,8 +7,8 @@ import re
 import textwrap
 from pathlib import Path
 
-import tiny_models
-from parsing_harness import parse
+from support.engine import tiny_models
+from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from load import story_prompts
-from stack import start_stack
+from support.processes.load import story_prompts
+from support.processes.stack import start_stack
 
 
 @pytest.fixture(scope="session")

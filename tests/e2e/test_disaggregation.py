@@ -2,8 +2,8 @@ import time
 
 import grpc
 import pytest
-from load import Load
-from stack import wait_until
+from support.processes.load import Load
+from support.processes.stack import wait_until
 
 from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 

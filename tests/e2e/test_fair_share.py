@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from access_rig import key_file
-from stack import MODEL_NAME, start_stack, wait_until
+from support.gateway.access_rig import key_file
+from support.processes.stack import MODEL_NAME, start_stack, wait_until
 
 WEIGHTS = {"heavy": 3.0, "light": 1.0}
 NUM_CLIENTS = 24  # of each tenant: more than run and wait together

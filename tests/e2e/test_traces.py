@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from otlp_collector import collecting
-from stack import MODEL_NAME, start_stack, wait_until
+from support.network.otlp_collector import collecting
+from support.processes.stack import MODEL_NAME, start_stack, wait_until
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stack import MODEL, ROOT, wait_until
+from support.processes.stack import MODEL, ROOT, wait_until
 
 
 class Up:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
 import pytest
-from stack import MODEL_NAME, metric, start_stack, wait_until
+from support.processes.stack import MODEL_NAME, metric, start_stack, wait_until
 
 REASONS = ("stop", "length", "abort", "error")
 

@@ -4,9 +4,9 @@ import shutil
 import subprocess
 import sys
 
-import node
 import pytest
-from stack import MODEL_NAME, ROOT
+from support.processes import node
+from support.processes.stack import MODEL_NAME, ROOT
 
 EXAMPLES = ROOT / "examples"
 PROMPT = "Tell me a story about a dog and a river."

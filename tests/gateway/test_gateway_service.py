@@ -8,9 +8,9 @@ import grpc
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rest_harness import SAMPLE, RawClient, request_bytes
-from scripted_gateway import running
-from scripted_services import MODEL, until
+from support.gateway.rest_harness import SAMPLE, RawClient, request_bytes
+from support.gateway.scripted_gateway import running
+from support.gateway.scripted_services import MODEL, until
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.models.tokenization.tokenizer import Tokenizer

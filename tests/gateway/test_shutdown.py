@@ -7,9 +7,9 @@ import json
 
 import grpc
 import pytest
-from rest_harness import RawClient, request_bytes
-from scripted_gateway import running
-from scripted_services import until
+from support.gateway.rest_harness import RawClient, request_bytes
+from support.gateway.scripted_gateway import running
+from support.gateway.scripted_services import until
 
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub

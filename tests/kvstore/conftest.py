@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import grpc
-import ports
 import pytest
-from kvstore_node import FakeWorker, Kvstore, Replica, eventually
+from support.fleet.kvstore_node import FakeWorker, Kvstore, Replica, eventually
+from support.processes import ports
 
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.server import serve

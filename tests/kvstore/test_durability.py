@@ -6,12 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-import ports
 import psutil
 import pytest
 import redis
-from kvstore_node import eventually, split, stored
 from prometheus_client import CollectorRegistry
+from support.fleet.kvstore_node import eventually, split, stored
+from support.processes import ports
 
 from baton.kvstore.index.index import Index
 from baton.kvstore.index.speakers import Speaker, Speakers

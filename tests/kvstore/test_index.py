@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvstore_node import block, blocks, removed, split, stored
+from support.fleet.kvstore_node import block, blocks, removed, split, stored
 
 from baton.kvstore.index.index import Applied, Index, IndexListener
 from baton.kvstore.index.worker_blocks import WorkerBlocks, restore

@@ -12,8 +12,8 @@ import time
 
 import pytest
 import redis
-from index_fleet import Node, Roamer
-from kvstore_node import blocks, eventually
+from support.fleet.index_fleet import Node, Roamer
+from support.fleet.kvstore_node import blocks, eventually
 
 from baton.router.index.client import IndexClient
 from baton.router.index.prefix_index import PrefixIndex

@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from kvstore_node import FakeWorker, eventually, stored
+from support.fleet.kvstore_node import FakeWorker, eventually, stored
 
 from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-import ports
 import pytest
-from index_fleet import Node
-from kvstore_node import eventually
-from worker_harness import NAMESPACE, running_worker, submit
+from support.fleet.index_fleet import Node
+from support.fleet.kvstore_node import eventually
+from support.processes import ports
+from support.processes.worker_harness import NAMESPACE, running_worker, submit
 
 from baton.router.index.client import IndexClient
 from baton.router.index.prefix_index import PrefixIndex

@@ -2,9 +2,9 @@
 
 import asyncio
 
-import ports
-from kvstore_node import stored
-from stack import metric
+from support.fleet.kvstore_node import stored
+from support.processes import ports
+from support.processes.stack import metric
 
 
 async def get(port):

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import ports
 import psutil
 import pytest
-from stack import wait_until
+from support.processes import ports
+from support.processes.stack import wait_until
 
 from baton.kvstore.store import embedded_redis
 from baton.services.up.readiness import is_ready

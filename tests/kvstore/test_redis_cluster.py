@@ -1,8 +1,8 @@
 """A kvstore on a real Redis Cluster of three masters."""
 
 import pytest
-from kvstore_node import eventually, split
-from redis_cluster import RedisCluster
+from support.fleet.kvstore_node import eventually, split
+from support.processes.redis_cluster import RedisCluster
 
 from baton.kvstore.index.worker_blocks import restore
 from baton.kvstore.store.redis_store import RedisStore

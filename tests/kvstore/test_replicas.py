@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 
-import ports
 import psutil
 import pytest
-from kvstore_node import FakeWorker, Replica, eventually
-from stack import wait_until
+from support.fleet.kvstore_node import FakeWorker, Replica, eventually
+from support.processes import ports
+from support.processes.stack import wait_until
 
 from baton.router.index.client import IndexClient
 from baton.router.index.prefix_index import PrefixIndex

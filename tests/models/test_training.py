@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import torch
-from tiny_models import generate_greedily, load_transformers
+from support.engine.tiny_models import generate_greedily, load_transformers
 from tokenizers import Tokenizer
 from train.chat import Chat, Turn, encode, pieces
 from train.json_chats import json_chat

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-import node
 import pytest
+from support.processes import node
 
 from baton.rpc.block_hash import HASH_BYTES, cache_namespace, hash_blocks
 

@@ -4,7 +4,7 @@ import random
 
 import grpc
 import pytest
-from loop_stalls import loop_stalls
+from support.processes.loop_stalls import loop_stalls
 
 from baton.rpc.channel import open_channel
 from baton.rpc.field_count import MAX_FIELDS, TooManyFields, check_fields

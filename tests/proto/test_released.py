@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
-import stack
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from support.processes import stack
 
 from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, router_pb2, types_pb2, worker_pb2
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ports
 import pytest
-from fleet_node import ScriptedWorker
-from kvstore_node import FakeWorker, eventually
+from support.fleet.fleet_node import ScriptedWorker
+from support.fleet.kvstore_node import FakeWorker, eventually
+from support.processes import ports
 
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.server import serve as serve_kvstore

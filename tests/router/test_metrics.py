@@ -2,10 +2,10 @@
 
 import asyncio
 
-import ports
-from fleet_node import state
-from kvstore_node import blocks
-from stack import metric
+from support.fleet.fleet_node import state
+from support.fleet.kvstore_node import blocks
+from support.processes import ports
+from support.processes.stack import metric
 
 from baton.v1 import router_pb2
 

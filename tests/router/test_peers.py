@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 
 import grpc
-import ports
 import pytest
-from byte_proxy import ByteProxy
-from fleet_node import state
-from kvstore_node import blocks, eventually
+from support.fleet.fleet_node import state
+from support.fleet.kvstore_node import blocks, eventually
+from support.network.byte_proxy import ByteProxy
+from support.processes import ports
 
 from baton.router.fleet.fleet import Cordon, Fleet
 from baton.router.peers.news import PeerNews

@@ -5,12 +5,12 @@ import time
 
 import grpc
 import pytest
-from fleet_node import state
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
-from kvstore_node import blocks, eventually
-from router_views import DECODE, PREFILL
+from support.fleet.fleet_node import state
+from support.fleet.kvstore_node import blocks, eventually
+from support.fleet.router_views import DECODE, PREFILL
 
 from baton.rpc.channel import open_channel
 from baton.v1 import router_pb2, types_pb2

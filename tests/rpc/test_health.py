@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tls_rig import dial_as, make_certs, tls_of
+from support.network.tls_rig import dial_as, make_certs, tls_of
 
 from baton.rpc.channel import Dial
 from baton.rpc.identity import OPERATOR, ROUTER

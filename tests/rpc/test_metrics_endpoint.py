@@ -11,7 +11,7 @@ import urllib.request
 
 import prometheus_client
 import pytest
-from tls_rig import der_of, make_certs, metrics_over_tls, replace_files, tls_of
+from support.network.tls_rig import der_of, make_certs, metrics_over_tls, replace_files, tls_of
 
 from baton.rpc.errors import Unavailable
 from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER

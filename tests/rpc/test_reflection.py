@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from tls_rig import dial_as, make_certs, tls_of
+from support.network.tls_rig import dial_as, make_certs, tls_of
 
 from baton.rpc.identity import OPERATOR, ROUTER, WORKER
 from baton.rpc.reflection import METHOD, V1, V1ALPHA

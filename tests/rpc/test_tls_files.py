@@ -10,7 +10,7 @@ import time
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from tls_rig import EXPIRED, NOT_YET, files_of, make_certs, replace_files
+from support.network.tls_rig import EXPIRED, NOT_YET, files_of, make_certs, replace_files
 
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls import EdgeTls, LiveFiles, Tls

@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
-from access_rig import key_file
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from stack import MODEL_NAME, Stack, start_stack, wait_until
+from support.gateway.access_rig import key_file
+from support.processes.stack import MODEL_NAME, Stack, start_stack, wait_until
 
 from baton.v1 import inference_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from rest_harness import INFO, SAMPLE
+from support.gateway.rest_harness import INFO, SAMPLE
 
 from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.generation.prompt_hashes import PromptHashes

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate_harness import make_simulation
+from support.fleet.simulate_harness import make_simulation
 from tenant_fuzz import fuzz_fleet, fuzz_worker
 
 from baton.gateway.access.identity import Tenant

@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from access_rig import key_file
-from stack import MODEL_NAME, Stack, start_stack
+from support.gateway.access_rig import key_file
+from support.processes.stack import MODEL_NAME, Stack, start_stack
 
 NO_BETTER_THAN = 0.55  # of the attack
 AT_LEAST = 0.9  # of the control

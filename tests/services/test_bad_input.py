@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ports
 import pytest
-from stack import MODEL, ROOT, RedisServer, wait_until
+from support.processes import ports
+from support.processes.stack import MODEL, ROOT, RedisServer, wait_until
 
 from baton.services import cli
 from baton.services.certs.command import main as make_certs

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from child_environment import child_environment
+from support.processes.child_environment import child_environment
 
 
 @pytest.mark.parametrize("own", [{}, {"PYTHONPATH": "/nowhere"}], ids=["plain", "with a path of its own"])

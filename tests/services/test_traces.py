@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 
-import ports
 import pytest
-from stack import ROOT, wait_until
+from support.processes import ports
+from support.processes.stack import ROOT, wait_until
 
 from baton.otlp.v1 import trace_pb2 as pb
 from baton.rpc.errors import InvalidRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from wheel_environment import WheelEnvironment, build_wheel
+from support.processes.wheel_environment import WheelEnvironment, build_wheel
 
 from baton.services import cli
 

@@ -2,7 +2,7 @@
 
 import pytest
 from bench.policies import DISAGGREGATION, PEERS
-from simulate_harness import run, transcript
+from support.fleet.simulate_harness import run, transcript
 
 from baton.services.simulate.cell import policy_factory
 

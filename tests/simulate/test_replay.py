@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from simulate_harness import run, transcript
+from support.fleet.simulate_harness import run, transcript
 
 CLUSTERS = {
     "local": {"roles": ("decode",) * 3},

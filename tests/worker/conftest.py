@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from handover_harness import Network, Node, make_node
+from support.transfer.handover_harness import Network, Node, make_node
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import anthropic
 import pytest
-from stack import MODEL_NAME
+from support.processes.stack import MODEL_NAME
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog and a river."}]
 GREEDY = {"extra_body": {"temperature": 0}}

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from rest_harness import FakeGenerator, rest_side, say
+from support.gateway.rest_harness import FakeGenerator, rest_side, say
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
 from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, Unavailable

@@ -1,7 +1,7 @@
 """Other servers' fields: honoured where there is an equal one, refused where they change the answer, else listed."""
 
 import pytest
-from rest_harness import rest_side, say
+from support.gateway.rest_harness import rest_side, say
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 BASES = {

@@ -1,7 +1,7 @@
 """Values that ask for nothing are accepted, whatever the field."""
 
 import pytest
-from rest_harness import rest_side, say
+from support.gateway.rest_harness import rest_side, say
 
 NEUTRAL = [
     {"length_penalty": 1.0},

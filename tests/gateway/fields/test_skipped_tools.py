@@ -1,7 +1,7 @@
 """Tools that are not served are skipped, and listed; a client that insists on one gets an error that names it."""
 
 import pytest
-from rest_harness import rest_side, say
+from support.gateway.rest_harness import rest_side, say
 
 FUNCTION = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 HI = [{"role": "user", "content": "Hi"}]

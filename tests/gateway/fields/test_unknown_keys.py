@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from rest_harness import rest_side, say
+from support.gateway.rest_harness import rest_side, say
 
 from baton.gateway.anthropic.types import MessagesRequest
 from baton.gateway.bodies.unknown_fields import KnownKeys

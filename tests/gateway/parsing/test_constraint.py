@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing_harness import TOOLS, cut, parse
+from support.gateway.parsing_harness import TOOLS, cut, parse
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
 from baton.gateway.parsing.grammar.tool_schemas import constraint_of

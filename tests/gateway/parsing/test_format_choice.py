@@ -1,7 +1,7 @@
 """Which parsers a model gets: by its template, by flags, by a plugin of the user's own."""
 
 import pytest
-from parsing_harness import parse
+from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS

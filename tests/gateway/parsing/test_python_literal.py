@@ -5,7 +5,7 @@ import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing_harness import cut, parse, tool_parser
+from support.gateway.parsing_harness import cut, parse, tool_parser
 
 LITERALS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing_harness import TOOLS, Parsed, cut, parse, put_together
+from support.gateway.parsing_harness import TOOLS, Parsed, cut, parse, put_together
 
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.output_parser import OutputParser, Wanted

@@ -7,8 +7,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from parsing_harness import parse, tool_parser
-from scripted_gateway import model_folder
+from support.gateway.parsing_harness import parse, tool_parser
+from support.gateway.scripted_gateway import model_folder
 
 from baton.gateway.models.constraints.tools import check_tools, tool_constraint
 from baton.gateway.models.tokenization.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing_harness import TOOLS, cut, parse, tool_parser
+from support.gateway.parsing_harness import TOOLS, cut, parse, tool_parser
 
 from baton.gateway.parsing.registry import TOOL_FORMATS
 

@@ -2,7 +2,7 @@
 
 import openai
 import pytest
-from stack import MODEL_NAME, wait_until
+from support.processes.stack import MODEL_NAME, wait_until
 
 STORY = "Tell me a story about a dog and a river."
 

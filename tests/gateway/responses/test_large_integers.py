@@ -1,7 +1,7 @@
 """Integers over 64 bits, which a response cannot repeat, are refused by name."""
 
 import pytest
-from rest_harness import rest_side
+from support.gateway.rest_harness import rest_side
 
 LARGE = {"type": "object", "properties": {"a": {"const": 2**70}}}
 FIELDS = {

@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-from responses_rig import HI, both_sides, create, item, refused
-from rest_harness import say
+from support.gateway.responses_rig import HI, both_sides, create, item, refused
+from support.gateway.rest_harness import say
 
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import response_pb2, types_pb2

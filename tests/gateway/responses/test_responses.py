@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from rest_harness import FakeGenerator, logprob, rest_side, say, until
+from support.gateway.rest_harness import FakeGenerator, logprob, rest_side, say, until
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
 from baton.gateway.storage.redis_store import RedisResponseStore

@@ -5,8 +5,8 @@ import json
 
 import grpc
 import redis.asyncio as redis
-from responses_rig import HI, asked, both_sides, create, get, item, refused, watch
-from rest_harness import FakeGenerator, logprob, say, until
+from support.gateway.responses_rig import HI, asked, both_sides, create, get, item, refused, watch
+from support.gateway.rest_harness import FakeGenerator, logprob, say, until
 
 from baton.gateway.grpc.responses.messages import event_of
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from responses_rig import both_sides, get
-from rest_harness import rest_side
+from support.gateway.responses_rig import both_sides, get
+from support.gateway.rest_harness import rest_side
 
 from baton.gateway.models.served import load_served_model
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from rest_harness import INFO, rest_side, say
+from support.gateway.rest_harness import INFO, rest_side, say
 
 from baton.gateway.models.served import ServedModel
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted, units_of

@@ -1,0 +1,183 @@
+"""What keys and limits cost the gateway: CPU a request of this process, with a real Redis, one round trip each.
+
+baton bench access [--requests 20000] [--concurrent 32] [--json PATH]
+
+A request is identified by its headers, runs through what the gateway puts around its generation, is admitted by five
+limits, told as headers, and settled with less than it reserved. CPU is that of the whole process, the loop's and the
+kernel's for it included; Redis is a process of its own. The best of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.report import facts_line, machine_facts, render_table, write_json
+from support.gateway.access_rig import key_file
+from support.processes.redis_program import redis_program
+
+from baton.gateway.access.counters import AccessCounters
+from baton.gateway.access.credential import keys_in_headers
+from baton.gateway.access.factory import open_gate
+from baton.gateway.access.gate import Gate, Ticket
+from baton.gateway.access.identity import Scope
+from baton.gateway.access.settings import AccessSettings
+from baton.gateway.core import Delta, Generation, GenerationRequest, Sink, Usage
+from baton.gateway.serving.tenancy import AdmittedGenerator
+from baton.rpc.errors import ServiceError
+from baton.services.ports import free_ports
+from baton.v1 import types_pb2
+
+LIMITS = {
+    "requests_per_minute": 1 << 40,
+    "input_tokens_per_minute": 1 << 40,
+    "output_tokens_per_minute": 1 << 40,
+    "concurrent_requests": 1 << 20,
+    "tokens_per_month": 1 << 50,
+}
+RUNS = 5
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--concurrent", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = uvloop.run(measure(options.requests, options.concurrent))
+    facts = machine_facts(("redis", "hiredis", "uvloop"))
+    print(facts_line(facts))
+    print(render_table(["case", "us of CPU a request"], [[row["case"], f"{row['microseconds']:.1f}"] for row in rows]))
+    if options.json:
+        write_json(options.json, {"machine": facts, "rows": rows})
+
+
+async def measure(num_requests: int, concurrent: int) -> list[dict[str, Any]]:
+    """Every case, cheapest first."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name, running_redis(Path(name)) as url:
+        tenants = {"limited": LIMITS, "free": {}}
+        path, (limited, free) = key_file(Path(name), [{"tenant": "limited"}, {"tenant": "free"}], tenants)
+        wrong = free[:-1] + ("a" if free[-1] != "a" else "b")
+        counters = AccessCounters()
+        async with open_gate(AccessSettings(str(path), url, 1, 5.0), counters) as gate:
+            rows.append({"case": "a wrong key", "microseconds": refusals(gate, wrong, num_requests)})
+            for case, key in (("a key, no limits", free), ("a key, five limits in Redis", limited)):
+                best = min([await cpu_of(gate, key, num_requests, concurrent) for _ in range(RUNS)])
+                rows.append({"case": case, "microseconds": best})
+        async with open_gate(AccessSettings(str(path), "", 1, 5.0), AccessCounters()) as gate:
+            best = min([await cpu_of(gate, limited, num_requests, concurrent) for _ in range(RUNS)])
+            rows.append({"case": "a key, five limits in memory", "microseconds": best})
+        assert not counters.redis_errors, counters
+        assert not counters.local_decisions
+    return rows
+
+
+def refusals(gate: Gate, key: str, num_requests: int) -> float:
+    """Microseconds of CPU to tell that a key is wrong."""
+    headers = {b"authorization": f"Bearer {key}".encode()}
+    began = time.process_time()
+    for _ in range(num_requests):
+        try:
+            gate.identify(keys_in_headers(headers), Scope.INFERENCE)
+        except Exception:
+            continue
+        raise AssertionError("it was let in")
+    return (time.process_time() - began) / num_requests * 1e6
+
+
+async def cpu_of(gate: Gate, key: str, num_requests: int, concurrent: int) -> float:
+    """Microseconds of CPU a request."""
+    headers = {b"host": b"x", b"authorization": f"Bearer {key}".encode(), b"content-type": b"application/json"}
+    request = GenerationRequest("r", "m", [7] * 512, stop=types_pb2.StopConditions(max_tokens=256))
+    inner, sink = Nothing(), NoSink()
+
+    def note(ticket: Ticket) -> None:
+        ticket.headers()
+
+    async def client() -> None:
+        for _ in range(num_requests // concurrent):
+            identity = gate.identify(keys_in_headers(headers), Scope.INFERENCE)
+            admitted = AdmittedGenerator(inner, gate, identity, [request], 4096, note)
+            await admitted.start(request, sink)
+            admitted.close()
+
+    began = time.process_time()
+    await asyncio.gather(*(client() for _ in range(concurrent)))
+    return (time.process_time() - began) / (num_requests // concurrent * concurrent) * 1e6
+
+
+class Nothing:
+    """A Generator that has ended at once."""
+
+    async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
+        if request.on_end is not None:
+            request.on_end(Usage(512, 200, 0))
+        return self
+
+    def abort(self) -> None:
+        """It is over."""
+
+    def resume(self) -> None:
+        """It is over."""
+
+
+class NoSink:
+    """Hears nothing."""
+
+    writable = True
+
+    def on_delta(self, delta: Delta) -> None:
+        """Never called."""
+
+    def on_done(self, usage: Usage) -> None:
+        """Never called."""
+
+    def on_error(self, error: ServiceError) -> None:
+        """Never called."""
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[str]:
+    """A server of its own on a free port."""
+    port = free_ports(1)[0]
+    words = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for(port: int) -> None:
+    """Until it answers."""
+    import redis
+
+    with redis.Redis(port=port) as client:
+        for _ in range(200):
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                time.sleep(0.05)
+            else:
+                return
+    raise SystemExit("redis-server did not start")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Many streams read by a process of its own. When an event came is the kernel's word, not that of when it was read.
+
+So the reader takes what is there every few milliseconds, and neither its own slowness nor its waking is measured: with
+two cores, a reader that woke for each event would take the gateway's. Where several events of a stream are there at
+once, all of them count as come with the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import select
+import socket
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gateway.gateway_rig import Server
+from bench.serve.serve_client import BenchFailed
+
+_FIRST_SECONDS = 120.0  # for every stream to have begun
+_SETTLE_SECONDS = 0.5
+_OPENED_TOGETHER = 32  # more at once would be refused by a router that answers too late
+_READ_BYTES = 64 << 10
+_READ_SECONDS = 0.01  # between two rounds over all streams
+_SO_TIMESTAMPNS = 35  # Linux; Python has no name for it
+_TIMESPEC = struct.Struct("qq")
+
+
+@dataclass
+class Arrivals:
+    """When events of one stream came, and how many there were by then."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    totals: array[int] = field(default_factory=lambda: array("I"))
+
+    def delays(self, begin: float, sent_at: Sequence[float], first_step: int) -> Iterable[float]:
+        """Seconds from each token's step to its arrival. The first event of a chat is its role, not a token."""
+        before = 1
+        for arrival, total in zip(self.times, self.totals, strict=True):
+            if arrival >= begin:
+                yield from (arrival - sent_at[first_step + token - 1] for token in range(before, total))
+            before = total
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What came of all streams between two moments."""
+
+    begin: float  # perf_counter
+    seconds: float
+    num_tokens: int
+    cpu_seconds: float  # of the server
+    streams: list[Arrivals]
+
+
+async def watch_streams(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
+    """Opens a stream for each request, lets all begin, and watches them for `seconds`. Raises BenchFailed."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, __file__, stdin=pipe, stdout=pipe)
+    try:
+        answer, _ = await child.communicate(pickle.dumps((server.name, server.port, server.pid, requests, seconds)))
+    except (OSError, RuntimeError) as error:  # it ended before it had read all; why is on standard error
+        raise BenchFailed(f"the streams of {server.name} could not be read: {error}") from error
+    if not answer or await child.wait():
+        raise BenchFailed(f"the streams of {server.name} could not be read")
+    watched = pickle.loads(answer)
+    assert isinstance(watched, Watched)
+    await asyncio.sleep(_SETTLE_SECONDS)
+    return watched
+
+
+def main() -> None:
+    """Reads what to do from standard input, and answers on standard output."""
+    name, port, pid, requests, seconds = pickle.load(sys.stdin.buffer)
+    pickle.dump(_watch(Server(name, port, pid), requests, seconds), sys.stdout.buffer)
+
+
+def _watch(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
+    streams: dict[int, _Stream] = {}
+    poll = select.epoll()
+    deadline = time.monotonic() + _FIRST_SECONDS
+    for number, request in enumerate(requests, 1):
+        stream = _Stream(server.port, request)
+        poll.register(stream.connection.fileno(), select.EPOLLIN)
+        streams[stream.connection.fileno()] = stream
+        if number % _OPENED_TOGETHER == 0 or number == len(requests):
+            _read(poll, streams, lambda: all(one.num_events for one in streams.values()) or time.monotonic() > deadline)
+    if not all(one.num_events for one in streams.values()):
+        raise BenchFailed(f"not every stream had an event within {_FIRST_SECONDS:.0f} s")
+    begin = time.perf_counter() + _SETTLE_SECONDS
+    _read(poll, streams, lambda: time.perf_counter() >= begin)
+    before, cpu, begin = _num_events(streams), server.cpu_seconds(), time.perf_counter()
+    _read(poll, streams, lambda: time.perf_counter() >= begin + seconds)
+    num_tokens, cpu, end = _num_events(streams) - before, server.cpu_seconds() - cpu, time.perf_counter()
+    return Watched(begin, end - begin, num_tokens, cpu, [one.arrivals for one in streams.values()])
+
+
+class _Stream:
+    """One client."""
+
+    def __init__(self, port: int, request: bytes) -> None:
+        self.connection = socket.create_connection(("127.0.0.1", port))
+        self.connection.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.connection.sendall(request)
+        self.arrivals = Arrivals()
+        self.num_events = 0
+
+    def read(self, clock_offset: float) -> None:
+        """Takes what is there. `clock_offset`: the performance counter less the system's clock."""
+        data, ancillary, _, _ = self.connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
+        if not data or data.endswith(b"}}"):
+            raise BenchFailed(f"a stream ended early: {data[-300:]!r}")
+        events = data.count(b"\n\n")
+        if events:
+            self.num_events += events
+            self.arrivals.totals.append(self.num_events)
+            self.arrivals.times.append(_stamp(ancillary) + clock_offset)
+
+
+def _stamp(ancillary: Sequence[tuple[int, int, bytes]]) -> float:
+    """The system's clock at the arrival. The first packets after stamps were asked for may have none: now."""
+    if not ancillary:
+        return time.time()
+    whole, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+    return float(whole + nanoseconds / 1e9)
+
+
+def _read(poll: select.epoll, streams: dict[int, _Stream], done: Callable[[], bool]) -> None:
+    while not done():
+        time.sleep(_READ_SECONDS)
+        clock_offset = time.perf_counter() - time.time()
+        for number, _ in poll.poll(0, len(streams)):
+            streams[number].read(clock_offset)
+
+
+def _num_events(streams: dict[int, _Stream]) -> int:
+    return sum(one.num_events for one in streams.values())
+
+
+if __name__ == "__main__":
+    # Pickled by the name that the other process imports.
+    from bench.gateway.gateway_reader import main as run
+
+    run()

@@ -1,0 +1,91 @@
+"""Baton's public gRPC API as a client for load."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+from bench.serve.serve_client import BenchFailed, Prompt
+from bench.serve.serve_stats import Record
+
+from baton.rpc.channel import open_channel
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+_FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
+_SHORT_CALL_SECONDS = 30.0
+
+
+class GrpcClient:
+    """Implements Client: token ids in, token ids out. One connection carries every stream."""
+
+    def __init__(self, address: str, chat: bool, model: str, timeout: float) -> None:
+        self._channel = open_channel(address)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._chat = chat
+        self._model = model
+        self._timeout = timeout
+        self._vocab_size = 0
+
+    async def describe(self) -> str:
+        """The named model, or the only one."""
+        try:
+            request = inference_pb2.ListModelsRequest()
+            listed = await self._stub.ListModels(request, timeout=_SHORT_CALL_SECONDS, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise BenchFailed(f"ListModels: {error.code().name}: {error.details()}") from error
+        models = {model.name: model for model in listed.models}
+        name = self._model or next(iter(models), "")
+        if name not in models:
+            raise BenchFailed(f"model {name!r} is not served; there are {', '.join(models) or 'none'}")
+        self._model = name
+        self._vocab_size = models[name].vocab_size
+        return name
+
+    async def token_pool(self) -> list[int]:
+        """The whole vocabulary."""
+        return list(range(_FIRST_TOKEN_ID, self._vocab_size))
+
+    async def count_tokens(self, text: str) -> int:
+        """By the server's Tokenize."""
+        request = inference_pb2.TokenizeRequest(model=self._model, chat=_chat(text))
+        try:
+            return len((await self._stub.Tokenize(request, timeout=_SHORT_CALL_SECONDS)).token_ids)
+        except grpc.aio.AioRpcError as error:
+            raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
+
+    def encode(self, prompt: Prompt) -> inference_pb2.GenerateRequest:
+        """The request's message."""
+        request = inference_pb2.GenerateRequest(
+            model=self._model,
+            sampling=types_pb2.SamplingParams(seed=prompt.seed),
+            stop=types_pb2.StopConditions(max_tokens=prompt.num_output, ignore_eos=True),
+            skip_detokenize=not self._chat,
+        )
+        if self._chat:
+            request.chat.CopyFrom(_chat(prompt.text))
+        else:
+            request.token_ids.token_ids.extend(prompt.token_ids)
+        return request
+
+    async def send(self, request: inference_pb2.GenerateRequest, record: Record) -> None:
+        """Streams one answer."""
+        record.sent = time.perf_counter()
+        try:
+            async for response in self._stub.Generate(request, timeout=self._timeout):
+                if response.token_ids:
+                    record.token(time.perf_counter())
+                if response.HasField("usage"):
+                    record.num_prompt = response.usage.prompt_tokens
+                    record.num_output = response.usage.completion_tokens
+                    record.num_cached = response.usage.cached_tokens
+        except grpc.aio.AioRpcError as error:
+            record.error = f"{error.code().name}: {error.details()}"
+        record.close(time.perf_counter())
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+
+def _chat(text: str) -> inference_pb2.ChatPrompt:
+    return inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user", content=text)])

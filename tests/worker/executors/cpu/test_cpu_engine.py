@@ -1,0 +1,120 @@
+"""The engine over the CPU executor: whatever the scheduler does, the tokens are those of Transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engine.tiny_models import MODELS, generate_greedily, load_transformers, make_model, prompts
+from transformers import PreTrainedModel
+
+from baton.worker.config import WorkerConfig
+from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.scheduling.settings import EngineSettings
+
+SAMPLE_MODEL = Path(__file__).resolve().parents[4] / "models" / "storyteller-7m"
+COUNT = 20
+BLOCK_SIZE = 8
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2", "storyteller-7m"],
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    if request.param in MODELS:
+        folder = tmp_path_factory.mktemp(request.param)
+        return folder, make_model(request.param, folder)
+    return SAMPLE_MODEL, load_transformers(SAMPLE_MODEL)
+
+
+def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, rows: int = 16) -> Engine:
+    config = WorkerConfig(
+        model=str(folder), threads=1, block_size=BLOCK_SIZE, num_blocks=num_blocks, max_num_requests=rows
+    )
+    settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
+    return Engine(CpuExecutor(config), settings, epoch=1)
+
+
+def make_request(name: str, prompt: list[int], count: int = COUNT, sampling: SamplingParams = GREEDY) -> Request:
+    return Request(name, list(prompt), len(prompt), sampling, StopConditions(max_tokens=count), bytes(16))
+
+
+def run(engine: Engine, requests: list[Request], stagger: int = 0) -> None:
+    """Submits a request every `stagger` steps and steps until nothing is left."""
+    waiting = list(requests)
+    finished = 0
+    for step in range(10_000):
+        if waiting and (stagger == 0 or step % stagger == 0):
+            for request in waiting if stagger == 0 else waiting[:1]:
+                engine.submit(request)
+            waiting = [] if stagger == 0 else waiting[1:]
+        outputs = engine.step()
+        assert not outputs.failures
+        finished += len(outputs.finishes)
+        assert all(finish.reason is FinishReason.LENGTH for finish in outputs.finishes)
+        if finished == len(requests):
+            engine.audit()
+            return
+    raise AssertionError("the engine does not finish")
+
+
+def check(model: PreTrainedModel, requests: list[Request]) -> None:
+    for request in requests:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        count = request.stop.max_tokens
+        assert request.token_ids[request.num_prompt_tokens :] == generate_greedily(model, prompt, count)
+
+
+def test_a_burst_in_small_chunks_equals_transformers(subject: tuple[Path, PreTrainedModel]) -> None:
+    folder, model = subject
+    requests = [make_request(str(index), prompt) for index, prompt in enumerate(prompts(7, 60))]
+    run(make_engine(folder, budget=20), requests)
+    check(model, requests)
+
+
+def test_prefix_hits_equal_transformers(subject: tuple[Path, PreTrainedModel]) -> None:
+    folder, model = subject
+    engine = make_engine(folder)
+    shared = list(range(20, 57))
+    first = [make_request("first", [*shared, 5, 6])]
+    run(engine, first)
+    rest = [make_request(str(index), shared + tail) for index, tail in enumerate(([], [9], [5, 6], [5, 6, 7]))]
+    run(engine, rest, stagger=2)
+    assert engine.counters().num_cached_tokens >= 4 * 32
+    check(model, first + rest)
+
+
+def test_preempted_requests_equal_transformers(subject: tuple[Path, PreTrainedModel]) -> None:
+    folder, model = subject
+    engine = make_engine(folder, num_blocks=14, budget=24)
+    requests = [make_request(str(index), prompt, 40) for index, prompt in enumerate(prompts(5, 40, seed=6))]
+    run(engine, requests, stagger=3)
+    assert engine.counters().num_preemptions > 0
+    check(model, requests)
+
+
+def test_sampled_requests_survive_preemption(subject: tuple[Path, PreTrainedModel]) -> None:
+    folder, _ = subject
+    sampling = [
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=1),
+        SamplingParams(temperature=1.0, seed=2, frequency_penalty=0.3),
+        SamplingParams(temperature=1.2, min_p=0.02, seed=3, repetition_penalty=1.2),
+        GREEDY,
+    ]
+    some = prompts(4, 40, seed=6)
+
+    def outputs(num_blocks: int) -> tuple[list[list[int]], int]:
+        engine = make_engine(folder, num_blocks=num_blocks, budget=24)
+        requests = [make_request(str(index), prompt, 40, sampling[index]) for index, prompt in enumerate(some)]
+        run(engine, requests)
+        return [request.token_ids for request in requests], engine.counters().num_preemptions
+
+    roomy, none = outputs(200)
+    tight, preemptions = outputs(13)
+    assert none == 0
+    assert preemptions > 0
+    assert tight == roomy

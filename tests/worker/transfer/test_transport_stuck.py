@@ -1,0 +1,123 @@
+"""A thread that is in a call of the device's, which waits for bytes that never come or that nobody takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support.transfer.transport_ends import SLOT_BYTES, Ends, HostKv, filled, hand_over, wait_until
+
+from baton.rpc.errors import DataLoss
+from baton.worker.transfer.base import InboundFailed, Landed, Pushed, PushFailed
+from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.receive import slot_pieces as incoming_slots
+from baton.worker.transfer.send import pieces as outgoing
+from baton.worker.transfer.wire import stall_watchdog as stuck_connections
+
+WAIT_SECONDS = 10.0
+
+
+class StuckPath(HostIpcPath):
+    """Tells of aborts. Its first receiver or sender, if it `sticks`, takes or puts nothing until then."""
+
+    def __init__(self, executor, sticks=True):
+        super().__init__(executor, SLOT_BYTES)
+        self.moving = threading.Event()
+        self.aborted = threading.Event()
+        self._sticks = sticks
+
+    def accept(self, offer):
+        receiver = super().accept(offer)
+        receiver.abort = self.aborted.set
+        if self._sticks:
+            self._sticks, receiver.take = False, self._take
+        return receiver
+
+    def connect(self, slots):
+        sender = super().connect(slots)
+        sender.abort = self.aborted.set
+        if self._sticks:
+            self._sticks, put = False, sender.put
+            sender.put = lambda *values: self._wait() or put(*values)
+        return sender
+
+    def _take(self, slot, num_bytes):
+        self._wait()
+        raise DataLoss("it was aborted")
+
+    def _wait(self):
+        self.moving.set()
+        assert self.aborted.wait(2 * WAIT_SECONDS)
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    monkeypatch.setattr(stuck_connections, "_NAP_SECONDS", 0.02)
+    made = Ends()
+    yield made
+    made.close()
+
+
+def stuck_receiver(ends):
+    """And its sender. It is stuck with its first piece."""
+    executor = HostKv()
+    path = StuckPath(executor)
+    receiver = ends.make(executor, paths={"ipc": path, "tcp": None})
+    sender = ends.make(filled(HostKv()), "ipc")
+    hand_over(sender, receiver)
+    assert path.moving.wait(WAIT_SECONDS)
+    return receiver, sender, path
+
+
+def test_a_sender_that_is_gone_is_waited_for_no_more(ends, monkeypatch):
+    monkeypatch.setattr(stuck_connections, "_LOST_SECONDS", 0.05)
+    receiver, sender, path = stuck_receiver(ends)
+    time.sleep(0.3)
+    assert not path.aborted.is_set(), "the sender is there"
+    sender.transport.close()
+    assert path.aborted.wait(WAIT_SECONDS)
+    assert receiver.wait_for(InboundFailed).transfer_id == 1
+    wait_until(lambda: not receiver.transport.num_connections)
+
+
+def test_a_sender_that_is_there_is_not_waited_for_for_ever(ends, monkeypatch):
+    monkeypatch.setattr(incoming_slots, "_STUCK_SECONDS", 0.1)
+    receiver, sender, path = stuck_receiver(ends)
+    assert path.aborted.wait(WAIT_SECONDS)
+    assert receiver.wait_for(InboundFailed).transfer_id == 1
+    wait_until(lambda: not receiver.transport.num_connections)
+    hand_over(sender, receiver, 2)
+    assert receiver.wait_for(Landed).transfer_id == 2
+
+
+def test_a_piece_that_nobody_takes_is_not_waited_for_for_ever(ends, monkeypatch):
+    monkeypatch.setattr(outgoing, "_STUCK_SECONDS", 0.1)
+    executor = filled(HostKv())
+    path = StuckPath(executor)
+    sender = ends.make(executor, paths={"ipc": path, "tcp": None})
+    receiver = ends.make(HostKv(), "ipc")
+    hand_over(sender, receiver)
+    assert path.moving.wait(WAIT_SECONDS)
+    failed = sender.wait_for(PushFailed)
+    assert failed.push_id == 1
+    assert "its copy stood still" in failed.reason
+    hand_over(sender, receiver, 2)
+    assert receiver.wait_for(Landed).transfer_id == 2
+
+
+def test_a_connection_without_pieces_is_never_stuck(ends, monkeypatch):
+    for module in (incoming_slots, outgoing):
+        monkeypatch.setattr(module, "_STUCK_SECONDS", 0.5)
+    executor, other = HostKv(), filled(HostKv())
+    path = StuckPath(executor, sticks=False)
+    receiver = ends.make(executor, paths={"ipc": path, "tcp": None})
+    sender = ends.make(other, paths={"ipc": StuckPath(other, sticks=False), "tcp": None})
+    for number in (1, 2):
+        hand_over(sender, receiver, number)
+        assert receiver.wait_for(Landed).transfer_id == number
+        sender.wait_for(Pushed)
+        time.sleep(1.0)
+    (link,) = sender.transport._links.values()
+    assert not link._connection.ended()
+    assert not path.aborted.is_set()
