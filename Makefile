@@ -27,9 +27,7 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
-MANIFEST_TESTS := tests/deploy/manifests/test_manifests.py tests/deploy/manifests/test_network_policies.py tests/deploy/manifests/test_selections.py \
-  tests/deploy/manifests/test_hand_over.py tests/deploy/manifests/test_autoscaling.py tests/deploy/manifests/test_availability.py \
-  tests/deploy/manifests/test_promises.py tests/deploy/manifests/test_secrets.py
+MANIFEST_TESTS := tests/deploy/manifests
 BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help

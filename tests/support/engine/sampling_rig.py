@@ -23,7 +23,7 @@ _MAX_MODEL_LEN = 600
 
 @dataclass
 class DeviceRows:
-    """What baton.worker.executors.cuda.sampling.sampler keeps on a device, without its uploads; works in the interpreter too."""
+    """What the CUDA executor's sampler keeps on a device, without its uploads; works in the interpreter too."""
 
     num_rows: int
     vocab_size: int

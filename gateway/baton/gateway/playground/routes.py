@@ -11,7 +11,7 @@ from baton.gateway.errors.http import HttpError
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.rest.routing import Route
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parent / "page"
 ASSETS = "/playground/"
 
 _CONTENT_TYPES = {

@@ -1,7 +1,7 @@
 """The stream to the kvstore: dialled, kept, dialled again, at any of its replicas.
 
-The engine numbers the events (events.py) and sends them here without a pause; what a replica has not acknowledged is
-kept, so that the next one is sent only what it lacks.
+The engine numbers the events (kv/event_log.py) and sends them here without a pause. Events that a replica has not
+acknowledged are kept, so that the next replica receives only what it lacks.
 """
 
 from __future__ import annotations

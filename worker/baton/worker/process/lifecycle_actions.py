@@ -18,7 +18,7 @@ _SIGN_SECONDS = 0.25
 
 
 class EngineHalt:
-    """Implements baton.worker.process.lifecycle.Halting. `identity` is what the worker tells of itself; it is kept true.
+    """Implements lifecycle.Halting. `identity` is what the worker reports of itself, and is kept up to date.
 
     `end_drain`: sessions take new requests again.
     """

@@ -1,7 +1,7 @@
 """The trial process: forks one child for each constraint that is tried, and kills it where the engine gives up.
 
-`python -m baton.worker.sampling.grammar.trial.process FD` with the settings as one frame on the socket FD. The process has one
-thread, no device and no request; it ends when the engine's side of the socket is closed.
+`python -m baton.worker.sampling.grammar.trial.process FD` with the settings as one frame on the socket FD. The process
+has one thread, no device and no request; it ends when the engine's side of the socket is closed.
 """
 
 from __future__ import annotations
