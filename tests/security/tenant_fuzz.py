@@ -23,10 +23,10 @@ import numpy as np
 from baton.gateway.access.identity import Tenant
 from baton.gateway.core import GenerationRequest
 from baton.gateway.generation.generator import _make_prompt
-from baton.gateway.generation.prompt_hashes import PromptHashes
 from baton.gateway.serving.tenancy import _as_tenants
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.rpc.prompt_hashes import PromptHashes
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.cluster.executor import VirtualExecutor
 from baton.services.simulate.cluster.policy import BatonPolicy

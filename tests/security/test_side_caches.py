@@ -9,11 +9,11 @@ import pytest
 from support.gateway.rest_harness import INFO, SAMPLE
 
 from baton.gateway.access.identity import Identity, Tenant
-from baton.gateway.generation.prompt_hashes import PromptHashes
 from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.models.tokenization.segments import SegmentEncoder
 from baton.gateway.serving.tenancy import allowed_model
 from baton.rpc.block_hash import cache_namespace
+from baton.rpc.prompt_hashes import PromptHashes
 from baton.worker.core import Constraint, ConstraintForm
 from baton.worker.executors.base import ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler

@@ -13,9 +13,9 @@ from tenant_fuzz import fuzz_fleet, fuzz_worker
 from baton.gateway.access.identity import Tenant
 from baton.gateway.core import GenerationRequest
 from baton.gateway.generation.generator import _make_prompt
-from baton.gateway.generation.prompt_hashes import PromptHashes
 from baton.gateway.serving.tenancy import _as_tenants
 from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.prompt_hashes import PromptHashes
 from baton.services.simulate.requests.text import Texts
 from baton.services.simulate.requests.workloads import WORKLOADS, generate
 from baton.v1 import types_pb2

@@ -8,7 +8,6 @@ from baton.gateway.generation.output.logprobs import logprob_namer
 from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.gateway.generation.output.repetition import detector_of
 from baton.gateway.generation.output.stop_strings import StopStrings
-from baton.gateway.generation.prompt_hashes import PromptHashes
 from baton.gateway.generation.running import Pathways, Prompt, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
@@ -19,6 +18,7 @@ from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.block_hash import cache_namespace
+from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
 
 

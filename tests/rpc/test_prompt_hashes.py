@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from baton.gateway.generation import prompt_hashes
-from baton.gateway.generation.prompt_hashes import PromptHashes
+from baton.rpc import prompt_hashes
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.rpc.prompt_hashes import PromptHashes
 
 NAMESPACE = bytes(range(16))
 
