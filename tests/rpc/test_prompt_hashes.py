@@ -5,7 +5,7 @@ import random
 import pytest
 
 from baton.rpc import prompt_hashes
-from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.rpc.block_hash import HASH_BYTES, hash_blocks, hash_packed_blocks, pack_tokens
 from baton.rpc.prompt_hashes import PromptHashes
 
 NAMESPACE = bytes(range(16))
@@ -21,11 +21,11 @@ def counted(monkeypatch):
     """Lengths of what is hashed block by block."""
     lengths = []
 
-    def hash_and_count(parent, token_ids, block_size):
-        lengths.append(len(token_ids))
-        return hash_blocks(parent, token_ids, block_size)
+    def hash_and_count(parent, packed, block_size):
+        lengths.append(len(packed) // 4)
+        return hash_packed_blocks(parent, packed, block_size)
 
-    monkeypatch.setattr(prompt_hashes, "hash_blocks", hash_and_count)
+    monkeypatch.setattr(prompt_hashes, "hash_packed_blocks", hash_and_count)
     return lengths
 
 
@@ -74,3 +74,13 @@ def test_no_more_runs_are_kept_than_allowed(counted):
     counted.clear()
     hashes.hash_blocks(NAMESPACE, kept, 16)
     assert sum(counted) == 0, "what was used last went first"
+
+
+def test_packed_prompts_share_runs_with_prompts_of_numbers(counted):
+    hashes, prompt = PromptHashes(run_blocks=4), tokens(150)
+    hashes.hash_blocks(NAMESPACE, prompt, 16)
+    counted.clear()
+    runs = list(hashes.hash_runs(NAMESPACE, pack_tokens(prompt), 16))
+    assert b"".join(runs) == hash_blocks(NAMESPACE, prompt, 16)
+    assert [len(run) // HASH_BYTES for run in runs] == [4, 4, 1]
+    assert sum(counted) == 150 - 128, "only what is no whole run"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 HASH_BYTES = 16
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 
 _NAMESPACE_KEY = b"baton.namespace.1"
 
@@ -32,16 +32,20 @@ def hash_blocks(parent: bytes, token_ids: Sequence[int], block_size: int) -> byt
     hash_0 = BLAKE2b-128(key=parent, tokens_0), hash_i = BLAKE2b-128(key=hash_{i-1}, tokens_i); tokens are
     little-endian uint32. `parent` is the cache namespace, or the hash of the block before the first.
     """
-    rest = len(token_ids) % block_size
-    words = array("I", token_ids[:-rest] if rest else token_ids)
+    return hash_packed_blocks(parent, pack_tokens(token_ids), block_size)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Returns the tokens as little-endian uint32."""
+    words = array("I", token_ids)
     if sys.byteorder == "big":
         words.byteswap()
-    return hash_packed_blocks(parent, words.tobytes(), block_size)
+    return words.tobytes()
 
 
 def hash_packed_blocks(parent: bytes, token_ids: bytes, block_size: int) -> bytes:
     """hash_blocks of tokens that are little-endian uint32 already."""
-    stride = block_size * _TOKEN_BYTES
+    stride = block_size * TOKEN_BYTES
     if len(token_ids) == stride:  # what grows grows block by block
         return blake2b(token_ids, digest_size=HASH_BYTES, key=parent).digest()
     data = memoryview(token_ids)[: len(token_ids) // stride * stride]

@@ -1,46 +1,52 @@
-"""The block hashes of prompts; what prompts begin with alike is hashed once. Knows no router."""
+"""The block hashes of prompts; what prompts begin with alike is hashed once. Knows no router and no engine."""
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
-from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.rpc.block_hash import HASH_BYTES, TOKEN_BYTES, hash_packed_blocks, pack_tokens
 
-_RUN_TOKENS = 4096
-_MAX_RUNS = 4096  # kept; the least recently used go first. With blocks of 16 tokens 16 MB
+_RUN_BLOCKS = 256
+_MAX_RUNS = 4096  # kept; the least recently used go first. With runs of 256 blocks 16 MB
 
 
 class PromptHashes:
-    """`hash_blocks` with a memory of the runs of blocks that it hashed last."""
+    """`hash_blocks` with a memory of the runs of blocks that it hashed last.
 
-    def __init__(self, max_runs: int = _MAX_RUNS) -> None:
+    A run is found by a hash of its tokens and of all before them, so that no other prompt's hashes can be taken for it.
+    """
+
+    def __init__(self, max_runs: int = _MAX_RUNS, run_blocks: int = _RUN_BLOCKS) -> None:
         self._max_runs = max_runs
+        self._run_blocks = run_blocks
         self._runs: OrderedDict[bytes, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def hash_blocks(self, namespace: bytes, token_ids: Sequence[int], block_size: int) -> bytes:
-        """The hashes of all full blocks of `token_ids`, in order. Namespaces tell block sizes apart."""
-        run_tokens = max(1, _RUN_TOKENS // block_size) * block_size
-        num_whole = len(token_ids) // run_tokens * run_tokens
-        words = array("I", token_ids)
-        hashes, parent = [], namespace
-        for begin in range(0, num_whole, run_tokens):
-            run = self._hash_run(parent, words[begin : begin + run_tokens], block_size)
-            hashes.append(run)
-            parent = run[-HASH_BYTES:]
-        hashes.append(hash_blocks(parent, words[num_whole:], block_size))
-        return b"".join(hashes)
+        """Returns the hashes of all full blocks of `token_ids`, in order. Namespaces tell block sizes apart."""
+        return b"".join(self.hash_runs(namespace, pack_tokens(token_ids), block_size))
 
-    def _hash_run(self, parent: bytes, words: array[int], block_size: int) -> bytes:
-        key = blake2b(words, key=parent, digest_size=32).digest()
+    def hash_runs(self, namespace: bytes, packed: bytes, block_size: int) -> Iterator[bytes]:
+        """Yields the same hashes run by run, for tokens that are little-endian uint32; hashes a run when asked for."""
+        stride = self._run_blocks * block_size * TOKEN_BYTES
+        num_whole = len(packed) // stride * stride
+        parent = namespace
+        for begin in range(0, num_whole, stride):
+            run = self._hash_run(parent, packed[begin : begin + stride], block_size)
+            yield run
+            parent = run[-HASH_BYTES:]
+        if rest := hash_packed_blocks(parent, packed[num_whole:], block_size):
+            yield rest
+
+    def _hash_run(self, parent: bytes, packed: bytes, block_size: int) -> bytes:
+        key = sha256(parent + packed).digest()  # a third of BLAKE2b's time, where the CPU has instructions for it
         known = self._runs.get(key)
         if known is None:
-            known = self._runs[key] = hash_blocks(parent, words, block_size)
+            known = self._runs[key] = hash_packed_blocks(parent, packed, block_size)
             if len(self._runs) > self._max_runs:
                 self._runs.popitem(last=False)
         else:

@@ -9,6 +9,7 @@ import pytest
 from support.engine.engine_harness import BLOCK_SIZE, NAMESPACE, make_request, make_rig, prompt_of
 from support.processes.worker_harness import submit
 
+from baton.rpc import prompt_hashes
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks, hash_packed_blocks
 from baton.v1 import worker_pb2
 from baton.worker.link.prompts import Prompt, PromptReader, join_prompts, split_prompts
@@ -44,6 +45,24 @@ async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(reader: Pr
     message.submits[0].ClearField("prompt_token_ids")
     assert shortened == message.SerializeToString()
     assert num_turns >= 3, "others had their turns meanwhile"
+
+
+async def test_what_prompts_begin_with_alike_is_hashed_once(reader: PromptReader, monkeypatch) -> None:
+    hashed: list[int] = []
+
+    def hash_and_count(parent: bytes, tokens: bytes, block_size: int) -> bytes:
+        hashed.append(len(tokens) // 4)
+        return hash_packed_blocks(parent, tokens, block_size)
+
+    monkeypatch.setattr(prompt_hashes, "hash_packed_blocks", hash_and_count)
+    shared = prompt_of(2 * 128 * BLOCK_SIZE)
+    for salt in (1, 2):
+        hashed.clear()
+        prompt = packed([*shared, *prompt_of(20, salt)])
+        wanted = worker_pb2.PrefillSubmit(packed_prompt=prompt, cache_namespace=NAMESPACE)
+        _, (known,) = await reader.read_prefill(worker_pb2.PrefillStreamRequest(submit=wanted).SerializeToString())
+        assert known.block_hashes == hash_packed_blocks(NAMESPACE, prompt, BLOCK_SIZE)
+    assert sum(hashed) == 20
 
 
 async def test_output_that_a_request_came_with_is_part_of_its_chain(reader: PromptReader) -> None:

@@ -1,6 +1,8 @@
 """Prompts between the front and the engine of one worker: tokens as arrays, block hashes made beforehand.
 
 What is done token by token, or block by block, is done by the front: it would hold the engine's thread up for steps.
+Hashes are made anew here, though the gateway and a decode worker made them too: a wrong hash from another process would
+give the KV of one prompt to another. What prompts begin with alike is hashed once.
 A frame of kind *_HASHED is a message behind its prompts. Only the front writes it; no other process can.
 
     uint32 number of prompts | of each: uint32 bytes of tokens, uint32 bytes of hashes | of each: both | the message
@@ -16,13 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from baton.rpc.block_hash import HASH_BYTES, hash_packed_blocks
+from baton.rpc.block_hash import HASH_BYTES
+from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import worker_pb2
 
 _UINT32 = struct.Struct("<I")
 _TOKEN_BYTES = 4
 _MIN_TAKEN_OUT = 512  # tokens that are worth taking out of a message, which is written anew for that
-_BLOCKS_PER_SLICE = 128  # hashed at a stretch: a tenth of a millisecond or two
+_RUN_BLOCKS = 128  # hashed at a stretch: a tenth of a millisecond or two
 
 
 class Prompt(NamedTuple):
@@ -38,6 +41,7 @@ class PromptReader:
     def __init__(self, block_size: int, max_model_len: int) -> None:
         self._block_size = block_size
         self._max_model_len = max_model_len
+        self._hashes = PromptHashes(run_blocks=_RUN_BLOCKS)
 
     async def read_generate(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
         """A GenerateStreamRequest without its long prompts, and the prompts of its submits."""
@@ -73,13 +77,10 @@ class PromptReader:
         if len(namespace) != HASH_BYTES or len(tokens) >= self._max_model_len * _TOKEN_BYTES:
             return b""  # will be refused
         parts: list[bytes] = []
-        parent, stride = namespace, self._block_size * _TOKEN_BYTES * _BLOCKS_PER_SLICE
-        for start in range(0, len(tokens), stride):
-            if start:
-                await asyncio.sleep(0)
-            part = hash_packed_blocks(parent, tokens[start : start + stride], self._block_size)
+        for part in self._hashes.hash_runs(namespace, tokens, self._block_size):
             parts.append(part)
-            parent = part[-HASH_BYTES:]
+            if len(part) == _RUN_BLOCKS * HASH_BYTES:
+                await asyncio.sleep(0)
         return b"".join(parts)
 
 
