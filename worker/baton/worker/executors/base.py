@@ -117,12 +117,21 @@ class Executor(Protocol):
     they also keep how many tokens of each row are computed: plans know only the most that it may be.
     """
 
-    model: ModelSpec
-    layout: KvLayout
     num_blocks: int
     depth: int  # steps that may be launched and not collected
     max_step_tokens: int  # tokens that a decoding row may get in one step
-    kv_bytes: NDArray[np.uint8] | None  # the blocks, [num_layers, num_blocks, bytes], where they lie in host memory
+
+    @property
+    def model(self) -> ModelSpec:
+        """Of the weights in use."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """Of the blocks, for the weights in use."""
+
+    @property
+    def kv_bytes(self) -> NDArray[np.uint8] | None:
+        """The blocks, [num_layers, num_blocks, bytes], where they lie in host memory."""
 
     @property
     def kv(self) -> KvCopies | None:
@@ -180,8 +189,13 @@ class Resident(Protocol):
     """What of an executor lies in memory, and can leave it. Called with no step in flight and no block held or leased,
     but read_weights."""
 
-    model: ModelSpec
-    layout: KvLayout
+    @property
+    def model(self) -> ModelSpec:
+        """Of the weights in use."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """Of the blocks, for the weights in use."""
 
     def read_weights(self, model: str) -> NewWeights:
         """Reads a folder or hub id; empty: the model loaded last. Changes nothing, and may run on any thread.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.base import ServingExecutor
+from baton.worker.executors.ranks import RankGroup, start_ranks
 
 if TYPE_CHECKING:
     from baton.worker.executors.sim.executor import SimSettings
@@ -19,8 +20,12 @@ _SIM_NUM_BLOCKS = 8192
 _SIM_BYTES_PER_TOKEN = 131072  # of host memory: an 8B model's KV, as the simulator's speed is
 
 
-def make_executor(config: WorkerConfig) -> ServingExecutor:
+def make_executor(config: WorkerConfig) -> RankGroup:
     """Loads the model. Raises InvalidRequest where the configuration or the model's folder is wrong."""
+    return start_ranks(lambda: _make_leader(config))
+
+
+def _make_leader(config: WorkerConfig) -> ServingExecutor:
     if config.executor == "sim":
         from baton.worker.executors.sim.executor import SimExecutor
 

@@ -1,0 +1,181 @@
+"""One executor over several ranks: the leader in this process, and followers that run every step beside it.
+
+Each rank has one device. The group is what the engine sees: it sends a step's plan to every follower before the leader
+launches it, so that all can compute it together, and takes the leader's result. A group of one rank has no followers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.rpc.errors import Unsupported
+from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.executors.base import (
+    DeviceLost,
+    HostCopies,
+    KvLayout,
+    LayerHook,
+    ModelSpec,
+    NewWeights,
+    ServingExecutor,
+)
+
+if TYPE_CHECKING:
+    from baton.worker.executors.cuda.kv.copies import KvCopies
+
+
+class Follower(Protocol):
+    """A rank other than the leader, in a process of its own. It applies every plan in the order in which they come.
+
+    Its device samples the same tokens as the leader's: the noise of a token depends on its request alone.
+    """
+
+    def wait_ready(self) -> None:
+        """Returns when the rank has loaded its part of the model. Raises a ServiceError where it cannot."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Sends the plan. Does not wait for the rank."""
+
+    def check(self) -> None:
+        """Raises DeviceLost where the rank's process has ended or a step of it failed. Does not wait."""
+
+    def close(self) -> None:
+        """Ends the rank's process. Idempotent."""
+
+
+class RankGroup:
+    """A ServingExecutor. Blocks, layers and host memory are the leader's part of them."""
+
+    def __init__(self, leader: ServingExecutor, followers: Sequence[Follower] = ()) -> None:
+        self._leader = leader
+        self._followers = tuple(followers)
+        self.num_blocks = leader.num_blocks
+        self.depth = leader.depth
+        self.max_step_tokens = leader.max_step_tokens
+
+    @property
+    def size(self) -> int:
+        """Ranks, the leader included."""
+        return 1 + len(self._followers)
+
+    @property
+    def model(self) -> ModelSpec:
+        return self._leader.model
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._leader.layout
+
+    @property
+    def kv_bytes(self) -> NDArray[np.uint8] | None:
+        return self._leader.kv_bytes
+
+    @property
+    def kv(self) -> KvCopies | None:
+        return self._leader.kv
+
+    @property
+    def host(self) -> HostCopies | None:
+        return self._leader.host
+
+    # Steps.
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts the step on every rank. Raises DeviceLost where a rank is lost."""
+        for follower in self._followers:
+            follower.check()
+            follower.launch(plan)
+        try:
+            self._leader.launch(plan)
+        except Exception as error:
+            self._raise_if_parted(error)
+            raise
+
+    def collect(self) -> StepResult:
+        """Waits for the leader's part of the oldest step. Raises DeviceLost where a rank is lost."""
+        try:
+            result = self._leader.collect()
+        except Exception as error:
+            self._raise_if_parted(error)
+            raise
+        for follower in self._followers:
+            follower.check()
+        return result
+
+    def ended(self) -> bool:
+        return self._leader.ended()
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        self._leader.watch(wake)
+
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._leader.watch_layers(hook)
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
+        return self._leader.read_blocks(layer, block_ids)
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        self._leader.write_blocks(layer, block_ids, data, heads)
+
+    def close(self) -> None:
+        """Ends every rank, the leader last. Idempotent."""
+        for follower in self._followers:
+            follower.close()
+        self._leader.close()
+
+    # What leaves memory and comes back.
+
+    def read_weights(self, model: str) -> NewWeights:
+        self._check_alone("model", "other weights cannot be loaded")
+        return self._leader.read_weights(model)
+
+    def use_weights(self, new: NewWeights) -> None:
+        self._leader.use_weights(new)
+
+    def sleep(self, level: int) -> int:
+        self._check_alone("level", "memory cannot be freed")
+        return self._leader.sleep(level)
+
+    def wake(self, new: NewWeights | None) -> None:
+        self._leader.wake(new)
+
+    def _raise_if_parted(self, error: Exception) -> None:
+        """Raises DeviceLost where followers go on with a step that the leader could not make."""
+        if self._followers and not isinstance(error, DeviceLost):
+            raise DeviceLost(f"a step failed on rank 0 of {self.size}, and not on the others: {error}") from error
+
+    def _check_alone(self, field: str, what: str) -> None:
+        if self._followers:
+            raise Unsupported(f"{what} while {self.size} ranks run; it takes 1 rank", field=field)
+
+
+def start_ranks(
+    make_leader: Callable[[], ServingExecutor], followers: Sequence[Callable[[], Follower]] = ()
+) -> RankGroup:
+    """Starts the followers' processes, then the leader, and waits for all: they load their parts at the same time.
+
+    Where one cannot start, ends the others and raises its error.
+    """
+    with contextlib.ExitStack() as started:
+        others: list[Follower] = []
+        for start in followers:
+            other = start()
+            started.callback(other.close)
+            others.append(other)
+        leader = make_leader()
+        started.callback(leader.close)
+        for other in others:
+            other.wait_ready()
+        if others and leader.host is not None:
+            raise Unsupported(
+                f"host memory for blocks works with 1 rank, not with {1 + len(others)}", field="host_cache_gb"
+            )
+        started.pop_all()
+    return RankGroup(leader, others)
