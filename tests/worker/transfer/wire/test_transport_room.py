@@ -23,7 +23,7 @@ from support.transfer.transport_ends import (
 from baton.rpc.errors import NoCapacity
 from baton.worker.transfer.base import Landed, Pushed
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
-from baton.worker.transfer.receive.open_transfers import _MANY, Involved
+from baton.worker.transfer.receive.pieces import _MANY, Involved
 from baton.worker.transfer.wire import connection_limit as room
 from baton.worker.transfer.wire.connection_limit import with_room
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 from baton.rpc.errors import DataLoss
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.piece_bytes import block_views, write_piece
+from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import InboundTransfers, OpenTransfer
 from baton.worker.transfer.receive.pieces import BODY_SECONDS, Admission, block_ids_of, receive_header
-from baton.worker.transfer.receive.scatter import receive_into
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PieceHeader
-from baton.worker.transfer.wire.sockets import Connection
+from baton.worker.transfer.wire.sockets import MAX_BUFFERS, Connection, readable, skip
 
 _SCRATCH_BYTES = 1 << 20
+_WAKE_BYTES = 512 << 10  # that are there before the thread is woken,
+_WAKE_SECONDS = 0.05  # or so much later, whatever is there
 
 
 class InlineIncoming:
@@ -76,7 +79,7 @@ class InlineIncoming:
             kv_bytes = self._executor.kv_bytes
             assert kv_bytes is not None, "asked before"
             views = block_views(kv_bytes, part.layers, block_ids_of(transfer, part))
-            left -= receive_into(
+            left -= _receive_into(
                 self._sock,
                 views,
                 self._transfers,
@@ -122,3 +125,58 @@ class InlineIncoming:
             part = scratch[: min(num_bytes, len(scratch))]
             self._fill(part)
             num_bytes -= len(part)
+
+
+def _receive_into(
+    sock: Connection,
+    views: list[memoryview],
+    transfers: InboundTransfers,
+    transfer: OpenTransfer,
+    part: Part,
+    landing: Callable[[], None],
+    seconds: float,
+) -> int:
+    """Fills the views from the socket, and lands the piece. Returns how many bytes were taken: all, or it was fenced.
+
+    `landing` is called when all are there, before anybody hears of it.
+    Raises ConnectionError where the peer ends the connection, or sends nothing for so many seconds.
+    """
+    left = sum(view.nbytes for view in views)
+    taken, first, wake = 0, 0, 1
+    moved_at = time.monotonic()
+    try:
+        while left:
+            if wake != min(left, _WAKE_BYTES):
+                wake = min(left, _WAKE_BYTES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
+            readable(sock, _WAKE_SECONDS)
+            if not transfers.enter(transfer):
+                return taken
+            count = 0
+            try:
+                count = _receive_present(sock, views[first : first + MAX_BUFFERS])
+                left -= count
+                if not left:
+                    landing()
+            finally:
+                transfers.leave(transfer, count, part if not left else None)
+            if count:
+                moved_at = time.monotonic()
+            elif time.monotonic() >= moved_at + seconds:
+                raise ConnectionError(f"nothing of a piece came for {seconds:g} s")
+            taken += count
+            first = skip(views, first, count)
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    return taken
+
+
+def _receive_present(sock: Connection, views: list[memoryview]) -> int:
+    """What is there; 0: nothing yet after all. Raises ConnectionError at the end."""
+    try:
+        count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+    except BlockingIOError:
+        return 0
+    if not count:
+        raise ConnectionError("it ended within a piece")
+    return count

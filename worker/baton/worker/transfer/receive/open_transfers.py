@@ -15,8 +15,6 @@ from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.receive.coverage import Coverage, Part
 from baton.worker.transfer.wire.frames import PieceHeader
 
-_MANY = 1000  # transfers of one connection
-
 
 class OpenTransfer:
     """One inbound transfer, shared by the engine thread and whoever writes; guarded by `lock`."""
@@ -29,35 +27,6 @@ class OpenTransfer:
         self.closed = False
         self.fencing = False  # someone waits for the last writer
         self.lock = threading.Lock()
-
-
-class Involved:
-    """Transfers that one connection brought pieces of. Belongs to its thread, but for `any_open`."""
-
-    def __init__(self, transfers: InboundTransfers) -> None:
-        self._transfers = transfers
-        self._ids: set[int] = set()
-        self._last_id: int | None = None
-
-    def add(self, transfer_id: int) -> None:
-        """Forgets those that are over, now and then."""
-        self._ids.add(transfer_id)
-        self._last_id = transfer_id
-        if len(self._ids) > _MANY:
-            self._ids = {known for known in self._ids if self._transfers.is_open(known)}
-
-    def any_open(self) -> bool:
-        """Whether more pieces of one may come."""
-        return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
-
-    def last_is_open(self) -> bool:
-        """Whether more pieces of the one that a piece came for last may come."""
-        return self._last_id is not None and self._transfers.is_open(self._last_id)
-
-    def fail(self, reason: str) -> None:
-        """All that are open have failed."""
-        for transfer_id in self._ids:
-            self._transfers.fail(transfer_id, reason)
 
 
 class InboundTransfers:

@@ -13,7 +13,7 @@ from typing import Protocol
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockId
 from baton.worker.transfer.receive.coverage import Part
-from baton.worker.transfer.receive.open_transfers import InboundTransfers, Involved, OpenTransfer
+from baton.worker.transfer.receive.open_transfers import InboundTransfers, OpenTransfer
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.frames import PIECE_BYTES, PieceHeader, decode_piece
 from baton.worker.transfer.wire.sockets import Connection
@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 BODY_SECONDS = 30.0  # without a byte of a piece that has begun: what limits the socket's receives
 _IDLE_PERIODS = 20  # of BODY_SECONDS without a piece, until a connection is closed
+_MANY = 1000  # transfers of one connection
 
 
 class Incoming(Protocol):
@@ -66,6 +67,35 @@ def receive_header(sock: Connection) -> PieceHeader | None:
             return None
         view = view[count:]
     return decode_piece(data)
+
+
+class Involved:
+    """Transfers that one connection brought pieces of. Belongs to its thread, but for `any_open`."""
+
+    def __init__(self, transfers: InboundTransfers) -> None:
+        self._transfers = transfers
+        self._ids: set[int] = set()
+        self._last_id: int | None = None
+
+    def add(self, transfer_id: int) -> None:
+        """Forgets those that are over, now and then."""
+        self._ids.add(transfer_id)
+        self._last_id = transfer_id
+        if len(self._ids) > _MANY:
+            self._ids = {known for known in self._ids if self._transfers.is_open(known)}
+
+    def any_open(self) -> bool:
+        """Whether more pieces of one may come."""
+        return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
+
+    def last_is_open(self) -> bool:
+        """Whether more pieces of the one that a piece came for last may come."""
+        return self._last_id is not None and self._transfers.is_open(self._last_id)
+
+    def fail(self, reason: str) -> None:
+        """All that are open have failed."""
+        for transfer_id in self._ids:
+            self._transfers.fail(transfer_id, reason)
 
 
 class Admission:
