@@ -23,7 +23,7 @@ from support.transfer.transport_ends import (
 from baton.rpc.errors import NoCapacity
 from baton.worker.transfer.base import Landed, Pushed
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
-from baton.worker.transfer.receive.pieces import _MANY, Involved
+from baton.worker.transfer.receive.pieces import _MANY, ConnectionTransfers
 from baton.worker.transfer.wire import connection_limit as room
 from baton.worker.transfer.wire.connection_limit import with_room
 
@@ -180,7 +180,7 @@ def test_a_connection_forgets_transfers_that_are_over():
         def is_open(self, transfer_id):
             return transfer_id % 1000 == 0
 
-    involved = Involved(Transfers())
+    involved = ConnectionTransfers(Transfers())
     for transfer_id in range(10 * _MANY):
         involved.add(transfer_id)
         assert len(involved._ids) <= _MANY

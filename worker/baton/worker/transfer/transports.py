@@ -14,8 +14,8 @@ from baton.worker.transfer.base import Inbound, Outbound, Piece, PushFenced, Tra
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.host_identity import host_identity
-from baton.worker.transfer.receive.listener import Receiver
-from baton.worker.transfer.receive.open_transfers import InboundTransfers
+from baton.worker.transfer.receive.listener import KvListener
+from baton.worker.transfer.receive.open_transfers import OpenTransfers
 from baton.worker.transfer.send.connection import Push, SenderLink
 from baton.worker.transfer.send.dialling import Dialler
 from baton.worker.transfer.totals import Totals
@@ -54,12 +54,12 @@ class Transports:
         self._tp_rank = executor.layout.tp_rank
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
-        self._transfers = InboundTransfers(executor.layout, self._events)
+        self._transfers = OpenTransfers(executor.layout, self._events)
         self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
         self._links: dict[tuple[Route, ...], SenderLink] = {}
         self._pushes: dict[int, tuple[Push, SenderLink]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._receiver = Receiver(host, port, self._key, executor, self._transfers, self._paths, self._totals, tls)
+        self._receiver = KvListener(host, port, self._key, executor, self._transfers, self._paths, self._totals, tls)
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:

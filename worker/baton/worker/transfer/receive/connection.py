@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from baton.rpc.errors import DataLoss, InternalError, PermissionDenied, ServiceError, Unsupported
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.bulk import BulkPath, BulkReceiver, Slots
-from baton.worker.transfer.receive.inline_pieces import InlineIncoming
-from baton.worker.transfer.receive.open_transfers import InboundTransfers
-from baton.worker.transfer.receive.pieces import BODY_SECONDS, Admission, Incoming
-from baton.worker.transfer.receive.slot_pieces import SlotIncoming
+from baton.worker.transfer.receive.inline_pieces import InlinePieceReceiver
+from baton.worker.transfer.receive.open_transfers import OpenTransfers
+from baton.worker.transfer.receive.pieces import BODY_SECONDS, PieceAdmission, PieceReceiver
+from baton.worker.transfer.receive.slot_pieces import SlotPieceReceiver
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import with_room
 from baton.worker.transfer.wire.frames import Open, encode_refused, encode_welcome
@@ -29,7 +29,7 @@ _NO_SLOTS = Slots(0, 0, b"")
 _SCRATCH_BYTES = 1 << 20
 
 
-class Receiving:
+class InboundConnection:
     """A sender's connection. `run` belongs to its thread, the rest to any."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Receiving:
         peer: str,
         key: bytes,
         executor: Executor,
-        transfers: InboundTransfers,
+        transfers: OpenTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
         make_room: Callable[[str], bool],
@@ -55,7 +55,7 @@ class Receiving:
         self._all_totals = totals
         self._totals = totals.of("tcp")  # until the sender said what it is
         self._kind = ""
-        self._incoming: Incoming | None = None  # once the sender was greeted
+        self._incoming: PieceReceiver | None = None  # once the sender was greeted
         self._retired = False
         self._cut = False
 
@@ -116,7 +116,7 @@ class Receiving:
         except OSError as error:
             raise DataLoss(f"the TLS handshake failed: {error}") from error
 
-    def _greet(self) -> Incoming | None:
+    def _greet(self) -> PieceReceiver | None:
         """None: the sender is not served. Raises DataLoss for one that speaks something else."""
         opened = receive_open(self._sock)
         name = name_of(opened.kind)
@@ -157,15 +157,15 @@ class Receiving:
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
 
-    def _serve(self, bulk: BulkReceiver | None) -> Incoming:
-        admission = Admission(self._peer, self._transfers, self._totals)
+    def _serve(self, bulk: BulkReceiver | None) -> PieceReceiver:
+        admission = PieceAdmission(self._peer, self._transfers, self._totals)
         if bulk is None:
-            return InlineIncoming(self._sock, self._executor, self._transfers, admission, self._totals)
-        return SlotIncoming(self._sock, self._peer, bulk, admission)
+            return InlinePieceReceiver(self._sock, self._executor, self._transfers, admission, self._totals)
+        return SlotPieceReceiver(self._sock, self._peer, bulk, admission)
 
     # The end.
 
-    def _end(self, incoming: Incoming) -> None:
+    def _end(self, incoming: PieceReceiver) -> None:
         """Slots go to nobody else while their sender may still write them, and only its closed end says that."""
         gone = not incoming.sender_writes or self._wait_for_sender()
         incoming.close(sender_gone=gone and not self._cut)

@@ -10,8 +10,8 @@ from baton.rpc.errors import DataLoss
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.piece_bytes import block_views, write_piece
 from baton.worker.transfer.receive.coverage import Part
-from baton.worker.transfer.receive.open_transfers import InboundTransfers, OpenTransfer
-from baton.worker.transfer.receive.pieces import BODY_SECONDS, Admission, block_ids_of, receive_header
+from baton.worker.transfer.receive.open_transfers import OpenTransfer, OpenTransfers
+from baton.worker.transfer.receive.pieces import BODY_SECONDS, PieceAdmission, block_ids_of, receive_header
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PieceHeader
@@ -22,8 +22,8 @@ _WAKE_BYTES = 512 << 10  # that are there before the thread is woken,
 _WAKE_SECONDS = 0.05  # or so much later, whatever is there
 
 
-class InlineIncoming:
-    """An Incoming."""
+class InlinePieceReceiver:
+    """An PieceReceiver."""
 
     sender_writes = False
 
@@ -31,8 +31,8 @@ class InlineIncoming:
         self,
         sock: Connection,
         executor: Executor,
-        transfers: InboundTransfers,
-        admission: Admission,
+        transfers: OpenTransfers,
+        admission: PieceAdmission,
         totals: KindTotals,
     ) -> None:
         self._sock = sock
@@ -130,7 +130,7 @@ class InlineIncoming:
 def _receive_into(
     sock: Connection,
     views: list[memoryview],
-    transfers: InboundTransfers,
+    transfers: OpenTransfers,
     transfer: OpenTransfer,
     part: Part,
     landing: Callable[[], None],

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.bulk import BulkPath
-from baton.worker.transfer.receive.connection import Receiving
-from baton.worker.transfer.receive.open_transfers import InboundTransfers
+from baton.worker.transfer.receive.connection import InboundConnection
+from baton.worker.transfer.receive.open_transfers import OpenTransfers
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import retire_one
 from baton.worker.transfer.wire.sockets import listen, shut_down
@@ -24,7 +24,7 @@ _MAX_CONNECTIONS = 1024
 _JOIN_SECONDS = 2.0
 
 
-class Receiver:
+class KvListener:
     """Takes pieces for open transfers, of senders that show `key`.
 
     `paths`: by name, None for tcp; senders of other kinds are refused. `tls`: of every connection; None: in the clear.
@@ -36,7 +36,7 @@ class Receiver:
         port: int,
         key: bytes,
         executor: Executor,
-        transfers: InboundTransfers,
+        transfers: OpenTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
         tls: KvTls | None = None,
@@ -47,7 +47,7 @@ class Receiver:
         self._transfers = transfers
         self._paths = paths
         self._totals = totals
-        self._connections: dict[Receiving, threading.Thread] = {}
+        self._connections: dict[InboundConnection, threading.Thread] = {}
         self._lock = threading.Lock()  # of the above
         self._closing = False
         self._listener = listen(host, port)
@@ -87,7 +87,7 @@ class Receiver:
             self._start(sock, f"{peer[0]}:{peer[1]}")
 
     def _start(self, sock: socket.socket, peer: str) -> None:
-        connection = Receiving(
+        connection = InboundConnection(
             sock,
             peer,
             self._key,
@@ -115,7 +115,7 @@ class Receiver:
             connections = list(self._connections)
         return retire_one(kind, connections)
 
-    def _run(self, connection: Receiving) -> None:
+    def _run(self, connection: InboundConnection) -> None:
         try:
             connection.run()
         finally:

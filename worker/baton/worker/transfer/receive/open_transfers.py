@@ -29,7 +29,7 @@ class OpenTransfer:
         self.lock = threading.Lock()
 
 
-class InboundTransfers:
+class OpenTransfers:
     """All that are open."""
 
     def __init__(self, layout: KvLayout, events: EventQueue) -> None:

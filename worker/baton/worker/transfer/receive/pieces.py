@@ -13,7 +13,7 @@ from typing import Protocol
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockId
 from baton.worker.transfer.receive.coverage import Part
-from baton.worker.transfer.receive.open_transfers import InboundTransfers, OpenTransfer
+from baton.worker.transfer.receive.open_transfers import OpenTransfer, OpenTransfers
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.frames import PIECE_BYTES, PieceHeader, decode_piece
 from baton.worker.transfer.wire.sockets import Connection
@@ -25,7 +25,7 @@ _IDLE_PERIODS = 20  # of BODY_SECONDS without a piece, until a connection is clo
 _MANY = 1000  # transfers of one connection
 
 
-class Incoming(Protocol):
+class PieceReceiver(Protocol):
     """One connection's pieces. Belongs to its thread, but for `idle_since` and `cut`."""
 
     sender_writes: bool  # into memory of ours, whatever becomes of the connection
@@ -69,10 +69,10 @@ def receive_header(sock: Connection) -> PieceHeader | None:
     return decode_piece(data)
 
 
-class Involved:
+class ConnectionTransfers:
     """Transfers that one connection brought pieces of. Belongs to its thread, but for `any_open`."""
 
-    def __init__(self, transfers: InboundTransfers) -> None:
+    def __init__(self, transfers: OpenTransfers) -> None:
         self._transfers = transfers
         self._ids: set[int] = set()
         self._last_id: int | None = None
@@ -98,14 +98,14 @@ class Involved:
             self._transfers.fail(transfer_id, reason)
 
 
-class Admission:
+class PieceAdmission:
     """Which pieces of one connection may be written, and what becomes of their transfers."""
 
-    def __init__(self, peer: str, transfers: InboundTransfers, totals: KindTotals) -> None:
+    def __init__(self, peer: str, transfers: OpenTransfers, totals: KindTotals) -> None:
         self._peer = peer
         self._transfers = transfers
         self._totals = totals
-        self._involved = Involved(transfers)
+        self._involved = ConnectionTransfers(transfers)
 
     def expect(self, header: PieceHeader) -> None:
         """A piece that comes: its transfer fails with the connection."""

@@ -13,7 +13,7 @@ from baton.rpc.errors import DataLoss, InternalError
 from baton.worker.transfer.bulk import BulkReceiver, Ticket, is_over
 from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import OpenTransfer
-from baton.worker.transfer.receive.pieces import Admission, block_ids_of, receive_header
+from baton.worker.transfer.receive.pieces import PieceAdmission, block_ids_of, receive_header
 from baton.worker.transfer.wire.frames import PieceHeader, encode_credit
 from baton.worker.transfer.wire.sockets import Connection, readable
 from baton.worker.transfer.wire.stall_watchdog import watch
@@ -39,12 +39,12 @@ class _Writing:
     began: float
 
 
-class SlotIncoming:
-    """An Incoming."""
+class SlotPieceReceiver:
+    """An PieceReceiver."""
 
     sender_writes = True
 
-    def __init__(self, sock: Connection, peer: str, bulk: BulkReceiver, admission: Admission) -> None:
+    def __init__(self, sock: Connection, peer: str, bulk: BulkReceiver, admission: PieceAdmission) -> None:
         self._sock = sock
         self._peer = peer
         self._bulk = bulk

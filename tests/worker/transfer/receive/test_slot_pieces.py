@@ -14,9 +14,9 @@ from support.transfer.transport_ends import EPOCH, GENERATION, SLOT_BYTES, TARGE
 from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.receive import slot_pieces as incoming_slots
-from baton.worker.transfer.receive.open_transfers import InboundTransfers
-from baton.worker.transfer.receive.pieces import Admission
-from baton.worker.transfer.receive.slot_pieces import SlotIncoming
+from baton.worker.transfer.receive.open_transfers import OpenTransfers
+from baton.worker.transfer.receive.pieces import PieceAdmission
+from baton.worker.transfer.receive.slot_pieces import SlotPieceReceiver
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.frames import CREDIT_BYTES, PieceHeader, encode_piece
 
@@ -32,10 +32,10 @@ class Receiver:
         bulk.writes_ahead = writes_ahead
         ours, self._peer = socket.socketpair()
         self._peer.settimeout(10.0)
-        transfers = InboundTransfers(executor.layout, EventQueue(lambda: None))
+        transfers = OpenTransfers(executor.layout, EventQueue(lambda: None))
         transfers.open(inbound(TARGET, checksum=False))
-        admission = Admission("a sender", transfers, Totals({"ipc": None}).of("ipc"))
-        self._incoming = SlotIncoming(ours, "a sender", bulk, admission)
+        admission = PieceAdmission("a sender", transfers, Totals({"ipc": None}).of("ipc"))
+        self._incoming = SlotPieceReceiver(ours, "a sender", bulk, admission)
         self._sock = ours
         self._thread = threading.Thread(target=self._incoming.receive, name="kv-from-test", daemon=True)
         self._thread.start()
