@@ -43,7 +43,7 @@ from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Pie
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.send import pieces as outgoing
-from baton.worker.transfer.send.dialling import Dialler
+from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import CREDIT_BYTES, Open, PieceHeader, encode_open, encode_piece
@@ -346,12 +346,12 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
     executor = HostKv()
     receiver, path = receiving_end(many)
     paths = {"ipc": HostIpcPath(executor, SLOT_BYTES), "tcp": None}
-    dialler = Dialler(executor, paths, EPOCH, 0, Totals(paths), lambda kind: False)
+    dialer = Dialer(executor, paths, EPOCH, 0, Totals(paths), lambda kind: False)
     changed = threading.Condition()
 
     def connect(number):
         route = Route(("ipc", "tcp")[number % 2], "127.0.0.1", receiver.port, key_of(receiver))
-        connection = dialler.open([route], changed, lambda sock: None)
+        connection = dialer.open([route], changed, lambda sock: None)
         connection.cut()
         connection.close()
 

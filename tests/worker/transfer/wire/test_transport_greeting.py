@@ -34,7 +34,7 @@ from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.send import dialling
-from baton.worker.transfer.send.dialling import Dialler
+from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.frames import (
     GREETING_BYTES,
@@ -214,11 +214,11 @@ def test_a_kind_that_was_refused_is_asked_again_after_a_while(many):
     ours = HostKv()
     mine, clock = {"ipc": HostIpcPath(ours, SLOT_BYTES), "tcp": None}, [100.0]
     totals = Totals(mine)
-    dialler = Dialler(ours, mine, EPOCH, 0, totals, lambda kind: False, clock=lambda: clock[0])
+    dialer = Dialer(ours, mine, EPOCH, 0, totals, lambda kind: False, clock=lambda: clock[0])
     routes = [Route(name, "127.0.0.1", receiver.port, key_of(receiver)) for name in ("ipc", "tcp")]
     for passed, num_fallbacks in ((0, 1), (59, 1), (2, 2)):
         clock[0] += passed
-        dialler.open(routes, threading.Condition(), lambda sock: None).close()
+        dialer.open(routes, threading.Condition(), lambda sock: None).close()
         assert totals.by_kind()["ipc"].num_fallbacks == num_fallbacks
 
 

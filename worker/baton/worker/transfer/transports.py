@@ -16,8 +16,8 @@ from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.host_identity import host_identity
 from baton.worker.transfer.receive.listener import KvListener
 from baton.worker.transfer.receive.open_transfers import OpenTransfers
-from baton.worker.transfer.send.connection import Push, SenderLink
-from baton.worker.transfer.send.dialling import Dialler
+from baton.worker.transfer.send.connection import OutboundConnection, Push
+from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import retire_one
 from baton.worker.transfer.wire.frames import KEY_BYTES
@@ -55,9 +55,9 @@ class Transports:
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
         self._transfers = OpenTransfers(executor.layout, self._events)
-        self._dialler = Dialler(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
-        self._links: dict[tuple[Route, ...], SenderLink] = {}
-        self._pushes: dict[int, tuple[Push, SenderLink]] = {}
+        self._dialer = Dialer(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
+        self._links: dict[tuple[Route, ...], OutboundConnection] = {}
+        self._pushes: dict[int, tuple[Push, OutboundConnection]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
         self._receiver = KvListener(host, port, self._key, executor, self._transfers, self._paths, self._totals, tls)
 
@@ -155,6 +155,8 @@ class Transports:
         """On the thread of a link."""
         return retire_one(kind, list(self._links.values()))
 
-    def _new_link(self, routes: tuple[Route, ...]) -> SenderLink:
+    def _new_link(self, routes: tuple[Route, ...]) -> OutboundConnection:
         name = f"{routes[0].host}:{routes[0].port}"
-        return SenderLink(name, lambda changed, dialled: self._dialler.open(routes, changed, dialled), self._events)
+        return OutboundConnection(
+            name, lambda changed, dialled: self._dialer.open(routes, changed, dialled), self._events
+        )

@@ -48,7 +48,7 @@ class Result(Generic[T]):
         return self._value  # type: ignore[return-value]
 
 
-class Ahead:
+class BackgroundThread:
     """A thread that is started with the first work."""
 
     def __init__(self, name: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from baton.rpc.errors import ServiceError
 from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.send.pieces import Outgoing, Shipment
+from baton.worker.transfer.send.pieces import PieceSender, StartedPiece
 from baton.worker.transfer.wire.sockets import shut_down
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 _JOIN_SECONDS = 2.0
 
-OpenConnection = Callable[[threading.Condition, Callable[[socket.socket], None]], Outgoing]
+OpenConnection = Callable[[threading.Condition, Callable[[socket.socket], None]], PieceSender]
 
 
 @dataclass(slots=True, eq=False)
@@ -58,17 +58,17 @@ class _Send:
 _Item = _Begin | _Send
 
 
-class SenderLink:
+class OutboundConnection:
     """From a receiver's first push to a failure or a long silence. `open_connection` dials; on the thread."""
 
     def __init__(self, name: str, open_connection: OpenConnection, events: EventQueue) -> None:
         self._name = name
         self._open = open_connection
         self._events = events
-        self._connection: Outgoing | None = None
+        self._connection: PieceSender | None = None
         self._dialling: socket.socket | None = None  # waits for the receiver's greeting
         self._queue: deque[_Item] = deque()
-        self._started: deque[tuple[Push, Shipment]] = deque()  # taken off by the thread alone
+        self._started: deque[tuple[Push, StartedPiece]] = deque()  # taken off by the thread alone
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
         self._serving = False  # the thread has taken something out of the queue, and may start it
@@ -263,20 +263,20 @@ class SenderLink:
     def _start(self, push: Push, piece: Piece) -> None:
         assert self._connection is not None, "a push begins with a connection"
         try:
-            shipment = self._connection.start(push.outbound, piece)
+            started_piece = self._connection.start(push.outbound, piece)
         except BaseException as error:
             self._problem = error
             self._left(push)
             raise
-        self._started.append((push, shipment))
+        self._started.append((push, started_piece))
 
     def _finish_oldest(self) -> None:
         assert self._connection is not None, "something was started on it"
-        push, shipment = self._started[0]
-        self._connection.finish(shipment)
+        push, started_piece = self._started[0]
+        self._connection.finish(started_piece)
         self._started.popleft()
         push.num_pieces += 1
-        push.num_bytes += shipment.num_bytes
+        push.num_bytes += started_piece.num_bytes
         self._left(push)
 
     def _left(self, push: Push) -> None:
@@ -325,8 +325,8 @@ class SenderLink:
         if connection is not None:
             connection.cut()
             while self._started:
-                push, shipment = self._started[0]
-                connection.settle(shipment)
+                push, started_piece = self._started[0]
+                connection.settle(started_piece)
                 self._started.popleft()
                 self._left(push)
             connection.close()

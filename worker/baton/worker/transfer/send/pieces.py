@@ -16,7 +16,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, is_over, unheard
 from baton.worker.transfer.piece_bytes import read_piece
-from baton.worker.transfer.send.background import Ahead, Result
+from baton.worker.transfer.send.background import BackgroundThread, Result
 from baton.worker.transfer.send.free_slots import FreeSlots
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.checksum import checksum_of
@@ -34,13 +34,13 @@ _LOOK_SECONDS = 1e-3  # until a copy is seen to have ended whose slot does not c
 _JOIN_SECONDS = 2.0
 
 
-class Shipment(Protocol):
+class StartedPiece(Protocol):
     """A piece that was started."""
 
     num_bytes: int
 
 
-class Outgoing(Protocol):
+class PieceSender(Protocol):
     """An established connection, as its link's thread sees it. `cut` and `ended` are for any thread."""
 
     kind: str  # the transport's name
@@ -54,19 +54,19 @@ class Outgoing(Protocol):
     def wait_for_room(self) -> None:
         """Raises TimeoutError where the receiver makes none."""
 
-    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+    def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         """Begins to read the piece's blocks, and perhaps to move them."""
 
-    def is_due(self, shipment: Shipment) -> bool:
+    def is_due(self, started_piece: StartedPiece) -> bool:
         """Whether the receiver could hear of the oldest piece now, and does so by `finish` alone."""
 
-    def await_end(self, shipment: Shipment) -> bool:
+    def await_end(self, started_piece: StartedPiece) -> bool:
         """Waits until the oldest piece can be finished, or there is room for another. Whether to finish it."""
 
-    def finish(self, shipment: Shipment) -> None:
+    def finish(self, started_piece: StartedPiece) -> None:
         """Returns when the oldest piece is on its way and its blocks are not read any more. Raises OSError."""
 
-    def settle(self, shipment: Shipment) -> None:
+    def settle(self, started_piece: StartedPiece) -> None:
         """After a cut: returns when the piece's blocks are not read any more."""
 
     def ended(self) -> bool:
@@ -86,7 +86,7 @@ class _Inline:
     num_bytes: int = 0
 
 
-class InlineOutgoing:
+class InlinePieceSender:
     """The bytes follow the header. Blocks that must be copied out first are, while the piece before is sent."""
 
     kind = "tcp"
@@ -95,7 +95,7 @@ class InlineOutgoing:
         self._sock = sock
         self._executor = executor
         self._totals = totals
-        self._ahead = Ahead("kv-read")
+        self._ahead = BackgroundThread("kv-read")
         self._num_started = 0
 
     def room(self) -> bool:
@@ -107,7 +107,7 @@ class InlineOutgoing:
     def wait_for_room(self) -> None:
         raise AssertionError("there is room when nothing is on its way")
 
-    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+    def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         def read() -> tuple[list[memoryview], int | None]:
             data = read_piece(self._executor, piece, outbound.conversion)
             return data, checksum_of(*data) if outbound.checksum else None
@@ -120,25 +120,25 @@ class InlineOutgoing:
             data,
         )
 
-    def is_due(self, shipment: Shipment) -> bool:
+    def is_due(self, started_piece: StartedPiece) -> bool:
         return False
 
-    def await_end(self, shipment: Shipment) -> bool:
+    def await_end(self, started_piece: StartedPiece) -> bool:
         return True
 
-    def finish(self, shipment: Shipment) -> None:
-        assert isinstance(shipment, _Inline)
-        data, checksum = shipment.data.get()
-        shipment.num_bytes = sum(part.nbytes for part in data)
+    def finish(self, started_piece: StartedPiece) -> None:
+        assert isinstance(started_piece, _Inline)
+        data, checksum = started_piece.data.get()
+        started_piece.num_bytes = sum(part.nbytes for part in data)
         began = time.monotonic()
-        header = encode_piece(shipment.header(shipment.num_bytes, checksum))
+        header = encode_piece(started_piece.header(started_piece.num_bytes, checksum))
         send_all(self._sock, [memoryview(header), *data], SEND_SECONDS)
         self._num_started -= 1
-        self._totals.sent(shipment.num_bytes, time.monotonic() - began)
+        self._totals.sent(started_piece.num_bytes, time.monotonic() - began)
 
-    def settle(self, shipment: Shipment) -> None:
-        assert isinstance(shipment, _Inline)
-        shipment.data.wait()
+    def settle(self, started_piece: StartedPiece) -> None:
+        assert isinstance(started_piece, _Inline)
+        started_piece.data.wait()
 
     def ended(self) -> bool:
         return readable(self._sock, 0) or worn(self._sock)
@@ -159,7 +159,7 @@ class _InSlot:
     num_bytes: int
 
 
-class SlotOutgoing:
+class SlotPieceSender:
     """Pieces go into slots; the header says which. A thread of its own hears of the connection's end."""
 
     def __init__(
@@ -208,7 +208,7 @@ class SlotOutgoing:
                 raise TimeoutError(f"the receiver gave none of {self._num_slots} slots back in {SEND_SECONDS:g} s")
             self._nap(left)
 
-    def start(self, outbound: Outbound, piece: Piece) -> Shipment:
+    def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         self._check()
         conversion = outbound.conversion
         block_bytes = self._executor.layout.bytes_per_block_layer
@@ -239,15 +239,15 @@ class SlotOutgoing:
         except OSError as error:
             self._broken = error
 
-    def is_due(self, shipment: Shipment) -> bool:
-        assert isinstance(shipment, _InSlot)
-        return not self._sender.announces_first and is_over(shipment.ticket)
+    def is_due(self, started_piece: StartedPiece) -> bool:
+        assert isinstance(started_piece, _InSlot)
+        return not self._sender.announces_first and is_over(started_piece.ticket)
 
-    def await_end(self, shipment: Shipment) -> bool:
+    def await_end(self, started_piece: StartedPiece) -> bool:
         """Not in the device's own wait: a slot mostly comes back before the next copy's end, and must find us awake."""
-        assert isinstance(shipment, _InSlot)
-        deadline = shipment.started + SEND_SECONDS
-        while self._sender.announces_first and not (self._ended or is_over(shipment.ticket)):
+        assert isinstance(started_piece, _InSlot)
+        deadline = started_piece.started + SEND_SECONDS
+        while self._sender.announces_first and not (self._ended or is_over(started_piece.ticket)):
             if self.room():
                 return False
             if time.monotonic() >= deadline:
@@ -255,28 +255,28 @@ class SlotOutgoing:
             self._nap(_LOOK_SECONDS)
         return True
 
-    def finish(self, shipment: Shipment) -> None:
-        assert isinstance(shipment, _InSlot)
-        deadline = shipment.started + SEND_SECONDS
-        while not shipment.ticket.wait(_WAIT_SECONDS):
+    def finish(self, started_piece: StartedPiece) -> None:
+        assert isinstance(started_piece, _InSlot)
+        deadline = started_piece.started + SEND_SECONDS
+        while not started_piece.ticket.wait(_WAIT_SECONDS):
             self._check()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
         self._on_way.popleft()
         self._check_unbroken()
         now = time.monotonic()
-        seconds = now - max(shipment.started, self._moved_at)
+        seconds = now - max(started_piece.started, self._moved_at)
         self._moved_at = now
         if not self._sender.announces_first:
-            self._announce(shipment.header.copied_in(seconds))
+            self._announce(started_piece.header.copied_in(seconds))
             self._check_unbroken()
-        self._totals.sent(shipment.num_bytes, seconds)
+        self._totals.sent(started_piece.num_bytes, seconds)
 
-    def settle(self, shipment: Shipment) -> None:
+    def settle(self, started_piece: StartedPiece) -> None:
         """However long it takes: while the copy may go on, the connection stays, and with it the slots."""
-        assert isinstance(shipment, _InSlot)
+        assert isinstance(started_piece, _InSlot)
         try:
-            while not shipment.ticket.wait(_WAIT_SECONDS):
+            while not started_piece.ticket.wait(_WAIT_SECONDS):
                 pass
         except Exception:  # it ended badly: it ended
             return

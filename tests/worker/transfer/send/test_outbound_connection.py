@@ -12,7 +12,7 @@ import pytest
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.send.connection import Push, SenderLink
+from baton.worker.transfer.send.connection import OutboundConnection, Push
 
 WAIT_SECONDS = 10.0
 
@@ -25,7 +25,7 @@ class Copy:
 
 
 class Way:
-    """An Outgoing whose copies end when the test says so."""
+    """An PieceSender whose copies end when the test says so."""
 
     kind = "ipc"
 
@@ -57,21 +57,21 @@ class Way:
         self.copies.append(Copy(piece))
         return self.copies[-1]
 
-    def is_due(self, shipment: Copy) -> bool:
-        return self.ends_announce and shipment.ended.is_set()
+    def is_due(self, started_piece: Copy) -> bool:
+        return self.ends_announce and started_piece.ended.is_set()
 
-    def await_end(self, shipment: Copy) -> bool:
-        eventually(lambda: shipment.ended.is_set() or self.room())
-        return shipment.ended.is_set()
+    def await_end(self, started_piece: Copy) -> bool:
+        eventually(lambda: started_piece.ended.is_set() or self.room())
+        return started_piece.ended.is_set()
 
-    def finish(self, shipment: Copy) -> None:
-        assert shipment.ended.wait(WAIT_SECONDS)
-        self.finished.append(shipment)
+    def finish(self, started_piece: Copy) -> None:
+        assert started_piece.ended.wait(WAIT_SECONDS)
+        self.finished.append(started_piece)
         if not self.gives_back_early:
             self.num_free += 1
 
-    def settle(self, shipment: Copy) -> None:
-        assert shipment.ended.wait(WAIT_SECONDS)
+    def settle(self, started_piece: Copy) -> None:
+        assert started_piece.ended.wait(WAIT_SECONDS)
 
     def ended(self) -> bool:
         return self.is_ended
@@ -105,7 +105,7 @@ class Rig:
         self.events = EventQueue(lambda: None)
         self._ways = list(ways)
         self.num_dialled = 0
-        self.link = SenderLink("there", self._open, self.events)
+        self.link = OutboundConnection("there", self._open, self.events)
 
     def begin(self, number: int) -> Push:
         push = push_of(number)

@@ -16,7 +16,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Outbound, Piece
 from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket
 from baton.worker.transfer.send import pieces as outgoing_pieces
-from baton.worker.transfer.send.pieces import SlotOutgoing
+from baton.worker.transfer.send.pieces import SlotPieceSender
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PIECE_BYTES, PieceHeader, decode_piece, encode_credit
@@ -60,9 +60,9 @@ def outbound_of(checksum: bool) -> Outbound:
     return Outbound(1, [], 1, 1, 1, checksum)
 
 
-def outgoing_of(ours: socket.socket, sender: Sender, executor: Executor, num_slots: int) -> SlotOutgoing:
+def outgoing_of(ours: socket.socket, sender: Sender, executor: Executor, num_slots: int) -> SlotPieceSender:
     slots, totals = Slots(num_slots, 4096, b""), Totals({"ipc": None}).of("ipc")
-    return SlotOutgoing("ipc", "a receiver", ours, sender, slots, executor, totals, threading.Condition())
+    return SlotPieceSender("ipc", "a receiver", ours, sender, slots, executor, totals, threading.Condition())
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
         layout=SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES), kv_bytes=None, read_blocks=read_blocks
     )
     outgoing = outgoing_of(ours, sender, cast("Executor", executor), num_slots=2)
-    shipment = outgoing.start(outbound_of(checksum), PIECE)
+    started_piece = outgoing.start(outbound_of(checksum), PIECE)
     if not announces_first:
         peer.setblocking(False)
         with pytest.raises(BlockingIOError):
             peer.recv(1)
         peer.settimeout(5.0)
-    outgoing.finish(shipment)
+    outgoing.finish(started_piece)
     if not announces_first:
         sender.events.append(heard(peer))
     (header,) = (event for event in sender.events if isinstance(event, PieceHeader))
@@ -117,11 +117,11 @@ def test_a_piece_is_due_where_nobody_hears_of_it_before_it_is_finished(
     layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
     executor = cast("Executor", SimpleNamespace(layout=layout))
     outgoing = outgoing_of(ours, Sender(peer, announces_first, [copy]), executor, num_slots=2)
-    shipment = outgoing.start(outbound_of(False), PIECE)
-    assert not outgoing.is_due(shipment)
+    started_piece = outgoing.start(outbound_of(False), PIECE)
+    assert not outgoing.is_due(started_piece)
     copy.ended.set()
-    assert outgoing.is_due(shipment) == (not announces_first)
-    outgoing.finish(shipment)
+    assert outgoing.is_due(started_piece) == (not announces_first)
+    outgoing.finish(started_piece)
     peer.close()
     outgoing.close()
 
@@ -145,7 +145,7 @@ def copies() -> list[Copy]:
 
 
 @pytest.fixture
-def outgoing(ends: tuple[socket.socket, socket.socket], copies: list[Copy]) -> Iterator[SlotOutgoing]:
+def outgoing(ends: tuple[socket.socket, socket.socket], copies: list[Copy]) -> Iterator[SlotPieceSender]:
     """With three slots."""
     ours, peer = ends
     layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
@@ -162,7 +162,7 @@ def later(act: Callable[[], object]) -> None:
 
 
 def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
-    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing, copies: list[Copy]
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender, copies: list[Copy]
 ) -> None:
     _, peer = ends
     first, second, _ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
@@ -176,7 +176,7 @@ def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
 
 
 def test_a_slot_is_room_only_when_its_piece_is_finished(
-    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing, copies: list[Copy]
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender, copies: list[Copy]
 ) -> None:
     """The copy's ticket serves the slot's next piece, and would wait for that one, too."""
     _, peer = ends
@@ -190,14 +190,14 @@ def test_a_slot_is_room_only_when_its_piece_is_finished(
     assert outgoing.room()
 
 
-def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotOutgoing, copies: list[Copy]) -> None:
+def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotPieceSender, copies: list[Copy]) -> None:
     first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
     later(copies[0].ended.set)
     assert outgoing.await_end(first)
 
 
 def test_nobody_waits_for_a_receiver_that_has_gone(
-    ends: tuple[socket.socket, socket.socket], outgoing: SlotOutgoing
+    ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender
 ) -> None:
     first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
     later(ends[1].close)
@@ -208,7 +208,7 @@ def test_nobody_waits_for_a_receiver_that_has_gone(
 @pytest.mark.parametrize("num_done", [1, 3])
 def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
     ends: tuple[socket.socket, socket.socket],
-    outgoing: SlotOutgoing,
+    outgoing: SlotPieceSender,
     copies: list[Copy],
     monkeypatch: pytest.MonkeyPatch,
     num_done: int,
@@ -217,9 +217,9 @@ def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
     monkeypatch.setattr(outgoing_pieces, "_SPIN_SECONDS", 0.0)
     monkeypatch.setattr(outgoing_pieces, "_LOOK_SECONDS", 4.0)
     shipments = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
-    for copy, shipment in zip(copies[:num_done], shipments, strict=False):
+    for copy, started_piece in zip(copies[:num_done], shipments, strict=False):
         copy.ended.set()
-        outgoing.finish(shipment)
+        outgoing.finish(started_piece)
     any_free, num_looks = outgoing._free.any, 0
 
     def look() -> bool:
@@ -245,14 +245,14 @@ def test_a_credit_that_makes_no_sense_ends_the_connection_and_every_copy(
     layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
     sender = Sender(peer, True, copies)
     outgoing = outgoing_of(ours, sender, cast("Executor", SimpleNamespace(layout=layout)), num_slots=1)
-    shipment = outgoing.start(outbound_of(False), PIECE)
+    started_piece = outgoing.start(outbound_of(False), PIECE)
     peer.sendall(encode_credit(7))
-    assert outgoing.await_end(shipment)
+    assert outgoing.await_end(started_piece)
     assert outgoing.ended()
     assert sender.aborted.wait(5.0)
     with pytest.raises(ConnectionError, match="slot 7 came, which is not in use"):
         outgoing.wait_for_room()
     copies[0].ended.set()
-    outgoing.settle(shipment)
+    outgoing.settle(started_piece)
     peer.close()
     outgoing.close()

@@ -13,7 +13,7 @@ from typing import TypeVar
 from baton.rpc.errors import Mismatch, ServiceError, Unavailable
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.bulk import BulkPath, Slots
-from baton.worker.transfer.send.pieces import SEND_SECONDS, InlineOutgoing, Outgoing, SlotOutgoing
+from baton.worker.transfer.send.pieces import SEND_SECONDS, InlinePieceSender, PieceSender, SlotPieceSender
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import with_room
 from baton.worker.transfer.wire.frames import Open, encode_open
@@ -30,7 +30,7 @@ _CONNECT_SECONDS = 2.0
 _AVOID_SECONDS = 60.0  # a kind that could not be set up with a peer
 
 
-class Dialler:
+class Dialer:
     """Sets connections up. Thread-safe. `paths`: by name, None for tcp. `tls`: of every connection.
 
     `make_room` asks a connection of a kind to go, and says whether there was one that could.
@@ -59,7 +59,7 @@ class Dialler:
 
     def open(
         self, routes: Sequence[Route], changed: threading.Condition, dialled: Callable[[socket.socket], None]
-    ) -> Outgoing:
+    ) -> PieceSender:
         """A connection over the first route that works; each is tried once. `dialled` hears of every socket.
 
         Raises OSError where nobody is there, a ServiceError where the last kind was refused or cannot be used.
@@ -92,7 +92,7 @@ class Dialler:
             sock.close()
             raise
 
-    def _open(self, route: Route, sock: Connection, changed: threading.Condition) -> Outgoing:
+    def _open(self, route: Route, sock: Connection, changed: threading.Condition) -> PieceSender:
         path = self._paths[route.name]
         try:
             offer = b"" if path is None else _translated(path.offer, route.name)
@@ -101,13 +101,13 @@ class Dialler:
             slots = receive_welcome(sock)
             totals = self._totals.of(route.name)
             if path is None:
-                return InlineOutgoing(sock, self._executor, totals)
+                return InlinePieceSender(sock, self._executor, totals)
             self._check(slots)
             sender = with_room(
                 lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._make_room(route.name)
             )
             peer = f"{route.host}:{route.port}"
-            return SlotOutgoing(route.name, peer, sock, sender, slots, self._executor, totals, changed)
+            return SlotPieceSender(route.name, peer, sock, sender, slots, self._executor, totals, changed)
         except BaseException:
             sock.close()
             raise
