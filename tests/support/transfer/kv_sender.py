@@ -13,7 +13,7 @@ import torch
 from baton.worker.core import BlockId
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import Piece
-from baton.worker.transfer.bulk import BulkPath, BulkSender, Slots, Ticket
+from baton.worker.transfer.bulk import BulkPath, BulkSender, SlotCopy, Slots
 
 SHAPE = (6, 64, 2, 4, 16, 32)  # layers, blocks, K and V, heads, tokens, head_dim
 SLOT_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def main(kind: str) -> None:
     pool = random_pool(1)
     path = make_path(kind, KvCopies(lambda: pool))
     sender: BulkSender | None = None
-    tickets: list[Ticket] = []
+    copies: list[SlotCopy] = []
     for line in sys.stdin:
         word, *rest = line.split()
         if word == "offer":
@@ -53,11 +53,11 @@ def main(kind: str) -> None:
             layer, num_layers, first, count, slot = map(int, rest)
             block_ids = [BlockId((first + 7 * index) % SHAPE[1]) for index in range(count)]
             assert sender is not None
-            tickets.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
+            copies.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
             answer = "queued"
         else:
-            assert all(ticket.wait(10) for ticket in tickets)
-            tickets.clear()
+            assert all(pending.wait(10) for pending in copies)
+            copies.clear()
             answer = "done"
         print(answer, flush=True)
     if sender is not None:

@@ -1,6 +1,6 @@
 """A bulk path whose copies run later and in order, as a device's streams run them; on the CPU, within one process.
 
-What a copy reads is read when it runs: blocks, the slot's list of block ids, the slot. A ticket is an event that its
+What a copy reads is read when it runs: blocks, the slot's list of block ids, the slot. A pending is an event that its
 slot has for good: recorded again, it stands for the later copy.
 """
 

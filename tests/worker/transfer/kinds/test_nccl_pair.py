@@ -186,8 +186,8 @@ def test_the_first_communicator_ends_after_the_first_byte(moved: bool, monkeypat
     """Its end, beside a kernel that waits for a lost peer, would let the process stand still."""
     calls: list[str] = []
     pair = SimpleNamespace(meet=lambda *_: calls.append("meet"), leave_meeting=lambda _: calls.append("leave"))
-    ticket = SimpleNamespace(wait=lambda _: calls.append("wait") or moved)
-    monkeypatch.setattr(nccl_path, "CudaTicket", lambda _: ticket)
+    pending = SimpleNamespace(wait=lambda _: calls.append("wait") or moved)
+    monkeypatch.setattr(nccl_path, "CudaCopy", lambda _: pending)
     meeting = nullcontext() if moved else pytest.raises(DeadlineExceeded, match="nothing of it came")
     with meeting:
         nccl_path._meet(pair, 0, SimpleNamespace(cuda_stream=0))

@@ -119,8 +119,8 @@ def connect(path):
         sender.close()
 
 
-def wait(ticket):
-    assert ticket.wait(WAIT_SECONDS), "the copy did not end"
+def wait(pending):
+    assert pending.wait(WAIT_SECONDS), "the copy did not end"
 
 
 def put_at_once(path, slots):
@@ -169,18 +169,18 @@ def test_slots_fill_at_the_same_time_and_again(steady_peer, pool, connect):
     random = np.random.default_rng(7)
     for _ in range(5):
         pieces = [piece(random.permutation(NUM_BLOCKS)[: random.integers(1, BLOCKS_PER_SLOT)]) for _ in range(4)]
-        tickets = [sender.put(sent, slot, None) for slot, sent in enumerate(pieces)]
-        for slot, (sent, ticket) in enumerate(zip(pieces, tickets, strict=True)):
-            wait(ticket)
+        copies = [sender.put(sent, slot, None) for slot, sent in enumerate(pieces)]
+        for slot, (sent, pending) in enumerate(zip(pieces, copies, strict=True)):
+            wait(pending)
             check_piece(steady_peer, pool, sent, slot, list(range(len(sent.block_ids))))
 
 
 def test_any_ticket_moves_every_copy_on(steady_peer, connect):
     sender = connect(steady_peer)
-    tickets = [sender.put(FULL, slot, None) for slot in range(4)]
-    wait(tickets[-1])
+    copies = [sender.put(FULL, slot, None) for slot in range(4)]
+    wait(copies[-1])
     deadline = time.monotonic() + WAIT_SECONDS
-    while not all(ticket.done() for ticket in tickets):
+    while not all(pending.done() for pending in copies):
         assert time.monotonic() < deadline
 
 
@@ -302,12 +302,12 @@ def test_a_peer_that_is_killed_amid_a_copy_fails_every_copy(make_peer, connect):
     sender = connect(peer)
     wait(sender.put(piece([1]), 0, None))
     stop(peer)
-    tickets = [sender.put(FULL, slot, None) for slot in range(4)]
-    assert not tickets[0].wait(0.05)
+    copies = [sender.put(FULL, slot, None) for slot in range(4)]
+    assert not copies[0].wait(0.05)
     peer.process.kill()
-    for ticket in tickets:
+    for pending in copies:
         with pytest.raises(Unavailable):
-            ticket.wait(WAIT_SECONDS)
+            pending.wait(WAIT_SECONDS)
     with pytest.raises(Unavailable, match="has failed"):
         sender.put(piece([1]), 0, None)
 
@@ -334,11 +334,11 @@ def test_a_peer_that_was_restarted_is_another_one(make_peer, pool, path, connect
 def test_a_peer_that_stops_for_a_moment_gets_everything(stoppable_peer, pool, connect):
     sender = connect(stoppable_peer)
     stop(stoppable_peer)
-    tickets = [sender.put(FULL, slot, None) for slot in range(4)]
-    assert not any(ticket.wait(0.05) for ticket in tickets)
+    copies = [sender.put(FULL, slot, None) for slot in range(4)]
+    assert not any(pending.wait(0.05) for pending in copies)
     resume(stoppable_peer)
-    for slot, ticket in enumerate(tickets):
-        wait(ticket)
+    for slot, pending in enumerate(copies):
+        wait(pending)
         check_piece(stoppable_peer, pool, FULL, slot, list(FULL.block_ids))
 
 
@@ -353,20 +353,20 @@ def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, o
 def test_a_copy_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path, connect):
     sender = connect(stoppable_peer, open_path(copy_seconds=0.2))
     stop(stoppable_peer)
-    ticket = sender.put(FULL, 0, None)
+    pending = sender.put(FULL, 0, None)
     with pytest.raises(DeadlineExceeded, match=f"did not take {SLOT_BYTES} bytes in 0.2 s"):
-        ticket.wait(WAIT_SECONDS)
+        pending.wait(WAIT_SECONDS)
 
 
 def test_an_abort_ends_copies_that_the_peer_does_not_take(stoppable_peer, connect):
     sender = connect(stoppable_peer)
     stop(stoppable_peer)
-    tickets = [sender.put(FULL, slot, None) for slot in range(4)]
+    copies = [sender.put(FULL, slot, None) for slot in range(4)]
     aborting = threading.Timer(0.1, sender.abort)
     aborting.start()
-    for ticket in tickets:
+    for pending in copies:
         with pytest.raises(Unavailable, match=r"aborted|has failed"):
-            ticket.wait(WAIT_SECONDS)
+            pending.wait(WAIT_SECONDS)
     aborting.join()
     sender.abort()
     sender.close()

@@ -78,10 +78,10 @@ def test_a_corrupt_byte_in_a_slot_fails_the_transfer_and_is_not_written(many):
             put = sender.put
 
             def put_and_spoil(*piece_and_slot):
-                ticket = put(*piece_and_slot)
+                pending = put(*piece_and_slot)
                 slot = piece_and_slot[1]
                 sender._memory[slot * SLOT_BYTES + 3] ^= 1
-                return ticket
+                return pending
 
             sender.put = put_and_spoil
             return sender

@@ -14,7 +14,7 @@ import pytest
 from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Outbound, Piece
-from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket
+from baton.worker.transfer.bulk import Announce, EndedCopy, SlotCopy, Slots
 from baton.worker.transfer.send import pieces as outgoing_pieces
 from baton.worker.transfer.send.pieces import SlotPieceSender
 from baton.worker.transfer.totals import Totals
@@ -28,19 +28,19 @@ DATA = bytes(range(BLOCK_BYTES))
 class Sender:
     """A BulkSender that notes what was heard of a piece when its bytes were on their way."""
 
-    def __init__(self, peer: socket.socket, announces_first: bool, tickets: Iterable[Ticket] = ()) -> None:
+    def __init__(self, peer: socket.socket, announces_first: bool, copies: Iterable[SlotCopy] = ()) -> None:
         self.announces_first = announces_first
-        self._tickets = iter(tickets)
+        self._pending = iter(copies)
         self.events: list[object] = []
         self.aborted = threading.Event()
         self._peer = peer
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Ticket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> SlotCopy:
         if self.announces_first:
             announce()
             self.events.append(heard(self._peer))
         self.events.append("moves")
-        return next(self._tickets, Done())
+        return next(self._pending, EndedCopy())
 
     def abort(self) -> None:
         self.aborted.set()
@@ -127,7 +127,7 @@ def test_a_piece_is_due_where_nobody_hears_of_it_before_it_is_finished(
 
 
 class Copy:
-    """A Ticket of a copy that ends when the test says so."""
+    """A SlotCopy of a copy that ends when the test says so."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -178,7 +178,7 @@ def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
 def test_a_slot_is_room_only_when_its_piece_is_finished(
     ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender, copies: list[Copy]
 ) -> None:
-    """The copy's ticket serves the slot's next piece, and would wait for that one, too."""
+    """The copy's pending serves the slot's next piece, and would wait for that one, too."""
     _, peer = ends
     first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
     peer.sendall(encode_credit(0))

@@ -25,7 +25,7 @@ class Slots:
     blob: bytes  # how the sender reaches it; the transport's own words, never pickled
 
 
-class Ticket(Protocol):
+class SlotCopy(Protocol):
     """One copy that was started."""
 
     def done(self) -> bool:
@@ -35,15 +35,15 @@ class Ticket(Protocol):
         """`done`, after at most so long. Holds no lock of the interpreter's while it waits."""
 
 
-def is_over(ticket: Ticket) -> bool:
+def has_ended(pending: SlotCopy) -> bool:
     """Whether `wait` returns, or raises, at once."""
     try:
-        return ticket.done()
+        return pending.done()
     except Exception:  # told where it is waited for
         return True
 
 
-class Done:
+class EndedCopy:
     """What has ended already."""
 
     def done(self) -> bool:
@@ -58,7 +58,7 @@ class Done:
 Announce = Callable[[], None]
 
 
-def unheard() -> None:
+def no_announcement() -> None:
     """An Announce for a piece that somebody else announces, or nobody."""
 
 
@@ -67,7 +67,7 @@ class BulkSender(Protocol):
 
     announces_first: bool  # pieces are announced by `put`, which only queues them; else when their copy has ended
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> Ticket:
+    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> SlotCopy:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
 
         Calls `announce`, where `announces_first`, as soon as the receiver may hear of the piece; it raises nothing.
@@ -103,7 +103,7 @@ class BulkReceiver(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it. May copy them to the host."""
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
     def abort(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from baton.v1 import kv_pb2
 from baton.worker.executors.base import Executor

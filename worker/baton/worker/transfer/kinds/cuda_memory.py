@@ -23,7 +23,7 @@ _SPIN_SECONDS = 2e-3
 _NAP_SECONDS = 50e-6
 
 
-class CudaTicket:
+class CudaCopy:
     """What was queued on a stream so far. `ends`: it ends by itself, whatever other processes do.
 
     `event`: one of the caller's, which need not be made anew. Who records it again waits for that, too.

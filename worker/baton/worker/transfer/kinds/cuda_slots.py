@@ -12,8 +12,8 @@ from baton.rpc.errors import DataLoss, InvalidRequest
 from baton.worker.core import BlockId
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Ticket
-from baton.worker.transfer.kinds.cuda_memory import CudaTicket, make_events
+from baton.worker.transfer.bulk import SlotCopy
+from baton.worker.transfer.kinds.cuda_memory import CudaCopy, make_events
 from baton.worker.transfer.wire.checksum import checksum_of
 
 if TYPE_CHECKING:
@@ -77,19 +77,19 @@ class StagedPieces:
 
 
 class _Written:
-    """A Ticket of a write that comes after bytes of a peer's. It ends when they are there, or by `abort`."""
+    """A SlotCopy of a write that comes after bytes of a peer's. It ends when they are there, or by `abort`."""
 
-    def __init__(self, slots: DeviceSlots, ticket: CudaTicket) -> None:
+    def __init__(self, slots: DeviceSlots, pending: CudaCopy) -> None:
         self._slots = slots
-        self._ticket = ticket
+        self._pending = pending
 
     def done(self) -> bool:
         """Raises DataLoss where the bytes were not waited for."""
-        return self._checked(self._ticket.done())
+        return self._checked(self._pending.done())
 
     def wait(self, seconds: float) -> bool:
         """Raises DataLoss where the bytes were not waited for."""
-        return self._checked(self._ticket.wait(seconds))
+        return self._checked(self._pending.wait(seconds))
 
     def _checked(self, done: bool) -> bool:
         if done and self._slots.aborted:
@@ -116,7 +116,7 @@ class DeviceSlots:
     def take(self, slot: int, num_bytes: int) -> None:
         """Raises DataLoss where it does not come in time, or the sender is gone."""
         self._come_after(slot)
-        if not CudaTicket(self._stream).wait(_TAKE_SECONDS) or self.aborted:
+        if not CudaCopy(self._stream).wait(_TAKE_SECONDS) or self.aborted:
             self.abort()
             raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS:g} s")
 
@@ -138,14 +138,14 @@ class DeviceSlots:
             values = cast("NDArray[np.uint8]", self._memory[start : start + num_bytes].cpu().numpy())
         return checksum_of(values.data)
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Raises DataLoss, and InvalidRequest for a part of the heads: a CUDA worker has all of them."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
         self._come_after(slot)
         self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address_of(slot, 0), self._raw_stream, _NUM_PROGRAMS)
-        return _Written(self, CudaTicket(self._stream, event=self._events[slot]))
+        return _Written(self, CudaCopy(self._stream, event=self._events[slot]))
 
     def _address_of(self, slot: int, num_bytes: int) -> int:
         """Raises InvalidRequest for more bytes than a slot has."""

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from baton.rpc.errors import DataLoss, InternalError
-from baton.worker.transfer.bulk import BulkReceiver, Ticket, is_over
+from baton.worker.transfer.bulk import BulkReceiver, SlotCopy, has_ended
 from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import OpenTransfer
 from baton.worker.transfer.receive.pieces import PieceAdmission, block_ids_of, receive_header
@@ -35,7 +35,7 @@ class _Writing:
     header: PieceHeader
     transfer: OpenTransfer
     part: Part
-    ticket: Ticket
+    pending: SlotCopy
     began: float
 
 
@@ -65,7 +65,7 @@ class SlotPieceReceiver:
         ended = False
         while announced or writing or not ended:
             self._turned_at = time.monotonic() if announced or writing else 0.0
-            if writing and is_over(writing[0].ticket):  # first: the sender may wait for its slot
+            if writing and has_ended(writing[0].pending):  # first: the sender may wait for its slot
                 self._finish_write(writing.popleft())
             elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
                 header = receive_header(self._sock)
@@ -94,7 +94,7 @@ class SlotPieceReceiver:
         self._bulk.abort()
         for writing in self._writing:
             try:
-                writing.ticket.wait(_WRITE_SECONDS)
+                writing.pending.wait(_WRITE_SECONDS)
             except Exception as error:
                 _log.debug("a piece was not written: %s", error)
             self._admission.dropped(writing.transfer)
@@ -149,11 +149,11 @@ class SlotPieceReceiver:
         if admitted is not None:
             transfer, part = admitted
             try:
-                ticket = self._bulk.write(slot, part.layers, block_ids_of(transfer, part), header.heads)
+                pending = self._bulk.write(slot, part.layers, block_ids_of(transfer, part), header.heads)
             except Exception as error:
                 self._admission.spoiled(transfer, error)
             else:
-                self._writing.append(_Writing(slot, header, transfer, part, ticket, began))
+                self._writing.append(_Writing(slot, header, transfer, part, pending, began))
                 return
         self._give_back(slot)
 
@@ -161,7 +161,7 @@ class SlotPieceReceiver:
         """Then the slot is the sender's again."""
         header = writing.header
         try:
-            if not writing.ticket.wait(_WRITE_SECONDS):
+            if not writing.pending.wait(_WRITE_SECONDS):
                 raise InternalError(f"the device did not write a piece in {_WRITE_SECONDS:g} s")
         except Exception as error:
             self._admission.spoiled(writing.transfer, error)

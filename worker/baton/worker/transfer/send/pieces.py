@@ -14,7 +14,7 @@ from typing import Protocol
 from baton.rpc.errors import DataLoss, Mismatch
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import Outbound, Piece
-from baton.worker.transfer.bulk import BulkSender, Slots, Ticket, is_over, unheard
+from baton.worker.transfer.bulk import BulkSender, SlotCopy, Slots, has_ended, no_announcement
 from baton.worker.transfer.piece_bytes import read_piece
 from baton.worker.transfer.send.background import BackgroundThread, Result
 from baton.worker.transfer.send.free_slots import FreeSlots
@@ -154,7 +154,7 @@ class InlinePieceSender:
 @dataclass(slots=True)
 class _InSlot:
     header: PieceHeader
-    ticket: Ticket
+    pending: SlotCopy
     started: float
     num_bytes: int
 
@@ -193,7 +193,7 @@ class SlotPieceSender:
         watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
-        """A slot that is free again, and whose piece is finished: their tickets are one, which would wait for both."""
+        """A slot that is free again, and whose piece is finished: their copies are one, which would wait for both."""
         return self._any_free() and len(self._on_way) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
@@ -228,9 +228,9 @@ class SlotPieceSender:
         brief = self._sender.announces_first and len(self._on_way) == 1 and num_bytes <= _BRIEF_BYTES
         if brief:
             self._announce(header)
-        announce = unheard if brief else lambda: self._announce(header)
-        ticket = self._sender.put(piece, slot, conversion, announce)
-        return _InSlot(header, ticket, started, num_bytes)
+        announce = no_announcement if brief else lambda: self._announce(header)
+        pending = self._sender.put(piece, slot, conversion, announce)
+        return _InSlot(header, pending, started, num_bytes)
 
     def _announce(self, header: PieceHeader) -> None:
         """What goes wrong is raised by `finish`: the copy may be under way, and must be waited for."""
@@ -241,13 +241,13 @@ class SlotPieceSender:
 
     def is_due(self, started_piece: StartedPiece) -> bool:
         assert isinstance(started_piece, _InSlot)
-        return not self._sender.announces_first and is_over(started_piece.ticket)
+        return not self._sender.announces_first and has_ended(started_piece.pending)
 
     def await_end(self, started_piece: StartedPiece) -> bool:
         """Not in the device's own wait: a slot mostly comes back before the next copy's end, and must find us awake."""
         assert isinstance(started_piece, _InSlot)
         deadline = started_piece.started + SEND_SECONDS
-        while self._sender.announces_first and not (self._ended or is_over(started_piece.ticket)):
+        while self._sender.announces_first and not (self._ended or has_ended(started_piece.pending)):
             if self.room():
                 return False
             if time.monotonic() >= deadline:
@@ -258,7 +258,7 @@ class SlotPieceSender:
     def finish(self, started_piece: StartedPiece) -> None:
         assert isinstance(started_piece, _InSlot)
         deadline = started_piece.started + SEND_SECONDS
-        while not started_piece.ticket.wait(_WAIT_SECONDS):
+        while not started_piece.pending.wait(_WAIT_SECONDS):
             self._check()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
@@ -276,7 +276,7 @@ class SlotPieceSender:
         """However long it takes: while the copy may go on, the connection stays, and with it the slots."""
         assert isinstance(started_piece, _InSlot)
         try:
-            while not started_piece.ticket.wait(_WAIT_SECONDS):
+            while not started_piece.pending.wait(_WAIT_SECONDS):
                 pass
         except Exception:  # it ended badly: it ended
             return

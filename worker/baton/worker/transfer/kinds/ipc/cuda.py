@@ -14,8 +14,8 @@ import torch
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Announce, Slots, unheard
-from baton.worker.transfer.kinds.cuda_memory import HANDLE_BYTES, CudaTicket, DeviceMemory, PeerMemory, make_events
+from baton.worker.transfer.bulk import Announce, Slots, no_announcement
+from baton.worker.transfer.kinds.cuda_memory import HANDLE_BYTES, CudaCopy, DeviceMemory, PeerMemory, make_events
 from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, converted
 from baton.worker.transfer.kinds.ipc.counters import Counters, counter_bytes
 from baton.worker.transfer.kinds.ipc.regions import Regions
@@ -116,7 +116,9 @@ class IpcSender:
         self._events = make_events(slots.num_slots, self._writing)
         self._counters = Counters(self._peer.address + slots.num_slots * slots.slot_bytes, slots.num_slots)
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> CudaTicket:
+    def put(
+        self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
+    ) -> CudaCopy:
         """One launch: blocks of ours into the peer's slot. Then its count."""
         offset = slot * self._slot_bytes
         if conversion is None:
@@ -129,7 +131,7 @@ class IpcSender:
                 self._peer.copy_in(offset, values.data_ptr(), values.numel(), self._raw_stream)
         announce()
         self._counters.count(slot, self._raw_stream)
-        return CudaTicket(self._writing, ends=True, event=self._events[slot])
+        return CudaCopy(self._writing, ends=True, event=self._events[slot])
 
     def abort(self) -> None:
         """Copies between devices end by themselves."""

@@ -21,7 +21,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unavailable, 
 from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Announce, Done, Slots, Ticket, unheard
+from baton.worker.transfer.bulk import Announce, EndedCopy, SlotCopy, Slots, no_announcement
 from baton.worker.transfer.host_identity import process_identity
 from baton.worker.transfer.piece_bytes import gather_piece, write_piece
 from baton.worker.transfer.wire.checksum import checksum_of
@@ -126,7 +126,7 @@ class HostIpcReceiver:
         """Of the slot's first bytes."""
         return checksum_of(self._bytes(slot, num_bytes))
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Done when it returns. Raises InvalidRequest for a layer, block or head that does not exist."""
         layout = self._executor.layout
         num_bytes = layout.bytes_per_block_layer
@@ -134,7 +134,7 @@ class HostIpcReceiver:
             num_bytes = num_bytes // max(1, layout.num_kv_heads // layout.tp_size) * heads[1]
         data = self._bytes(slot, num_bytes * len(block_ids) * len(layers))
         write_piece(self._executor, data, layers, block_ids, heads)
-        return Done()
+        return EndedCopy()
 
     def abort(self) -> None:
         """Nothing is waited for."""
@@ -163,12 +163,14 @@ class HostIpcSender:
         self._slot_bytes = slots.slot_bytes
         self._memory: NDArray[np.uint8] | None = _open(slots)
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> Done:
+    def put(
+        self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
+    ) -> EndedCopy:
         """The piece is in when it returns."""
         assert self._memory is not None, "not after close"
         start = slot * self._slot_bytes
         gather_piece(self._executor, piece, conversion, self._memory[start : start + self._slot_bytes])
-        return Done()
+        return EndedCopy()
 
     def abort(self) -> None:
         """A copy between memories ends by itself."""

@@ -15,8 +15,8 @@ import torch
 from baton.rpc.errors import DataLoss, DeadlineExceeded, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Announce, Slots, unheard
-from baton.worker.transfer.kinds.cuda_memory import CudaTicket, make_events
+from baton.worker.transfer.bulk import Announce, Slots, no_announcement
+from baton.worker.transfer.kinds.cuda_memory import CudaCopy, make_events
 from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, StagedPieces
 from baton.worker.transfer.kinds.nccl.pair import CONNECT_SECONDS, ID_BYTES, Pair, load_kernels
 
@@ -159,11 +159,13 @@ class NcclSender:
         self._pair = pair
         _meet(pair, self._staged.address, self._sending)
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> CudaTicket:
+    def put(
+        self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
+    ) -> CudaCopy:
         """Gathers on one stream while the piece before is sent on the other."""
         announce()
         self._pair.move(*self._staged.gather(piece, slot, conversion), self._raw_stream)
-        return CudaTicket(self._sending, event=self._events[slot])
+        return CudaCopy(self._sending, event=self._events[slot])
 
     def abort(self) -> None:
         """A send that waits for its receive ends."""
@@ -181,6 +183,6 @@ def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:
     Raises DeadlineExceeded or Unavailable.
     """
     pair.meet(address, int(stream.cuda_stream), CONNECT_SECONDS)
-    if not CudaTicket(stream).wait(CONNECT_SECONDS):
+    if not CudaCopy(stream).wait(CONNECT_SECONDS):
         raise DeadlineExceeded("the other end joined the NCCL communicator, and nothing of it came")
     pair.leave_meeting(CONNECT_SECONDS)

@@ -10,7 +10,7 @@ import torch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.kinds.cuda_memory import CudaTicket, DeviceMemory
+from baton.worker.transfer.kinds.cuda_memory import CudaCopy, DeviceMemory
 from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, gathered
 from baton.worker.transfer.kinds.rdma.nixl import Memory
 from baton.worker.transfer.kinds.rdma.staging import Gathered, Region
@@ -59,7 +59,7 @@ class CudaStaging:
                 raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {limit}")
             if conversion is not None:
                 staging[:num_bytes].copy_(values)
-            return Gathered(num_bytes, CudaTicket(self._stream))
+            return Gathered(num_bytes, CudaCopy(self._stream))
 
     def access(self, region: Region, slot_bytes: int) -> DeviceSlots:
         """Of a region of this staging."""

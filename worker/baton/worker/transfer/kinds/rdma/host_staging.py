@@ -10,7 +10,7 @@ from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Done, Ticket
+from baton.worker.transfer.bulk import EndedCopy, SlotCopy
 from baton.worker.transfer.kinds.rdma.nixl import Memory
 from baton.worker.transfer.kinds.rdma.staging import Gathered, Region
 from baton.worker.transfer.piece_bytes import read_piece, write_piece
@@ -76,7 +76,7 @@ class HostSlots:
         """Raises InvalidRequest where so many bytes are not in such a slot."""
         return checksum_of(self._bytes(slot, num_bytes))
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Raises InvalidRequest for a slot, layer, block or head that does not exist."""
         layout = self._executor.layout
         num_bytes = layout.bytes_per_block_layer
@@ -84,7 +84,7 @@ class HostSlots:
             num_bytes = num_bytes // layout.num_rank_kv_heads * heads[1]
         data = self._bytes(slot, len(block_ids) * len(layers) * num_bytes)
         write_piece(self._executor, data, layers, block_ids, heads)
-        return Done()
+        return EndedCopy()
 
     def _bytes(self, slot: int, num_bytes: int) -> memoryview:
         num_slots = self._region.memory.num_bytes // self._slot_bytes

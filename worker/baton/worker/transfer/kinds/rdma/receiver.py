@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.rpc.errors import NoCapacity
 from baton.worker.core import BlockId
-from baton.worker.transfer.bulk import Slots, Ticket
+from baton.worker.transfer.bulk import SlotCopy, Slots
 from baton.worker.transfer.kinds.rdma.descriptors import RemoteRegion, encode_region
 from baton.worker.transfer.kinds.rdma.nixl import Agent
 from baton.worker.transfer.kinds.rdma.staging import Region, Staging
@@ -111,7 +111,7 @@ class RdmaReceiver:
         """Raises InvalidRequest where so many bytes are not in such a slot."""
         return self._access.checksum(slot, num_bytes)
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Raises InvalidRequest for a slot or blocks out of range."""
         return self._access.write(slot, layers, block_ids, heads)
 

@@ -3,7 +3,7 @@
 A sender has an agent of its own. That makes `abort` a fence whatever the peer does, and leaves nothing behind that a
 restarted peer could trip over: what one sender knows of a peer ends with the connection.
 
-    put -> gathering -> writing -> ended        put, done and wait of any ticket move all copies on
+    put -> gathering -> writing -> ended        put, done and wait of any pending move all copies on
               |            |
               +------------+---> failed: the agent is closed, and every copy of this sender with it
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, ServiceError, Unavailable
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Announce, Slots, unheard
+from baton.worker.transfer.bulk import Announce, Slots, no_announcement
 from baton.worker.transfer.kinds.rdma.descriptors import RemoteRegion
 from baton.worker.transfer.kinds.rdma.nixl import Agent, Copy, Memory
 from baton.worker.transfer.kinds.rdma.staging import Gathered, Region, Staging
@@ -27,7 +27,7 @@ _LONGEST_NAP_SECONDS = 1e-3
 _NAP_FRACTION = 8  # of the time that was waited: looking costs little, and is late by little
 
 
-class RdmaTicket:
+class RdmaCopy:
     """One piece's copy. Belongs to the sender's thread."""
 
     def __init__(self, sender: RdmaSender, gathered: Gathered, slot: int, deadline: float) -> None:
@@ -72,7 +72,7 @@ class RdmaSender:
         self._remote = remote
         self._copy_seconds = copy_seconds
         self._closed = closed
-        self._tickets: deque[RdmaTicket] = deque()  # that have not ended, oldest first
+        self._pending: deque[RdmaCopy] = deque()  # that have not ended, oldest first
         self._aborted = threading.Event()
         self._problem: ServiceError | None = None
         self._region: Region | None = None
@@ -86,32 +86,34 @@ class RdmaSender:
             self.close()
             raise
 
-    def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = unheard) -> RdmaTicket:
+    def put(
+        self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
+    ) -> RdmaCopy:
         """Raises InvalidRequest for a slot or a piece that does not fit, Unavailable after a copy failed."""
         if not 0 <= slot < self._slots.num_slots:
             raise InvalidRequest(f"slot {slot} is out of range: the receiver has {self._slots.num_slots}")
-        if any(ticket.slot == slot for ticket in self._tickets):
+        if any(pending.slot == slot for pending in self._pending):
             raise InvalidRequest(f"slot {slot} is still being filled")
         self._check()
         assert self._region is not None, "closed senders have failed"
         limit = self._slots.slot_bytes
         gathered = self._staging.gather(piece, conversion, self._region, slot * limit, limit)
-        ticket = RdmaTicket(self, gathered, slot, time.monotonic() + self._copy_seconds)
-        self._tickets.append(ticket)
+        pending = RdmaCopy(self, gathered, slot, time.monotonic() + self._copy_seconds)
+        self._pending.append(pending)
         self.advance()
-        return ticket
+        return pending
 
     def advance(self) -> None:
         """Moves every copy on. Raises what made one fail: then all have ended."""
         try:
             self._check()
-            for ticket in self._tickets:
-                self._move(ticket)
+            for pending in self._pending:
+                self._move(pending)
         except ServiceError as error:
             self._fail(error)
             raise
-        while self._tickets and self._tickets[0].ended:
-            self._tickets.popleft()
+        while self._pending and self._pending[0].ended:
+            self._pending.popleft()
 
     def abort(self) -> None:
         """The connection's thread ends all copies when it next looks at one, or closes."""
@@ -133,18 +135,18 @@ class RdmaSender:
         if not _waited(copy.done, seconds):
             raise Unavailable(f"{self._remote.agent} cannot be reached over rdma: nothing arrived in {seconds:g} s")
 
-    def _move(self, ticket: RdmaTicket) -> None:
-        if ticket.ended:
+    def _move(self, pending: RdmaCopy) -> None:
+        if pending.ended:
             return
-        if ticket.copy is None:
-            ready = ticket.gathered.ready
+        if pending.copy is None:
+            ready = pending.gathered.ready
             if ready is None or ready.done():
-                ticket.copy = self._write(ticket.slot * self._slots.slot_bytes, ticket.gathered.num_bytes)
-        if ticket.copy is not None and ticket.copy.done():
-            ticket.ended = True
-        elif time.monotonic() >= ticket.deadline:
+                pending.copy = self._write(pending.slot * self._slots.slot_bytes, pending.gathered.num_bytes)
+        if pending.copy is not None and pending.copy.done():
+            pending.ended = True
+        elif time.monotonic() >= pending.deadline:
             raise DeadlineExceeded(
-                f"{self._remote.agent} did not take {ticket.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
+                f"{self._remote.agent} did not take {pending.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
             )
 
     def _write(self, start: int, num_bytes: int) -> Copy:
@@ -160,7 +162,7 @@ class RdmaSender:
 
     def _fail(self, problem: ServiceError) -> None:
         self._problem = self._problem or problem
-        self._tickets.clear()
+        self._pending.clear()
         self._agent.close()
 
 

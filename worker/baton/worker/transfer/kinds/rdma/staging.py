@@ -8,7 +8,7 @@ from typing import Protocol
 
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.bulk import Ticket
+from baton.worker.transfer.bulk import SlotCopy
 from baton.worker.transfer.kinds.rdma.nixl import Memory
 
 
@@ -26,7 +26,7 @@ class Gathered:
     """A piece on its way into staging memory."""
 
     num_bytes: int
-    ready: Ticket | None  # None: it is in
+    ready: SlotCopy | None  # None: it is in
 
 
 class SlotAccess(Protocol):
@@ -35,7 +35,7 @@ class SlotAccess(Protocol):
     def checksum(self, slot: int, num_bytes: int) -> int:
         """Of the slot's bytes, as frames have it."""
 
-    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> Ticket:
+    def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
 
