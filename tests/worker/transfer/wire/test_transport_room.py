@@ -25,7 +25,7 @@ from baton.worker.transfer.base import Landed, Pushed
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.receive.pieces import _MANY, ConnectionTransfers
 from baton.worker.transfer.wire import connection_limit as room
-from baton.worker.transfer.wire.connection_limit import with_room
+from baton.worker.transfer.wire.connection_limit import retry_after_retiring
 
 SETTLED_SECONDS = 0.05
 
@@ -170,7 +170,7 @@ def test_what_does_not_go_is_not_waited_for_for_long(monkeypatch):
 
     began = time.monotonic()
     with pytest.raises(NoCapacity, match="full"):
-        with_room(make, lambda: asked.append(1) or True)
+        retry_after_retiring(make, lambda: asked.append(1) or True)
     assert 0.1 <= time.monotonic() - began < 2.0
     assert asked == [1]
 

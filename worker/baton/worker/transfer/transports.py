@@ -19,7 +19,7 @@ from baton.worker.transfer.receive.open_transfers import OpenTransfers
 from baton.worker.transfer.send.connection import OutboundConnection, Push
 from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
-from baton.worker.transfer.wire.connection_limit import retire_one
+from baton.worker.transfer.wire.connection_limit import retire_longest_idle
 from baton.worker.transfer.wire.frames import KEY_BYTES
 from baton.worker.transfer.wire.tls import KvTls
 from baton.worker.transport_kinds import Route, address_of, routes_to
@@ -153,7 +153,7 @@ class Transports:
 
     def _make_room(self, kind: str) -> bool:
         """On the thread of a link."""
-        return retire_one(kind, list(self._links.values()))
+        return retire_longest_idle(kind, list(self._links.values()))
 
     def _new_link(self, routes: tuple[Route, ...]) -> OutboundConnection:
         name = f"{routes[0].host}:{routes[0].port}"

@@ -15,7 +15,7 @@ from baton.worker.transfer.receive.open_transfers import OpenTransfers
 from baton.worker.transfer.receive.pieces import BODY_SECONDS, PieceAdmission, PieceReceiver
 from baton.worker.transfer.receive.slot_pieces import SlotPieceReceiver
 from baton.worker.transfer.totals import Totals
-from baton.worker.transfer.wire.connection_limit import with_room
+from baton.worker.transfer.wire.connection_limit import retry_after_retiring
 from baton.worker.transfer.wire.frames import Open, encode_refused, encode_welcome
 from baton.worker.transfer.wire.greetings import receive_open
 from baton.worker.transfer.wire.sockets import Connection, limit_receives, shut_down, tune
@@ -150,7 +150,7 @@ class InboundConnection:
         if path is None:
             return None
         try:
-            return with_room(lambda: path.accept(opened.offer), lambda: self._make_room(name))
+            return retry_after_retiring(lambda: path.accept(opened.offer), lambda: self._make_room(name))
         except ServiceError:
             raise
         except Exception as error:  # of a library: the sender must hear of it

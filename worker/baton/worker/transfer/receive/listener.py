@@ -14,7 +14,7 @@ from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.receive.connection import InboundConnection
 from baton.worker.transfer.receive.open_transfers import OpenTransfers
 from baton.worker.transfer.totals import Totals
-from baton.worker.transfer.wire.connection_limit import retire_one
+from baton.worker.transfer.wire.connection_limit import retire_longest_idle
 from baton.worker.transfer.wire.sockets import listen, shut_down
 from baton.worker.transfer.wire.tls import KvTls
 
@@ -113,7 +113,7 @@ class KvListener:
     def _make_room(self, kind: str) -> bool:
         with self._lock:
             connections = list(self._connections)
-        return retire_one(kind, connections)
+        return retire_longest_idle(kind, connections)
 
     def _run(self, connection: InboundConnection) -> None:
         try:

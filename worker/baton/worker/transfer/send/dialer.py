@@ -15,7 +15,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.transfer.bulk import BulkPath, Slots
 from baton.worker.transfer.send.pieces import SEND_SECONDS, InlinePieceSender, PieceSender, SlotPieceSender
 from baton.worker.transfer.totals import Totals
-from baton.worker.transfer.wire.connection_limit import with_room
+from baton.worker.transfer.wire.connection_limit import retry_after_retiring
 from baton.worker.transfer.wire.frames import Open, encode_open
 from baton.worker.transfer.wire.greetings import receive_welcome
 from baton.worker.transfer.wire.sockets import Connection, dial
@@ -103,7 +103,7 @@ class Dialer:
             if path is None:
                 return InlinePieceSender(sock, self._executor, totals)
             self._check(slots)
-            sender = with_room(
+            sender = retry_after_retiring(
                 lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._make_room(route.name)
             )
             peer = f"{route.host}:{route.port}"

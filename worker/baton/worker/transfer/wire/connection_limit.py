@@ -25,7 +25,7 @@ class Retirable(Protocol):
         """It ends soon, as if its peer had ended it."""
 
 
-def retire_one(kind: str, connections: Iterable[Retirable]) -> bool:
+def retire_longest_idle(kind: str, connections: Iterable[Retirable]) -> bool:
     """Asks the one to go that was not used for longest. False: each was used a moment ago."""
     idle = [(since, one) for one in connections if (since := one.idle_since(kind)) is not None]
     if not idle:
@@ -37,7 +37,7 @@ def retire_one(kind: str, connections: Iterable[Retirable]) -> bool:
     return True
 
 
-def with_room(make: Callable[[], T], retire: Callable[[], bool]) -> T:
+def retry_after_retiring(make: Callable[[], T], retire: Callable[[], bool]) -> T:
     """What `make` makes; where it has no capacity, once something that was asked to go is gone. Raises NoCapacity."""
     deadline = 0.0
     while True:
