@@ -138,7 +138,7 @@ class Handover(EngineListener):
     @property
     def num_open(self) -> int:
         """Everything that is not over, on both sides."""
-        return self.prefill_side.num_jobs + self.decode_side.num_exchanges
+        return self.prefill_side.num_jobs + self.decode_side.num_remote_prefills
 
     @property
     def deadline(self) -> float | None:

@@ -83,7 +83,7 @@ class PrefillPeers:
         self.backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
 
     def close_all(self) -> None:
-        """Ends every stream; none has an exchange."""
+        """Ends every stream; none has an prefill."""
         for peer in self:
             self._forget(peer.channel)
             self.close(peer)
@@ -104,7 +104,7 @@ class PrefillPeers:
         silent: list[PrefillPeer] = []
         for peer in self:
             peer.heard_at = min(now, peer.heard_at + deaf_seconds)
-            if peer.exchanges:
+            if peer.prefills:
                 if now >= peer.heard_at + peer.patience:
                     silent.append(peer)
             elif now >= peer.idle_since + self._settings.idle_seconds:

@@ -30,11 +30,11 @@ class PrefillPeer:
     epoch: int = 0  # of the peer's transfers, once it said hello
     greeted: bool = False
     open: bool = True
-    exchanges: dict[int, Exchange] = field(default_factory=dict)  # by prefill id
+    prefills: dict[int, RemotePrefill] = field(default_factory=dict)  # by prefill id
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class RemotePrefill:
     """One prompt's hand-over, until the engine has its request back."""
 
     peer: PrefillPeer
