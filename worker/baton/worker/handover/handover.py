@@ -181,7 +181,7 @@ class Handover(EngineListener):
 
     def flows(self) -> Collection[worker_pb2.KvFlow]:
         """What came from whom."""
-        return self.decode_side.flows.messages()
+        return self.decode_side.peer_totals.messages()
 
     def counters(self) -> HandoverCounters:
         """A copy of the totals."""
@@ -206,7 +206,7 @@ class Handover(EngineListener):
         self.prefill_side.on_prefill_started(started)
 
     def on_launched(self, began: float) -> None:
-        self.decode_side.landings.launched(began)
+        self.decode_side.landed.launched(began)
 
     def on_step(self, outputs: StepOutputs) -> None:
         """Call with all that the engine tells, right after a step at the latest."""

@@ -13,7 +13,7 @@ from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.records import TransferRecord
 
 
-class Landings:
+class LandedRequests:
     """Of one engine, on its thread."""
 
     def __init__(self, engine: Engine, listener: HandoverListener) -> None:

@@ -10,7 +10,7 @@ from baton.v1 import worker_pb2
 _MAX_SENDERS = 64
 
 
-class Flows:
+class PeerTotals:
     """Completed transfers by their sender. Of many senders, the last ones to send are remembered."""
 
     def __init__(self, max_senders: int = _MAX_SENDERS) -> None:

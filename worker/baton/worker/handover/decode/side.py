@@ -20,8 +20,8 @@ from baton.worker.core import BlockId, FinishReason, Request, TransferTimes
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor, KvLayout
 from baton.worker.handover.counters import HandoverCounters
-from baton.worker.handover.decode.landed_requests import Landings
-from baton.worker.handover.decode.peer_totals import Flows
+from baton.worker.handover.decode.landed_requests import LandedRequests
+from baton.worker.handover.decode.peer_totals import PeerTotals
 from baton.worker.handover.decode.prefill_peers import PrefillPeers
 from baton.worker.handover.decode.remote_prefill import PrefillPeer, RemotePrefill, Stage
 from baton.worker.handover.listener import HandoverListener
@@ -65,8 +65,8 @@ class DecodeSide:
         self._counters = counters
         self._clock = clock
         self._listener = listener
-        self.landings = Landings(engine, listener)
-        self.flows = Flows()
+        self.landed = LandedRequests(engine, listener)
+        self.peer_totals = PeerTotals()
         self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
         self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
@@ -158,7 +158,7 @@ class DecodeSide:
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
         self._expected.pop(request, None)
-        self.landings.ended(request)
+        self.landed.ended(request)
         prefill = self._prefills.get(request)
         if prefill is None:
             return
@@ -402,14 +402,14 @@ class DecodeSide:
         record = self._record_of(prefill)
         counters.transfer_seconds.observe(record.seconds)
         counters.exposed_seconds.observe(record.exposed_seconds)
-        self.flows.received(prefill.peer.endpoint.worker_id, record.num_bytes)
+        self.peer_totals.received(prefill.peer.endpoint.worker_id, record.num_bytes)
         prefill.request.transfer = TransferTimes(record.num_bytes, record.seconds, record.exposed_seconds)
         self._backoff.succeeded(prefill.peer.endpoint.address)
         self._forget(prefill)
         self._engine.finish_transfer(prefill.request.request_id)
-        self.landings.add(prefill.request, record)
+        self.landed.add(prefill.request, record)
         if prefill.ended:
-            self.landings.ended(prefill.request)
+            self.landed.ended(prefill.request)
 
     def _free(self, prefill: RemotePrefill) -> None:
         lease = prefill.lease

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from baton.worker.handover.decode.peer_totals import Flows
+from baton.worker.handover.decode.peer_totals import PeerTotals
 
 
 def test_bytes_and_transfers_add_up_by_sender():
-    flows = Flows()
+    flows = PeerTotals()
     flows.received("p1", 100)
     flows.received("p2", 5)
     flows.received("p1", 20)
@@ -15,7 +15,7 @@ def test_bytes_and_transfers_add_up_by_sender():
 
 
 def test_of_many_senders_the_last_ones_to_send_are_remembered():
-    flows = Flows(max_senders=2)
+    flows = PeerTotals(max_senders=2)
     for sender in ("p1", "p2", "p1", "p3"):
         flows.received(sender, 1)
     assert {flow.sender_worker_id for flow in flows.messages()} == {"p1", "p3"}
