@@ -30,7 +30,7 @@ _EPOCHS = itertools.count(1000)
 Frame = tuple[int, int, bytes]
 
 
-class Wire:
+class Link:
     """The link's engine end: what the hand-over sends lands in the network."""
 
     def __init__(self, deliver: Callable[[int, int, bytes], None]) -> None:
@@ -187,12 +187,12 @@ def make_node(
     if transfer_address is not None:
         transport = _Redirected(executor, transport, transfer_address)
     node = Node(network, name, executor, engine, transport)
-    wire = Wire(lambda kind, channel, payload: network.deliver(node, kind, channel, payload) if node.alive else None)
+    link = Link(lambda kind, channel, payload: network.deliver(node, kind, channel, payload) if node.alive else None)
     node.handover = Handover(
         engine,
         executor,
         transport,
-        wire,
+        link,
         name,
         settings or HandoverSettings(lease_seconds=0.4, connect_seconds=0.8, verify=True),
     )

@@ -44,7 +44,7 @@ _IDLE_TICK_SECONDS = 1.0  # while streams are open and nothing is
 _STRANDED_SECONDS = 2.0  # the bound of every lease's end
 
 
-class Wire(Protocol):
+class Link(Protocol):
     """What the hand-over needs of the link to the front."""
 
     def send(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
@@ -65,7 +65,7 @@ class Handover(EngineListener):
         engine: Engine,
         executor: Executor,
         transport: Transport,
-        wire: Wire,
+        link: Link,
         worker_id: str,
         settings: HandoverSettings,
         clock: Callable[[], float] = time.monotonic,
@@ -78,7 +78,7 @@ class Handover(EngineListener):
         )
         self._hello = hello  # both sides send it
         self._transport = transport
-        self._wire = wire
+        self._link = link
         self._clock = clock
         self._counters = HandoverCounters()
         self._listeners = HandoverListeners()
@@ -97,8 +97,8 @@ class Handover(EngineListener):
             hello,
             settings,
             self._counters,
-            lambda channel, message: wire.send(Kind.PREFILL, channel, message.SerializeToString()),
-            wire.flush,
+            lambda channel, message: link.send(Kind.PREFILL, channel, message.SerializeToString()),
+            link.flush,
             self._close_prefill_stream,
             self._listeners,
             clock,
@@ -110,9 +110,9 @@ class Handover(EngineListener):
             hello,
             settings,
             self._counters,
-            lambda channel, address: wire.send(Kind.PEER_OPEN, channel, address.encode()),
-            lambda channel, message: wire.send(Kind.PEER, channel, message.SerializeToString()),
-            lambda channel: wire.send(Kind.PEER_CLOSE, channel),
+            lambda channel, address: link.send(Kind.PEER_OPEN, channel, address.encode()),
+            lambda channel, message: link.send(Kind.PEER, channel, message.SerializeToString()),
+            lambda channel: link.send(Kind.PEER_CLOSE, channel),
             self._listeners,
             clock,
         )
@@ -212,7 +212,7 @@ class Handover(EngineListener):
         """Call with all that the engine tells, right after a step at the latest."""
         self.prefill_side.on_step(outputs)
         if outputs.first_tokens:
-            self._wire.flush()  # a client waits for each
+            self._link.flush()  # a client waits for each
         self.decode_side.on_step(outputs)
 
     def tick(self) -> None:
@@ -231,7 +231,7 @@ class Handover(EngineListener):
             self.decode_side.tick(now, deaf_seconds)
             self._measure()
         self._beat()
-        self._wire.flush()  # what the peers wait for must not wait for the next step
+        self._link.flush()  # what the peers wait for must not wait for the next step
 
     def close(self) -> None:
         """Ends the threads and the transport. Idempotent."""
@@ -267,7 +267,7 @@ class Handover(EngineListener):
         self._heartbeat.set(beats, self.prefill_side.beat_seconds)
 
     def _beat_of(self, kind: Kind, channel: int, payload: bytes) -> Beat:
-        return lambda: self._wire.post(kind, channel, payload)
+        return lambda: self._link.post(kind, channel, payload)
 
     def _measure(self) -> None:
         self._bandwidth.observe(self._transport.totals())
@@ -279,4 +279,4 @@ class Handover(EngineListener):
         self.prefill_side.on_peer_message(channel, message, prompts[0])
 
     def _close_prefill_stream(self, channel: int, error: ServiceError) -> None:
-        self._wire.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())
+        self._link.send(Kind.PREFILL_CLOSE, channel, status_of(error).SerializeToString())
