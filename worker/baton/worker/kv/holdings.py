@@ -12,7 +12,7 @@ from baton.worker.core import BlockId
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.slots import HostTier
-from baton.worker.kv.pinned_blocks import Pins
+from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 
@@ -30,7 +30,7 @@ class Holdings:
         self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
         self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None)
         self.prefixes = PrefixesInProgress()
-        self.pins = Pins(num_blocks, block_size, max_model_len)
+        self.pins = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0
         self._block_size = block_size
         self._fence_step = 0  # blocks freed early may still be written until this step is collected

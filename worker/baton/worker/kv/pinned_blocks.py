@@ -16,7 +16,7 @@ from baton.worker.core import BlockId
 from baton.worker.requests.state import RequestState, num_blocks_for
 
 
-class Pins:
+class PinnedBlocks:
     """Counts distinct pinned blocks, by request."""
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:

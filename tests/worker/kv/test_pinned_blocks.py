@@ -3,7 +3,7 @@ from __future__ import annotations
 from support.engine.engine_harness import BLOCK_SIZE, make_request, prompt_of
 
 from baton.worker.core import BlockId
-from baton.worker.kv.pinned_blocks import Pins
+from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.requests.state import RequestState
 
 
@@ -18,7 +18,7 @@ def blocks(*numbers: int) -> list[BlockId]:
 
 
 def test_a_block_that_several_pin_counts_once():
-    pins = Pins(10, BLOCK_SIZE, 40)
+    pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     first, second = make_state(3), make_state(3)
     pins.set(first, blocks(0, 1, 2))
     pins.set(second, blocks(1, 2, 3))
@@ -31,7 +31,7 @@ def test_a_block_that_several_pin_counts_once():
 
 
 def test_setting_pins_replaces_those_before():
-    pins = Pins(10, BLOCK_SIZE, 40)
+    pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     state = make_state(3)
     pins.set(state, blocks(0, 1))
     pins.set(state, blocks(5))
@@ -39,7 +39,7 @@ def test_setting_pins_replaces_those_before():
 
 
 def test_a_request_needs_room_beside_what_others_pin_but_not_beside_its_own():
-    pins = Pins(10, BLOCK_SIZE, 40)
+    pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     holder, other = make_state(8), make_state(5)
     pins.set(holder, blocks(0, 1, 2, 3, 4, 5))
     assert pins.leave_room_for(holder)
@@ -47,7 +47,7 @@ def test_a_request_needs_room_beside_what_others_pin_but_not_beside_its_own():
 
 
 def test_more_pins_must_leave_room_for_each_of_the_others_alone():
-    pins = Pins(10, BLOCK_SIZE, 40)
+    pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     newcomer = make_state(4)
     assert pins.would_leave_room(newcomer, 4, [make_state(6), make_state(6)])
     assert not pins.would_leave_room(newcomer, 4, [make_state(6), make_state(7)])
