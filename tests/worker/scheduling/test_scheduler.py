@@ -148,7 +148,7 @@ def test_leases_wait_until_steps_in_flight_no_longer_write_preempted_blocks():
     assert second is not None
     assert low.phase is Phase.WAITING
     remote = place(scheduler, 3, max_tokens=2)
-    scheduler.places.waiting.discard(remote)
+    scheduler.queues.waiting.discard(remote)
     remote.wants_remote = True
     scheduler.place(remote)
     assert remote.phase is Phase.REMOTE

@@ -11,18 +11,18 @@ from baton.worker.core import BlockId, HostSlot
 from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
-from baton.worker.scheduling.queues import Places
+from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.restores import Restores
 from baton.worker.scheduling.settings import EngineSettings
 
 
-class Arrivals:
+class AwaitedKv:
     """Remote prefills, and restores."""
 
     def __init__(
         self,
         holdings: Holdings,
-        places: Places,
+        queues: RequestQueues,
         restores: Restores,
         block_size: int,
         settings: EngineSettings,
@@ -31,7 +31,7 @@ class Arrivals:
     ) -> None:
         self._holdings = holdings
         self._pool = holdings.pool
-        self._places = places
+        self._queues = queues
         self._restores = restores
         self._block_size = block_size
         self._settings = settings
@@ -45,7 +45,7 @@ class Arrivals:
         num_cached_tokens = len(hits) * self._block_size
         if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
             return False
-        if not self._holdings.pins.would_leave_room(state, len(hits), self._places.must_fit()):
+        if not self._holdings.pins.would_leave_room(state, len(hits), self._queues.must_fit()):
             return False
         self._pool.touch(hits)
         state.block_ids = hits
@@ -53,7 +53,7 @@ class Arrivals:
         state.num_cached_tokens = num_cached_tokens
         state.num_remote_tokens = len(state.token_ids)
         state.phase = Phase.REMOTE
-        self._places.remote[state] = None
+        self._queues.remote[state] = None
         self._holdings.pin(state)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
         return True
@@ -63,9 +63,9 @@ class Arrivals:
         if state.leased:
             return list(state.leased)
         needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
-        if self._holdings.fenced or needed + len(self._places.batch) > self._pool.num_free:
+        if self._holdings.fenced or needed + len(self._queues.batch) > self._pool.num_free:
             return None
-        if not self._holdings.pins.would_leave_room(state, needed, [*self._places.must_fit(), state]):
+        if not self._holdings.pins.would_leave_room(state, needed, [*self._queues.must_fit(), state]):
             return None
         leased = self._pool.lease(needed)
         assert leased is not None, "num_free said that there are enough blocks"
@@ -85,9 +85,9 @@ class Arrivals:
             return
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
         state.block_ids += settled
-        self._places.remote.pop(state, None)
+        self._queues.remote.pop(state, None)
         state.phase = Phase.READY  # pinned are the same blocks as before
-        self._places.ready.push(state)
+        self._queues.ready.push(state)
         self._holdings.store_soon(state, state.num_remote_tokens)
 
     def free_lease(self, state: RequestState) -> None:

@@ -7,7 +7,7 @@ from baton.worker.scheduling.batch import Batch
 from baton.worker.scheduling.waiting_queue import WaitingQueue
 
 
-class Places:
+class RequestQueues:
     """All requests that neither ended nor wait for a prefix. Each is in one place."""
 
     def __init__(self, num_rows: int, max_step_tokens: int) -> None:

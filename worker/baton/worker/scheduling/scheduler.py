@@ -16,8 +16,8 @@ from baton.worker.core import BlockId, Row, RowInit
 from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
-from baton.worker.scheduling.awaited_kv import Arrivals
-from baton.worker.scheduling.queues import Places
+from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.restores import RestoreCost, Restores
 from baton.worker.scheduling.settings import EngineSettings
@@ -47,13 +47,13 @@ class Scheduler:
         self.pool = self._holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
-        self.places = Places(settings.max_num_requests, max_step_tokens)
-        self.batch = self.places.batch
-        self._shares = TenantShares(self.places)
+        self.queues = RequestQueues(settings.max_num_requests, max_step_tokens)
+        self.batch = self.queues.batch
+        self._shares = TenantShares(self.queues)
         self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
         self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
         self._prefixes = self._holdings.prefixes
-        self._arrivals = Arrivals(self._holdings, self.places, self.restores, block_size, settings, counters, clock)
+        self._awaited_kv = AwaitedKv(self._holdings, self.queues, self.restores, block_size, settings, counters, clock)
         self._block_size = block_size
         self._settings = settings
         self._counters = counters
@@ -68,7 +68,7 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests that have no row and want one."""
-        return self.places.num_waiting + len(self.restores.states) + self._prefixes.num_parked
+        return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
 
     @property
     def storing(self) -> bool:
@@ -85,7 +85,7 @@ class Scheduler:
 
     def queued(self) -> list[RequestState]:
         """The requests of num_queued."""
-        return [*self.places.list_waiting(), *self.restores.states, *self._prefixes.parked]
+        return [*self.queues.list_waiting(), *self.restores.states, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
@@ -97,26 +97,26 @@ class Scheduler:
     def compile_first(self, state: RequestState) -> None:
         """Keeps a new request aside until `place`: its grammar is being compiled."""
         state.phase = Phase.COMPILING
-        self.places.compiling.add(state)
+        self.queues.compiling.add(state)
 
     def place(self, state: RequestState) -> None:
         """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
         self.stalled = False
-        self.places.compiling.discard(state)
+        self.queues.compiling.discard(state)
         state.phase = Phase.WAITING
         if state.wants_remote:
             num_reusable = self._num_reusable(state)
             hits = self.pool.lookup(state.block_hashes[:num_reusable])
             if self._park(state, len(hits)):
                 return
-            if self._arrivals.restore_first(state, hits, num_reusable, self._watermark):
+            if self._awaited_kv.restore_first(state, hits, num_reusable, self._watermark):
                 return
             state.wants_remote = False
-            if self._arrivals.start_remote(state, hits):
+            if self._awaited_kv.start_remote(state, hits):
                 self._count_admission(state)
                 self.prefill_wanted.append(PrefillWanted(state.request, state.num_cached_tokens))
                 return
-        self.places.waiting.push(state)
+        self.queues.waiting.push(state)
 
     def retire(self, state: RequestState) -> None:
         """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
@@ -124,7 +124,7 @@ class Scheduler:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
             self.restores.leave(state)
-        self.places.dequeue(state)
+        self.queues.dequeue(state)
         if state.row != NO_ROW:
             self._freed_rows.append(self.batch.remove(state))
         state.phase = Phase.DONE
@@ -151,7 +151,7 @@ class Scheduler:
         """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
         if not state.leased and self._pin_blocked is not None and self._pin_blocked < state.rank:
             return None
-        leased = self._arrivals.reserve(state)
+        leased = self._awaited_kv.reserve(state)
         if leased is not None:
             self.stalled = False
         return leased
@@ -159,24 +159,24 @@ class Scheduler:
     def finish_transfer(self, state: RequestState) -> None:
         """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
         self.stalled = False
-        self._arrivals.finish_remote(state)
+        self._awaited_kv.finish_remote(state)
 
     def prefill_locally(self, state: RequestState) -> None:
         """Gives up on a remote prefill."""
         self.free_lease(state)
-        self.places.remote.pop(state, None)
+        self.queues.remote.pop(state, None)
         woken = self._holdings.free(state, self._step)
         state.phase = Phase.WAITING
         state.started = None
         state.caching = self._settings.prefix_caching
         self._pin(state)
-        self.places.waiting.push(state)
+        self.queues.waiting.push(state)
         self._wake([*woken, *self._prefixes.end(state)])
 
     def free_lease(self, state: RequestState) -> None:
         """Nobody writes the leased blocks any more."""
         self.stalled = False
-        self._arrivals.free_lease(state)
+        self._awaited_kv.free_lease(state)
 
     # Steps.
 
@@ -184,7 +184,7 @@ class Scheduler:
         """Decides the next step. None: nothing can run now."""
         self._pin_blocked = None
         self._wake(self._holdings.store_some())
-        self._holdings.evict_ahead(self.places.remote)
+        self._holdings.evict_ahead(self.queues.remote)
         draft = Draft(self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(draft.decode_rows(self.batch))
@@ -240,13 +240,13 @@ class Scheduler:
         draft = Draft(0)
         for state in self.batch.running():
             self._preempt(state, draft)
-        for state in list(self.places.ready):
-            self.places.ready.discard(state)
+        for state in list(self.queues.ready):
+            self.queues.ready.discard(state)
             self._preempt(state, draft)
 
     def restore_ended(self, restore_id: int, landed: bool) -> int:
         """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
-        num_blocks, woken = self._arrivals.end_restore(restore_id, landed)
+        num_blocks, woken = self._awaited_kv.end_restore(restore_id, landed)
         self.stalled = False
         self._wake(woken)
         return num_blocks
@@ -254,7 +254,7 @@ class Scheduler:
     # Placing.
 
     def _may_admit(self) -> bool:
-        return self.places.num_queued > 0 and not self.stalled
+        return self.queues.num_queued > 0 and not self.stalled
 
     def _num_reusable(self, state: RequestState) -> int:
         """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
@@ -331,7 +331,7 @@ class Scheduler:
         state.min_free = 0
         state.num_preemptions += 1
         self._counters.num_preemptions += 1
-        self.places.waiting.push(state)
+        self.queues.waiting.push(state)
         self._wake([*woken, *self._prefixes.end(state)])
 
     def _prefill(self, draft: Draft) -> None:
@@ -358,7 +358,7 @@ class Scheduler:
 
     def _admit_ready_ones(self, draft: Draft) -> Admission:
         """Admits what other workers prefilled, in order, while there is room."""
-        while draft.budget > 0 and (state := self.places.ready.peek()) is not None:
+        while draft.budget > 0 and (state := self.queues.ready.peek()) is not None:
             if state.mask_pending:
                 return Admission.NOT_YET
             if not self._admit_ready(state, draft):
@@ -366,7 +366,7 @@ class Scheduler:
         return Admission.DONE
 
     def _admit_by_rank(self, draft: Draft) -> None:
-        while draft.budget > 0 and (state := self.places.waiting.peek()) is not None:
+        while draft.budget > 0 and (state := self.queues.waiting.peek()) is not None:
             if self._try_to_admit(state, draft) is not Admission.DONE:
                 return
 
@@ -393,7 +393,7 @@ class Scheduler:
             return False
         hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
         if self._park(state, len(hits)):
-            self.places.waiting.discard(state)
+            self.queues.waiting.discard(state)
             return True
         num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(hits)
         if not self._leave_room(state, len(hits) + num_fresh):
@@ -406,8 +406,8 @@ class Scheduler:
             return False
         slots = self.restores.find(state, len(hits), self._num_reusable(state))
         if slots:
-            self.places.waiting.discard(state)
-            self._arrivals.begin_restore(state, hits, slots)
+            self.queues.waiting.discard(state)
+            self._awaited_kv.begin_restore(state, hits, slots)
             return True
         state.block_ids = hits + self._holdings.allocate(num_fresh)
         state.num_stored_blocks = len(hits)
@@ -421,7 +421,7 @@ class Scheduler:
     def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
         """Whether pins leave room for the request; and, if it pins its own, whether those do for all that run."""
         if state.request.prefill_only:
-            return self._holdings.pins.would_leave_room(state, num_blocks, self.places.must_fit())
+            return self._holdings.pins.would_leave_room(state, num_blocks, self.queues.must_fit())
         return self._holdings.pins.leave_room_for(state)
 
     def _outranks_someone(self, state: RequestState) -> bool:
@@ -441,8 +441,8 @@ class Scheduler:
 
     def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
         """Gives the request a row and its first chunk."""
-        self.places.waiting.discard(state)
-        self.places.ready.discard(state)
+        self.queues.waiting.discard(state)
+        self.queues.ready.discard(state)
         state.phase = Phase.RUNNING
         first_time = state.started is None
         if first_time:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from baton.worker.requests.state import NO_ROW, Line, RequestState
-from baton.worker.scheduling.queues import Places
+from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.step_draft import Draft
 
 # Tenants among which one step is divided: with more of them, chunks would be too short to be computed well.
@@ -62,14 +62,14 @@ class TenantClock:
 class TenantShares:
     """Divides the rest of a step's tokens, by priority first."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, queues: RequestQueues) -> None:
+        self._queues = queues
         self._clock = TenantClock()
 
     def wanted(self) -> bool:
         """Whether several tenants have prompts. Where not, the order of ranks is all there is."""
-        tenants = {state.request.tenant for state in self._places.batch.prefilling}
-        tenants.update([line.tenant for line in self._places.waiting.lines])
+        tenants = {state.request.tenant for state in self._queues.batch.prefilling}
+        tenants.update([line.tenant for line in self._queues.waiting.lines])
         if len(tenants) < 2:
             self._clock.reset()
             return False
@@ -83,8 +83,8 @@ class TenantShares:
         admit: Callable[[RequestState, Draft], Admission] | None,
     ) -> None:
         """Spends draft.budget. `admit` None: nothing new is admitted in this step."""
-        step = _Step(self._places, self._clock, draft, go_on, admit)
-        lines = {state.line for state in self._places.batch.prefilling} | set(self._places.waiting.lines)
+        step = _Step(self._queues, self._clock, draft, go_on, admit)
+        lines = {state.line for state in self._queues.batch.prefilling} | set(self._queues.waiting.lines)
         for _, group in groupby(sorted(lines, key=lambda line: line.priority), lambda line: line.priority):
             step.divide(sorted(group, key=self._order))
             if draft.budget <= 0:
@@ -92,8 +92,8 @@ class TenantShares:
             step.end_priority()
 
     def _order(self, line: Line) -> tuple[float, tuple[int, float, int]]:
-        ranks = [state.rank for state in self._places.batch.prefilling if state.line == line]
-        if not ranks and (front := self._places.waiting.front(line)) is not None:
+        ranks = [state.rank for state in self._queues.batch.prefilling if state.line == line]
+        if not ranks and (front := self._queues.waiting.front(line)) is not None:
             ranks = [front.rank]
         return self._clock.used(line.tenant), min(ranks, default=(line.priority, 0.0, 0))
 
@@ -103,13 +103,13 @@ class _Step:
 
     def __init__(
         self,
-        places: Places,
+        queues: RequestQueues,
         clock: TenantClock,
         draft: Draft,
         go_on: Callable[[RequestState, Draft], None],
         admit: Callable[[RequestState, Draft], Admission] | None,
     ) -> None:
-        self._places = places
+        self._queues = queues
         self._clock = clock
         self._draft = draft
         self._go_on = go_on
@@ -135,7 +135,7 @@ class _Step:
         if most <= 0:
             return
         kept, draft.budget = draft.budget - most, most
-        for state in list(self._places.batch.prefilling):
+        for state in list(self._queues.batch.prefilling):
             if state.line == line and state.row != NO_ROW and draft.budget > 0:
                 self._go_on(state, draft)
         # Admitting may take blocks from less urgent requests; their chunks' tokens are lost to this step.
@@ -146,7 +146,7 @@ class _Step:
     def _admit_some(self, line: Line) -> None:
         draft = self._draft
         while self._admit is not None and line not in self._waits and draft.budget > 0:
-            state = self._places.waiting.front(line)
+            state = self._queues.waiting.front(line)
             if state is None or self._clock.used(line.tenant) >= self._pass_until:
                 return
             outcome = self._admit(state, draft)
