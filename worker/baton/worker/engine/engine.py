@@ -18,7 +18,7 @@ from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprob
 from baton.worker.engine.host_copies import HostCopier
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.load import load_snapshot
-from baton.worker.engine.mask_wait import MaskWait, mask_patience
+from baton.worker.engine.mask_wait import MaskWait, max_wait_seconds
 from baton.worker.engine.step_limits import StepLimits
 from baton.worker.engine.steps_in_flight import StepsInFlight
 from baton.worker.executors.base import Executor
@@ -358,7 +358,7 @@ class Engine:
             advancing=grammars.num_advancing > 0,
             woken=grammars.wake is not None,
         )
-        for match in grammars.settle(mask_patience(wait)):
+        for match in grammars.settle(max_wait_seconds(wait)):
             state = cast(RequestState, match.owner)
             if state.phase is Phase.DONE:
                 continue

@@ -22,7 +22,7 @@ class MaskWait:
     woken: bool  # whoever sleeps is woken when a grammar is compiled
 
 
-def mask_patience(wait: MaskWait) -> float:
+def max_wait_seconds(wait: MaskWait) -> float:
     """Seconds that the next step may be late."""
     if wait.in_flight or wait.others_can_run:
         share = _FREE_SHARE if wait.in_flight else _OTHERS_SHARE

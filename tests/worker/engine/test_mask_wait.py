@@ -1,0 +1,25 @@
+"""How long steps wait for masks: never at others' cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.worker.engine.mask_wait import MaskWait, max_wait_seconds
+
+ALONE = MaskWait(0.01, in_flight=False, others_can_run=False, advancing=True, woken=True)
+
+
+def test_others_lose_a_small_share_of_a_step_and_nothing_while_the_device_computes() -> None:
+    busy = replace(ALONE, others_can_run=True)
+    assert 0 < max_wait_seconds(busy) <= 0.05 * busy.step_seconds
+    assert max_wait_seconds(busy) < max_wait_seconds(replace(busy, in_flight=True)) < busy.step_seconds
+    assert max_wait_seconds(replace(busy, step_seconds=60.0)) < 0.01
+
+
+def test_compilations_are_waited_for_only_by_who_has_nothing_else_to_do() -> None:
+    compiling = replace(ALONE, advancing=False)
+    assert max_wait_seconds(replace(compiling, others_can_run=True)) == 0
+    assert max_wait_seconds(replace(compiling, in_flight=True)) == 0
+    assert max_wait_seconds(compiling) == 0
+    assert max_wait_seconds(replace(compiling, woken=False)) > 0
+    assert max_wait_seconds(ALONE) > 0
