@@ -26,7 +26,7 @@ from baton.worker.front import control_service as control
 from baton.worker.front import worker_service as front
 from baton.worker.front.engine_host import EngineHost
 from baton.worker.front.metrics.worker import WorkerCollector
-from baton.worker.front.peer_streams import Peers
+from baton.worker.front.peer_streams import PeerStreams
 from baton.worker.front.publisher import Publisher
 from baton.worker.front.readiness import Readiness
 from baton.worker.front.span_export import export_spans
@@ -45,7 +45,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     tls = Tls(config.tls, WORKER) if config.tls else None
     host = EngineHost(config)
     worker = front.WorkerFront(host)
-    peers = Peers(host, Dial(tls, WORKER))
+    peer_streams = PeerStreams(host, Dial(tls, WORKER))
     publisher = None
     if config.kvstore:
         publisher = Publisher(host, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
@@ -88,7 +88,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
                         await publisher.settle(_INDEX_SECONDS)
         finally:
             worker.close(Unavailable(f"worker {worker_id} has shut down", worker_id=worker_id))
-            await peers.close()
+            await peer_streams.close()
             failure = host.end if host.ended.is_set() else None
             await host.stop()
     if failure is not None:

@@ -11,7 +11,7 @@ import grpc
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import ServiceError, error_from_rpc
 from baton.worker.front.engine_host import EngineHost
-from baton.worker.front.send_queue import Outbox
+from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
 
 _log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _METHOD = "/baton.v1.WorkerService/PrefillStream"
 _CONNECT_SECONDS = 2.0
 
 
-class Peers:
+class PeerStreams:
     """The engine opens, writes and closes; it is told of every message and of every end, with the reason.
 
     A stream that ended is over: the engine opens another when it wants the peer again.
@@ -29,7 +29,7 @@ class Peers:
     def __init__(self, host: EngineHost, dial: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
         self._host = host
         self._dial = dial
-        self._outboxes: dict[int, Outbox] = {}
+        self._queues: dict[int, SendQueue] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         host.on(Kind.PEER_OPEN, self._on_open)
         host.on(Kind.PEER, self._on_message)
@@ -43,22 +43,22 @@ class Peers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_open(self, channel: int, payload: bytes) -> None:
-        self._outboxes[channel] = Outbox()
+        self._queues[channel] = SendQueue()
         self._tasks[channel] = asyncio.get_running_loop().create_task(self._run(channel, payload.decode()))
 
     def _on_message(self, channel: int, payload: bytes) -> None:
-        if outbox := self._outboxes.get(channel):
-            outbox.push(payload)
+        if queue := self._queues.get(channel):
+            queue.push(payload)
 
     def _on_close(self, channel: int, payload: bytes) -> None:
-        if outbox := self._outboxes.get(channel):
-            outbox.close()
+        if queue := self._queues.get(channel):
+            queue.close()
 
     async def _run(self, channel: int, address: str) -> None:
         try:
             reason = await self._relay(channel, address)
         finally:
-            del self._outboxes[channel], self._tasks[channel]
+            del self._queues[channel], self._tasks[channel]
         _log.info("prefill stream to %s ended: %s", address, reason)
         self._host.send(Kind.PEER_CLOSE, channel, reason.encode())
 
@@ -89,9 +89,9 @@ class Peers:
                 call.cancel()
 
     async def _write(self, channel: int, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
-        outbox = self._outboxes[channel]
+        queue = self._queues[channel]
         try:
-            while (message := await outbox.take()) is not None:
+            while (message := await queue.take()) is not None:
                 await call.write(message)
             await call.done_writing()
         except (ServiceError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:

@@ -21,7 +21,7 @@ from baton.rpc.errors import NoCapacity, error_from_rpc
 from baton.v1 import index_pb2
 from baton.worker.front.engine_host import EngineHost
 from baton.worker.front.event_window import EventWindow
-from baton.worker.front.send_queue import Outbox
+from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
 
 _log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class Publisher:
         self._heartbeats = itertools.count(0)
         self._stream = 0
         self._term = 0
-        self._outbox = Outbox()
-        self._queued: deque[_Queued] = deque()  # of each message in the outbox
+        self._outbox = SendQueue()
+        self._queued: deque[_Queued] = deque()  # of each message in the queue
         self._sent = (0, 0)  # epoch and sequence of what this stream sent last
         self._window = EventWindow()
         self._is_greeted = False  # the hello is answered: what the engine sends goes out at once
@@ -116,7 +116,7 @@ class Publisher:
         return "it ended the stream"
 
     async def _publish(self, address: str) -> None:
-        self._outbox, self._queued, self._sent = Outbox(self._max_backlog_bytes), deque(), (0, 0)
+        self._outbox, self._queued, self._sent = SendQueue(self._max_backlog_bytes), deque(), (0, 0)
         self._stream = next(self._streams)
         self._is_greeted, self._asked = False, None
         async with self._dial(address) as channel:

@@ -13,7 +13,7 @@ MAX_BUFFERED_BYTES = 4 << 20
 _MAX_MERGED_BYTES = 16 << 10
 
 
-class Outbox:
+class SendQueue:
     """One writer pushes, one reader takes. Both on the same event loop."""
 
     def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
@@ -57,7 +57,7 @@ class Outbox:
         return self._closed
 
     async def take(self) -> bytes | None:
-        """The next message, or several merged into one. None: the end; raises the error the outbox was closed with."""
+        """The next message, or several merged into one. None: the end; raises the error the queue was closed with."""
         while not (self._messages or self._ahead):
             if self._closed:
                 if self._error is not None:

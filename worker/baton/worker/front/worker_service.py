@@ -16,7 +16,7 @@ from baton.rpc.errors import ServiceError, Unavailable
 from baton.rpc.server import Context
 from baton.v1 import worker_pb2
 from baton.worker.front.engine_host import EngineHost, error_of_status
-from baton.worker.front.send_queue import Outbox
+from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import Prompt, PromptReader, join_prompts
 
@@ -40,8 +40,8 @@ class WorkerFront:
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._channels = itertools.count(1)
-        self._generates: dict[int, Outbox] = {}
-        self._prefills: dict[int, Outbox] = {}
+        self._generates: dict[int, SendQueue] = {}
+        self._prefills: dict[int, SendQueue] = {}
         self._state = b""
         self._reader: PromptReader | None = None  # None: the engine has not said how yet
         self._state_changed = asyncio.Event()
@@ -71,8 +71,8 @@ class WorkerFront:
     def close(self, error: ServiceError) -> None:
         """Ends every stream with `error`, and refuses new ones. Idempotent."""
         self._closed = self._closed or error
-        for outbox in (*self._generates.values(), *self._prefills.values()):
-            outbox.close(error)
+        for queue in (*self._generates.values(), *self._prefills.values()):
+            queue.close(error)
         self._notify()
 
     async def generate_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -102,7 +102,7 @@ class WorkerFront:
         self,
         requests: AsyncIterator[bytes],
         context: Context,
-        outboxes: dict[int, Outbox],
+        queues: dict[int, SendQueue],
         open_kind: Kind,
         message_kind: Kind,
         hashed_kind: Kind,
@@ -110,24 +110,24 @@ class WorkerFront:
     ) -> AsyncIterator[bytes]:
         self._check_open()
         channel = next(self._channels)
-        outbox = outboxes[channel] = Outbox()
-        if self._host.stalled and outboxes is self._generates:
-            outbox.push(_STALLED, mergeable=True)
+        queue = queues[channel] = SendQueue()
+        if self._host.stalled and queues is self._generates:
+            queue.push(_STALLED, mergeable=True)
         self._host.send(open_kind, channel)
-        reading = asyncio.create_task(self._read(requests, outbox, message_kind, hashed_kind, channel))
+        reading = asyncio.create_task(self._read(requests, queue, message_kind, hashed_kind, channel))
 
         def end(_: object) -> None:
             reading.cancel()
-            del outboxes[channel]
+            del queues[channel]
             self._host.send(close_kind, channel)
 
         # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
         context.add_done_callback(cast(Any, end))
-        while (message := await outbox.take()) is not None:
+        while (message := await queue.take()) is not None:
             yield message
 
     async def _read(
-        self, requests: AsyncIterator[bytes], outbox: Outbox, kind: Kind, hashed_kind: Kind, channel: int
+        self, requests: AsyncIterator[bytes], queue: SendQueue, kind: Kind, hashed_kind: Kind, channel: int
     ) -> None:
         try:
             async for request in requests:
@@ -136,7 +136,7 @@ class WorkerFront:
                     pong = worker_pb2.GenerateStreamResponse(
                         pong=ping, stalled=self._host.stalled, progress=self._host.progress
                     )
-                    outbox.push(pong.SerializeToString(), mergeable=True)
+                    queue.push(pong.SerializeToString(), mergeable=True)
                     continue
                 message, prompts = await self._read_prompts(kind, request)
                 if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
@@ -145,9 +145,9 @@ class WorkerFront:
                     self._host.send(kind, channel, message)
                 await self._host.writable()
         except (grpc.aio.UsageError, grpc.aio.AioRpcError):
-            pass  # the call ended under the reader; the outbox is closed below
+            pass  # the call ended under the reader; the queue is closed below
         finally:
-            outbox.close()
+            queue.close()
 
     async def _read_prompts(self, kind: Kind, request: bytes) -> tuple[bytes, list[Prompt]]:
         reader = self._reader
@@ -170,10 +170,10 @@ class WorkerFront:
 
     def _on_stall(self, stalled: bool) -> None:
         if stalled:
-            for outbox in self._generates.values():
-                outbox.push(_STALLED, mergeable=True)
-            for outbox in self._prefills.values():
-                outbox.push(_STALLED_PREFILLS)
+            for queue in self._generates.values():
+                queue.push(_STALLED, mergeable=True)
+            for queue in self._prefills.values():
+                queue.push(_STALLED_PREFILLS)
         self._notify()
 
     def _notify(self) -> None:
@@ -190,25 +190,25 @@ class WorkerFront:
         self._push_frame(channel, payload, mergeable=True, ahead=True)
 
     def _push_frame(self, channel: int, payload: bytes, mergeable: bool, ahead: bool = False) -> None:
-        outbox = self._generates.get(channel)
-        if outbox is None or outbox.closed:
+        queue = self._generates.get(channel)
+        if queue is None or queue.closed:
             return
-        outbox.push(payload, mergeable, ahead)
-        if outbox.closed:
+        queue.push(payload, mergeable, ahead)
+        if queue.closed:
             _log.warning("a gateway's stream lags too far behind and is cut; its requests are aborted")
             self._host.send(Kind.GENERATE_CLOSE, channel)
 
     def _on_generate_close(self, channel: int, payload: bytes) -> None:
-        if outbox := self._generates.get(channel):
-            outbox.close(error_of_status(payload) if payload else None)
+        if queue := self._generates.get(channel):
+            queue.close(error_of_status(payload) if payload else None)
 
     def _on_prefill(self, channel: int, payload: bytes) -> None:
-        if outbox := self._prefills.get(channel):
-            outbox.push(payload)
+        if queue := self._prefills.get(channel):
+            queue.push(payload)
 
     def _on_prefill_close(self, channel: int, payload: bytes) -> None:
-        if outbox := self._prefills.get(channel):
-            outbox.close(error_of_status(payload) if payload else None)
+        if queue := self._prefills.get(channel):
+            queue.close(error_of_status(payload) if payload else None)
 
 
 def _ping_of(request: bytes) -> int:
