@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from baton.worker.config import WorkerConfig
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.link.frames import Kind
 
 
 async def test_messages_of_prefill_workers_are_progress_and_other_frames_are_not() -> None:
-    host = EngineHost(WorkerConfig())
-    before = host.progress
+    engine = EngineClient(WorkerConfig())
+    before = engine.progress
     for kind in (Kind.GENERATE, Kind.CALL, Kind.PREFILL, Kind.PEER_CLOSE):
-        host.send(kind, 1)
-    assert host.progress == before
-    host.send(Kind.PEER, 1)
-    host.send(Kind.PEER, 2)
-    assert host.progress == before + 2
+        engine.send(kind, 1)
+    assert engine.progress == before
+    engine.send(Kind.PEER, 1)
+    engine.send(Kind.PEER, 2)
+    assert engine.progress == before + 2

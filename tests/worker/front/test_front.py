@@ -1,4 +1,4 @@
-"""The front alone, before a host that the test plays: streams that lag, end, or come too early."""
+"""The front alone, before a engine that the test plays: streams that lag, end, or come too early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import Prompt, split_prompts
 
 
-class FakeHost:
+class FakeEngine:
     """Keeps what the front sends; the test says what the engine answers."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class FakeHost:
 
 
 @pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture
-async def stub(host: FakeHost) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
-    front = WorkerFront(host)
+async def stub(engine: FakeEngine) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
+    front = WorkerFront(engine)
     services = (Service(SERVICE_NAME, front, WorkerFront.register),)
     server = RpcServer("127.0.0.1:0", services, grace_seconds=0.0)
     async with server, open_channel(f"127.0.0.1:{server.port}") as channel:
@@ -74,82 +74,82 @@ def frame(step: int, *slots: int) -> bytes:
     return worker_pb2.GenerateStreamResponse(step=step, slots=slots, token_ids=slots).SerializeToString()
 
 
-async def test_messages_reach_the_engine_behind_their_prompts(stub, host: FakeHost) -> None:
+async def test_messages_reach_the_engine_behind_their_prompts(stub, engine: FakeEngine) -> None:
     model = types_pb2.ModelInfo(block_size=4, max_model_len=100)
     state = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(model=model))
-    host.handlers[Kind.STATE](0, state.SerializeToString())
+    engine.handlers[Kind.STATE](0, state.SerializeToString())
     call = stub.GenerateStream()
     request = worker_pb2.GenerateStreamRequest(submits=[submit(0, [5, 6, 7, 8, 9]), submit(1, [5])])
     await call.write(request)
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
-    got, payload = await host.expect(Kind.GENERATE_HASHED)
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
+    got, payload = await engine.expect(Kind.GENERATE_HASHED)
     hashes = hash_blocks(request.submits[0].cache_namespace, [5, 6, 7, 8], 4)
     assert got == channel
     assert split_prompts(payload) == (request.SerializeToString(), [Prompt(b"", hashes), Prompt()])
     aborts = worker_pb2.GenerateStreamRequest(aborts=[1])
     await call.write(aborts)
-    assert await host.expect(Kind.GENERATE) == (channel, aborts.SerializeToString())
+    assert await engine.expect(Kind.GENERATE) == (channel, aborts.SerializeToString())
     call.cancel()
 
 
-async def test_bytes_pass_in_both_directions_and_the_close_is_told(stub, host: FakeHost) -> None:
+async def test_bytes_pass_in_both_directions_and_the_close_is_told(stub, engine: FakeEngine) -> None:
     call = stub.GenerateStream()
     request = worker_pb2.GenerateStreamRequest(aborts=[4])
     await call.write(request)
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
-    assert await host.expect(Kind.GENERATE) == (channel, request.SerializeToString())
-    host.handlers[Kind.GENERATE_PLAIN](channel, frame(1, 4))
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
+    assert await engine.expect(Kind.GENERATE) == (channel, request.SerializeToString())
+    engine.handlers[Kind.GENERATE_PLAIN](channel, frame(1, 4))
     assert list((await call.read()).slots) == [4]
     call.cancel()
-    assert await host.expect(Kind.GENERATE_CLOSE) == (channel, b"")
+    assert await engine.expect(Kind.GENERATE_CLOSE) == (channel, b"")
 
 
-async def test_a_client_that_stops_writing_ends_its_stream(stub, host: FakeHost) -> None:
+async def test_a_client_that_stops_writing_ends_its_stream(stub, engine: FakeEngine) -> None:
     call = stub.GenerateStream()
     await call.done_writing()
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
-    assert await host.expect(Kind.GENERATE_CLOSE) == (channel, b"")
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
+    assert await engine.expect(Kind.GENERATE_CLOSE) == (channel, b"")
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_stream_before_the_engine_is_ready_is_unavailable(stub, host: FakeHost) -> None:
-    host.is_ready = False
+async def test_a_stream_before_the_engine_is_ready_is_unavailable(stub, engine: FakeEngine) -> None:
+    engine.is_ready = False
     assert await stub.GenerateStream().code() is grpc.StatusCode.UNAVAILABLE
     assert await stub.WatchState(worker_pb2.WatchStateRequest()).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_lost_engine_ends_every_stream_at_once(stub, host: FakeHost) -> None:
-    host.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
+async def test_a_lost_engine_ends_every_stream_at_once(stub, engine: FakeEngine) -> None:
+    engine.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
     calls = [stub.GenerateStream(), stub.PrefillStream()]
     for _ in calls:
-        await host.sent.get()
+        await engine.sent.get()
     watch = stub.WatchState(worker_pb2.WatchStateRequest(max_interval_ms=60_000))
     await watch.read()
-    host.lose(Unavailable("the worker's engine ended"))
+    engine.lose(Unavailable("the worker's engine ended"))
     async with asyncio.timeout(1):
         for call in (*calls, watch):
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
     assert await stub.GenerateStream().code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_engine_may_refuse_a_peer_with_a_status(stub, host: FakeHost) -> None:
+async def test_the_engine_may_refuse_a_peer_with_a_status(stub, engine: FakeEngine) -> None:
     call = stub.PrefillStream()
-    channel, _ = await host.expect(Kind.PREFILL_OPEN)
-    host.handlers[Kind.PREFILL](channel, worker_pb2.PrefillStreamResponse().SerializeToString())
+    channel, _ = await engine.expect(Kind.PREFILL_OPEN)
+    engine.handlers[Kind.PREFILL](channel, worker_pb2.PrefillStreamResponse().SerializeToString())
     status = status_of(Mismatch("block_size is 16 here and 32 there")).SerializeToString()
-    host.handlers[Kind.PREFILL_CLOSE](channel, status)
+    engine.handlers[Kind.PREFILL_CLOSE](channel, status)
     await call.read()
     assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "block_size" in await call.details()
 
 
-async def test_a_slow_reader_gets_every_token_in_fewer_frames(stub, host: FakeHost) -> None:
+async def test_a_slow_reader_gets_every_token_in_fewer_frames(stub, engine: FakeEngine) -> None:
     call = stub.GenerateStream()
     await call.wait_for_connection()
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
     slots = tuple(range(256))
     for step in range(1, 1001):
-        host.handlers[Kind.GENERATE_PLAIN](channel, frame(step, *slots))
+        engine.handlers[Kind.GENERATE_PLAIN](channel, frame(step, *slots))
     num_frames, num_tokens, step = 0, 0, 0
     while step < 1000:
         message = await call.read()
@@ -159,57 +159,57 @@ async def test_a_slow_reader_gets_every_token_in_fewer_frames(stub, host: FakeHo
     call.cancel()
 
 
-async def test_a_reader_too_far_behind_is_cut_and_its_requests_closed(stub, host: FakeHost) -> None:
+async def test_a_reader_too_far_behind_is_cut_and_its_requests_closed(stub, engine: FakeEngine) -> None:
     call = stub.GenerateStream()
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
     big = frame(1, *range(4000))
     for _ in range(600):
-        host.handlers[Kind.GENERATE](channel, big)
-    assert await host.expect(Kind.GENERATE_CLOSE) == (channel, b"")
+        engine.handlers[Kind.GENERATE](channel, big)
+    assert await engine.expect(Kind.GENERATE_CLOSE) == (channel, b"")
     async with asyncio.timeout(5):
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_the_state_is_repeated_at_the_interval_and_sent_when_it_changes(stub, host: FakeHost) -> None:
+async def test_the_state_is_repeated_at_the_interval_and_sent_when_it_changes(stub, engine: FakeEngine) -> None:
     def state(epoch: int) -> bytes:
         return worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(epoch=epoch)).SerializeToString()
 
-    host.handlers[Kind.STATE](0, state(1))
+    engine.handlers[Kind.STATE](0, state(1))
     watch = stub.WatchState(worker_pb2.WatchStateRequest(max_interval_ms=100))
     async with asyncio.timeout(2):
         assert [(await watch.read()).state.epoch for _ in range(3)] == [1, 1, 1]
     slow = stub.WatchState(worker_pb2.WatchStateRequest(max_interval_ms=60_000))
     assert (await slow.read()).state.epoch == 1
-    host.handlers[Kind.STATE](0, state(2))
+    engine.handlers[Kind.STATE](0, state(2))
     async with asyncio.timeout(1):
         assert (await slow.read()).state.epoch == 2
     watch.cancel()
     slow.cancel()
 
 
-async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, host: FakeHost) -> None:
-    host.progress = 41
+async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, engine: FakeEngine) -> None:
+    engine.progress = 41
     call = stub.GenerateStream()
     await call.write(worker_pb2.GenerateStreamRequest(ping=7))
     answer = await call.read()
     assert answer == worker_pb2.GenerateStreamResponse(pong=7, progress=41)
-    assert host.num_probes == 1
+    assert engine.num_probes == 1
     both = worker_pb2.GenerateStreamRequest(aborts=[1], ping=8)
     await call.write(both)
-    channel, _ = await host.expect(Kind.GENERATE_OPEN)
-    assert await host.expect(Kind.GENERATE) == (channel, both.SerializeToString())
+    channel, _ = await engine.expect(Kind.GENERATE_OPEN)
+    assert await engine.expect(Kind.GENERATE) == (channel, both.SerializeToString())
     call.cancel()
 
 
-async def test_a_stuck_device_is_told_on_every_stream_in_every_pong_and_in_the_state(stub, host: FakeHost) -> None:
-    host.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
+async def test_a_stuck_device_is_told_on_every_stream_in_every_pong_and_in_the_state(stub, engine: FakeEngine) -> None:
+    engine.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
     generate, prefill = stub.GenerateStream(), stub.PrefillStream()
     for _ in range(2):
-        await host.sent.get()
+        await engine.sent.get()
     watch = stub.WatchState(worker_pb2.WatchStateRequest(max_interval_ms=60_000))
     assert not (await watch.read()).state.stalled
-    host.stalled = True
-    host.tell_stall(True)
+    engine.stalled = True
+    engine.tell_stall(True)
     async with asyncio.timeout(5):
         assert (await generate.read()).stalled
         assert (await prefill.read()).WhichOneof("message") == "stalled"
@@ -218,8 +218,8 @@ async def test_a_stuck_device_is_told_on_every_stream_in_every_pong_and_in_the_s
         pong = await generate.read()
         assert (pong.pong, pong.stalled) == (3, True)
         assert (await stub.GenerateStream().read()).stalled
-        host.stalled = False
-        host.tell_stall(False)
+        engine.stalled = False
+        engine.tell_stall(False)
         assert not (await watch.read()).state.stalled
     for call in (generate, prefill, watch):
         call.cancel()

@@ -24,7 +24,7 @@ from baton.v1 import control_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.front import control_service as control
 from baton.worker.front import worker_service as front
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.front.metrics.worker import WorkerCollector
 from baton.worker.front.peer_streams import PeerStreams
 from baton.worker.front.publisher import Publisher
@@ -43,67 +43,67 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set, then drains. Raises a ServiceError when the engine fails to start, or ends."""
     config.validate()
     tls = Tls(config.tls, WORKER) if config.tls else None
-    host = EngineHost(config)
-    worker = front.WorkerFront(host)
-    peer_streams = PeerStreams(host, Dial(tls, WORKER))
+    engine = EngineClient(config)
+    worker = front.WorkerFront(engine)
+    peer_streams = PeerStreams(engine, Dial(tls, WORKER))
     publisher = None
     if config.kvstore:
-        publisher = Publisher(host, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
+        publisher = Publisher(engine, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
     server: RpcServer
-    readiness = Readiness(host, lambda ready: server.set_ready(ready))
-    servicer = control.ControlServicer(host, readiness.want)
+    readiness = Readiness(engine, lambda ready: server.set_ready(ready))
+    servicer = control.ControlServicer(engine, readiness.want)
     services = (
         Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
     )
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
-    collector = WorkerCollector(servicer.stats, host, asyncio.get_running_loop(), config.model_name)
+    collector = WorkerCollector(servicer.stats, engine, asyncio.get_running_loop(), config.model_name)
     registry.register(collector)
     async with (
-        _exporting(config, host, registry),
+        _exporting(config, engine, registry),
         RpcServer(config.listen, services, tls=tls) as server,
         metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         _helpers(
-            host.watch(),
+            engine.watch(),
             *([publisher.run()] if publisher else []),
-            *([_keep_fresh(host, collector)] if config.metrics_listen else []),
+            *([_keep_fresh(engine, collector)] if config.metrics_listen else []),
         ),
     ):
         advertised = _advertised_host(config)
         worker_id = config.worker_id or f"{advertised}-{server.port}"
-        await host.start(worker_id, advertised)
+        await engine.start(worker_id, advertised)
         try:
-            if await _until_ready(host, stop):
+            if await _until_ready(engine, stop):
                 await readiness.want(True)
                 _log.info(
                     "listening",
                     extra={"worker_id": worker_id, "port": server.port, "metrics_port": metrics_port, **_facts(config)},
                 )
-                await _first(stop.wait(), host.ended.wait())
+                await _first(stop.wait(), engine.ended.wait())
                 await readiness.want(False)
-                if not host.ended.is_set():
+                if not engine.ended.is_set():
                     await servicer.shut_down(config.drain_timeout)
                     if publisher is not None:
                         await publisher.settle(_INDEX_SECONDS)
         finally:
             worker.close(Unavailable(f"worker {worker_id} has shut down", worker_id=worker_id))
             await peer_streams.close()
-            failure = host.end if host.ended.is_set() else None
-            await host.stop()
+            failure = engine.end if engine.ended.is_set() else None
+            await engine.stop()
     if failure is not None:
         raise failure
 
 
 @contextlib.asynccontextmanager
 async def _exporting(
-    config: WorkerConfig, host: EngineHost, registry: prometheus_client.CollectorRegistry
+    config: WorkerConfig, engine: EngineClient, registry: prometheus_client.CollectorRegistry
 ) -> AsyncIterator[None]:
     """The engine's spans go to the collector, where there is one."""
     async with tracing(config.otlp_endpoint, WORKER, config.worker_id or config.listen) as tracer:
         registry.register(TracingCollector(tracer))
         if tracer is not None:
-            host.on(Kind.SPAN, lambda _, payload: export_spans(tracer, payload))
+            engine.on(Kind.SPAN, lambda _, payload: export_spans(tracer, payload))
         yield
 
 
@@ -116,14 +116,14 @@ def _advertised_host(config: WorkerConfig) -> str:
     return config.advertise or (socket.getfqdn() if host in _ANY_HOSTS else host)
 
 
-async def _until_ready(host: EngineHost, stop: asyncio.Event) -> bool:
+async def _until_ready(engine: EngineClient, stop: asyncio.Event) -> bool:
     """True once the engine takes requests; False when asked to stop, or the engine ended, before that."""
-    await _first(host.ready.wait(), host.ended.wait(), stop.wait())
-    return host.ready.is_set() and not host.ended.is_set() and not stop.is_set()
+    await _first(engine.ready.wait(), engine.ended.wait(), stop.wait())
+    return engine.ready.is_set() and not engine.ended.is_set() and not stop.is_set()
 
 
-async def _keep_fresh(host: EngineHost, collector: WorkerCollector) -> None:
-    await host.ready.wait()
+async def _keep_fresh(engine: EngineClient, collector: WorkerCollector) -> None:
+    await engine.ready.wait()
     await collector.keep_fresh()
 
 

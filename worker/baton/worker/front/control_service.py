@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from baton.rpc.errors import DeadlineExceeded, Unavailable
 from baton.rpc.server import Context
 from baton.v1 import control_pb2, control_pb2_grpc
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.link.methods import Method
 
 _log = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_na
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Operation of this worker. `set_ready` says whether new work is taken."""
 
-    def __init__(self, host: EngineHost, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        self._host = host
+    def __init__(self, engine: EngineClient, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        self._engine = engine
         self._set_ready = set_ready
         self._leaving = False
 
@@ -65,32 +65,32 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def ResetPrefixCache(  # noqa: N802
         self, request: control_pb2.ResetPrefixCacheRequest, context: Context
     ) -> control_pb2.ResetPrefixCacheResponse:
-        answer = await self._host.call(Method.RESET_PREFIX_CACHE, request.SerializeToString())
+        answer = await self._engine.call(Method.RESET_PREFIX_CACHE, request.SerializeToString())
         return control_pb2.ResetPrefixCacheResponse.FromString(answer)
 
     async def StartProfile(  # noqa: N802
         self, request: control_pb2.StartProfileRequest, context: Context
     ) -> control_pb2.StartProfileResponse:
-        answer = await self._host.call(Method.START_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        answer = await self._engine.call(Method.START_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
         return control_pb2.StartProfileResponse.FromString(answer)
 
     async def StopProfile(  # noqa: N802
         self, request: control_pb2.StopProfileRequest, context: Context
     ) -> control_pb2.StopProfileResponse:
-        answer = await self._host.call(Method.STOP_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
+        answer = await self._engine.call(Method.STOP_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
         return control_pb2.StopProfileResponse.FromString(answer)
 
     async def drain(self, timeout_ms: int) -> control_pb2.DrainResponse:
         """Takes no new requests; health says so first."""
         await self._set_ready(False)
         request = control_pb2.DrainRequest(timeout_ms=timeout_ms)
-        answer = await self._host.call(Method.DRAIN, request.SerializeToString())
+        answer = await self._engine.call(Method.DRAIN, request.SerializeToString())
         return control_pb2.DrainResponse.FromString(answer)
 
     async def stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
         """Counters and the pool's books, as of now."""
         request = control_pb2.GetStatsRequest(audit=audit)
-        answer = await self._host.call(Method.GET_STATS, request.SerializeToString())
+        answer = await self._engine.call(Method.GET_STATS, request.SerializeToString())
         return control_pb2.GetStatsResponse.FromString(answer)
 
     async def shut_down(self, timeout: float) -> None:
@@ -99,7 +99,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         left = (await self.drain(max(1, round(timeout * 1000)))).num_requests
         _log.info("draining: %d requests still run, they have %g s", left, timeout)
         try:
-            await self._host.call(Method.AWAIT_IDLE, timeout=timeout + 2.0)
+            await self._engine.call(Method.AWAIT_IDLE, timeout=timeout + 2.0)
         except DeadlineExceeded:
             _log.warning("requests or transfers are left after the drain timeout; leaving anyway")
         else:
@@ -110,7 +110,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         if halts:
             await self._set_ready(False)
         try:
-            return await self._host.call(method, request.SerializeToString(), timeout=seconds)
+            return await self._engine.call(method, request.SerializeToString(), timeout=seconds)
         finally:
             stats = await self.stats()
             serves = stats.activity == control_pb2.WORKER_ACTIVITY_SERVING

@@ -10,7 +10,7 @@ import grpc
 
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import ServiceError, error_from_rpc
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
 
@@ -26,14 +26,14 @@ class PeerStreams:
     A stream that ended is over: the engine opens another when it wants the peer again.
     """
 
-    def __init__(self, host: EngineHost, dial: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
-        self._host = host
+    def __init__(self, engine: EngineClient, dial: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
+        self._engine = engine
         self._dial = dial
         self._queues: dict[int, SendQueue] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        host.on(Kind.PEER_OPEN, self._on_open)
-        host.on(Kind.PEER, self._on_message)
-        host.on(Kind.PEER_CLOSE, self._on_close)
+        engine.on(Kind.PEER_OPEN, self._on_open)
+        engine.on(Kind.PEER, self._on_message)
+        engine.on(Kind.PEER_CLOSE, self._on_close)
 
     async def close(self) -> None:
         """Ends every stream."""
@@ -60,7 +60,7 @@ class PeerStreams:
         finally:
             del self._queues[channel], self._tasks[channel]
         _log.info("prefill stream to %s ended: %s", address, reason)
-        self._host.send(Kind.PEER_CLOSE, channel, reason.encode())
+        self._engine.send(Kind.PEER_CLOSE, channel, reason.encode())
 
     async def _relay(self, channel: int, address: str) -> str:
         """Runs one stream to its end. Returns why it ended."""
@@ -72,7 +72,7 @@ class PeerStreams:
                     await call.wait_for_connection()
                 writing = asyncio.create_task(self._write(channel, call))
                 async for message in call:
-                    self._host.send(Kind.PEER, channel, message)
+                    self._engine.send(Kind.PEER, channel, message)
                 return f"{address} ended the stream"
             except TimeoutError:
                 return f"no connection to {address} within {_CONNECT_SECONDS:g} s"

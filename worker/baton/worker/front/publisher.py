@@ -19,7 +19,7 @@ import grpc
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import NoCapacity, error_from_rpc
 from baton.v1 import index_pb2
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.front.event_window import EventWindow
 from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
@@ -50,12 +50,12 @@ class Publisher:
 
     def __init__(
         self,
-        host: EngineHost,
+        engine: EngineClient,
         addresses: str | Sequence[str],
         max_backlog_bytes: int = _MAX_BACKLOG_BYTES,
         dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
-        self._host = host
+        self._engine = engine
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._max_backlog_bytes = max_backlog_bytes
         self._dial = dial
@@ -72,11 +72,11 @@ class Publisher:
         self.num_acknowledged = 0  # the sequence that the store has applied
         self.connected = False
         self.num_connects = 0
-        host.on(Kind.PUBLISH, self._on_publish)
+        engine.on(Kind.PUBLISH, self._on_publish)
 
     async def run(self) -> None:
         """Publishes until cancelled, from when the engine is ready."""
-        await self._host.ready.wait()
+        await self._engine.ready.wait()
         turn, backoff, told = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
         try:
             while True:
@@ -94,7 +94,7 @@ class Publisher:
                     await asyncio.sleep(backoff / len(self._addresses))
                     backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
         finally:
-            self._host.send(Kind.PUBLISH_CLOSE, self._stream)
+            self._engine.send(Kind.PUBLISH_CLOSE, self._stream)
 
     async def settle(self, seconds: float) -> None:
         """Returns when the store has answered whatever it was sent, or is not there, or after so many seconds."""
@@ -126,7 +126,7 @@ class Publisher:
             call = method()
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await call.wait_for_connection()
-            self._host.send(Kind.PUBLISH_OPEN, self._stream)
+            self._engine.send(Kind.PUBLISH_OPEN, self._stream)
             helpers = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]
             try:
                 async for response in call:
@@ -205,7 +205,7 @@ class Publisher:
             _log.info("publishing KV events to kvstore %s", address)
         self.num_acknowledged = response.acknowledged_sequence
         if response.snapshot_wanted:
-            self._host.send(Kind.SNAPSHOT_WANTED, self._stream)
+            self._engine.send(Kind.SNAPSHOT_WANTED, self._stream)
         elif not self._is_greeted:
             missing = self._window.since(response.acknowledged_sequence)
             for number, message in enumerate(missing, self._window.last + 1 - len(missing)):

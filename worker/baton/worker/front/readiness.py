@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 
 
 class Readiness:
     """Tells `set_ready` each change, in order."""
 
-    def __init__(self, host: EngineHost, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        self._host = host
+    def __init__(self, engine: EngineClient, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        self._engine = engine
         self._set_ready = set_ready
         self._wanted = False
         self._turn = asyncio.Lock()
         self._telling: set[asyncio.Task[None]] = set()
-        host.on_stall(self._on_stall)
+        engine.on_stall(self._on_stall)
 
     async def want(self, ready: bool) -> None:
         """What the worker itself decides. Returns when it was told."""
@@ -26,7 +26,7 @@ class Readiness:
 
     async def _tell(self) -> None:
         async with self._turn:
-            await self._set_ready(self._wanted and not self._host.stalled)
+            await self._set_ready(self._wanted and not self._engine.stalled)
 
     def _on_stall(self, stalled: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._tell())

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from baton.rpc.errors import ServiceError, Unavailable
 from baton.rpc.server import Context
 from baton.v1 import worker_pb2
-from baton.worker.front.engine_host import EngineHost, error_of_status
+from baton.worker.front.engine_client import EngineClient, error_of_status
 from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import Prompt, PromptReader, join_prompts
@@ -35,10 +35,10 @@ _STALLED_STATE = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(stal
 
 
 class WorkerFront:
-    """Serves WorkerService with the engine behind `host`."""
+    """Serves WorkerService with the engine behind `engine`."""
 
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
         self._channels = itertools.count(1)
         self._generates: dict[int, SendQueue] = {}
         self._prefills: dict[int, SendQueue] = {}
@@ -46,15 +46,15 @@ class WorkerFront:
         self._reader: PromptReader | None = None  # None: the engine has not said how yet
         self._state_changed = asyncio.Event()
         self._closed: ServiceError | None = None
-        host.on(Kind.STATE, self._on_state)
-        host.on(Kind.GENERATE, self._on_generate)
-        host.on(Kind.GENERATE_PLAIN, self._on_generate_plain)
-        host.on(Kind.GENERATE_FIRST, self._on_generate_first)
-        host.on(Kind.GENERATE_CLOSE, self._on_generate_close)
-        host.on(Kind.PREFILL, self._on_prefill)
-        host.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
-        host.on_lost(self.close)
-        host.on_stall(self._on_stall)
+        engine.on(Kind.STATE, self._on_state)
+        engine.on(Kind.GENERATE, self._on_generate)
+        engine.on(Kind.GENERATE_PLAIN, self._on_generate_plain)
+        engine.on(Kind.GENERATE_FIRST, self._on_generate_first)
+        engine.on(Kind.GENERATE_CLOSE, self._on_generate_close)
+        engine.on(Kind.PREFILL, self._on_prefill)
+        engine.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
+        engine.on_lost(self.close)
+        engine.on_stall(self._on_stall)
 
     @staticmethod
     def register(front: WorkerFront, server: grpc.aio.Server) -> None:
@@ -93,7 +93,7 @@ class WorkerFront:
         while True:
             self._check_open()
             changed = self._state_changed
-            yield self._state + _STALLED_STATE if self._host.stalled else self._state
+            yield self._state + _STALLED_STATE if self._engine.stalled else self._state
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
                     await changed.wait()
@@ -111,15 +111,15 @@ class WorkerFront:
         self._check_open()
         channel = next(self._channels)
         queue = queues[channel] = SendQueue()
-        if self._host.stalled and queues is self._generates:
+        if self._engine.stalled and queues is self._generates:
             queue.push(_STALLED, mergeable=True)
-        self._host.send(open_kind, channel)
+        self._engine.send(open_kind, channel)
         reading = asyncio.create_task(self._read(requests, queue, message_kind, hashed_kind, channel))
 
         def end(_: object) -> None:
             reading.cancel()
             del queues[channel]
-            self._host.send(close_kind, channel)
+            self._engine.send(close_kind, channel)
 
         # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
         context.add_done_callback(cast(Any, end))
@@ -132,18 +132,18 @@ class WorkerFront:
         try:
             async for request in requests:
                 if kind is Kind.GENERATE and (ping := _ping_of(request)):
-                    self._host.probe()
+                    self._engine.probe()
                     pong = worker_pb2.GenerateStreamResponse(
-                        pong=ping, stalled=self._host.stalled, progress=self._host.progress
+                        pong=ping, stalled=self._engine.stalled, progress=self._engine.progress
                     )
                     queue.push(pong.SerializeToString(), mergeable=True)
                     continue
                 message, prompts = await self._read_prompts(kind, request)
                 if any(prompt.block_hashes or prompt.token_ids for prompt in prompts):
-                    self._host.send(hashed_kind, channel, join_prompts(message, prompts))
+                    self._engine.send(hashed_kind, channel, join_prompts(message, prompts))
                 else:
-                    self._host.send(kind, channel, message)
-                await self._host.writable()
+                    self._engine.send(kind, channel, message)
+                await self._engine.writable()
         except (grpc.aio.UsageError, grpc.aio.AioRpcError):
             pass  # the call ended under the reader; the queue is closed below
         finally:
@@ -158,7 +158,7 @@ class WorkerFront:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
-        if not self._host.is_ready:
+        if not self._engine.is_ready:
             raise Unavailable("the worker is still starting")
 
     def _on_state(self, channel: int, payload: bytes) -> None:
@@ -196,7 +196,7 @@ class WorkerFront:
         queue.push(payload, mergeable, ahead)
         if queue.closed:
             _log.warning("a gateway's stream lags too far behind and is cut; its requests are aborted")
-            self._host.send(Kind.GENERATE_CLOSE, channel)
+            self._engine.send(Kind.GENERATE_CLOSE, channel)
 
     def _on_generate_close(self, channel: int, payload: bytes) -> None:
         if queue := self._generates.get(channel):

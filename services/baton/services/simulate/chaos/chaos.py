@@ -19,7 +19,7 @@ from baton.services.simulate.virtual.kvstore import VirtualKvstore, VirtualStore
 from baton.services.simulate.virtual.loop import LoopTimeline
 from baton.services.simulate.virtual.rpc import Link, VirtualChannel
 from baton.v1 import kv_pb2, router_pb2
-from baton.worker.front.engine_host import EngineHost
+from baton.worker.front.engine_client import EngineClient
 from baton.worker.front.publisher import Publisher
 from baton.worker.link.frames import Kind
 from baton.worker.scheduling.settings import EngineSettings
@@ -89,8 +89,8 @@ class ChaosTotals:
         return f"{100 * steady.phantom_rate:.3f} % of the believed blocks were phantoms in steady times"
 
 
-class _Host:
-    """What a publisher needs of an engine's host: frames to the engine's loop, and back."""
+class _EngineLoop:
+    """What a publisher needs of an EngineClient: frames to the engine's loop, and back."""
 
     def __init__(self, simulation: ChaosSimulation, worker: SimWorker) -> None:
         self.ready = asyncio.Event()
@@ -231,7 +231,7 @@ class ChaosSimulation(Simulation):
         """A worker, and its publisher."""
         worker = super().start_worker(worker_id, role)
         link = self.worker_links[worker_id]
-        publisher = Publisher(_as_host(_Host(self, worker)), ["kvstore"], dial=lambda _: self._dial(link))  # type: ignore[arg-type,return-value]
+        publisher = Publisher(_as_engine(_EngineLoop(self, worker)), ["kvstore"], dial=lambda _: self._dial(link))  # type: ignore[arg-type,return-value]
         self._publishers[worker_id] = self._loop_timeline.spawn(publisher.run())
         return worker
 
@@ -262,5 +262,5 @@ class ChaosSimulation(Simulation):
         return VirtualChannel(link, self.kvstore.servicer)
 
 
-def _as_host(host: _Host) -> EngineHost:
-    return host  # type: ignore[return-value]  # the part of it that a publisher uses
+def _as_engine(engine: _EngineLoop) -> EngineClient:
+    return engine  # type: ignore[return-value]  # the part of it that a publisher uses

@@ -34,7 +34,7 @@ _IDLE_KINDS = (Kind.STATE, Kind.LOG, Kind.READY)  # come without work too
 Handler = Callable[[int, bytes], None]  # channel, payload
 
 
-class EngineHost:
+class EngineClient:
     """One engine. `ready` is set when it takes requests; `ended`, with `end` saying why, when it is gone."""
 
     def __init__(self, config: WorkerConfig) -> None:
