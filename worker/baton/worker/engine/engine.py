@@ -24,7 +24,7 @@ from baton.worker.engine.steps_in_flight import StepsInFlight
 from baton.worker.executors.base import Executor
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
-from baton.worker.link.step_status import StepBoard
+from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.requests.validation import check_request
@@ -54,7 +54,7 @@ class Engine:
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
-        board: StepBoard | None = None,  # where it is told how long a step may take; None: nobody looks
+        step_status: StepStatus | None = None,  # receives each step's time limit; None: no watchdog
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new at every reset_prefix_cache
@@ -84,7 +84,7 @@ class Engine:
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
         self._num_submitted = 0
-        self.limits = StepLimits(settings.stall_seconds if board is not None else 0.0)
+        self.limits = StepLimits(settings.stall_seconds if step_status is not None else 0.0)
         self._in_flight = StepsInFlight(
             executor,
             self._scheduler,
@@ -94,7 +94,7 @@ class Engine:
             clock,
             grammars,
             self.limits,
-            board or StepBoard(),
+            step_status or StepStatus(),
         )
 
     def listen(self, listener: EngineListener) -> None:

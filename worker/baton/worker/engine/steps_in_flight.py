@@ -13,7 +13,7 @@ from baton.worker.core import StepResult, TokenLogprobs
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.step_limits import Shape, StepLimits, shape_of
 from baton.worker.executors.base import DeviceLost, Executor
-from baton.worker.link.step_status import StepBoard
+from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, FirstToken
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.rates import Rates
@@ -50,7 +50,7 @@ class StepsInFlight:
         clock: Callable[[], float],
         grammars: Grammars | None,
         limits: StepLimits,
-        board: StepBoard,
+        step_status: StepStatus,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -62,7 +62,7 @@ class StepsInFlight:
         self._clock = clock
         self._grammars = grammars
         self._limits = limits
-        self._board = board
+        self._step_status = step_status
         self._launched: deque[_Launched] = deque()
         self._last_collect = 0.0
 
@@ -93,7 +93,7 @@ class StepsInFlight:
         shape = shape_of(scheduled.plan)
         in_flight = _Launched(scheduled, self._clock(), shape, self._limits.limit(scheduled.plan, shape))
         if not self._launched:
-            self._board.begin(in_flight.limit)
+            self._step_status.begin(in_flight.limit)
         self._launched.append(in_flight)
         try:
             self._executor.launch(scheduled.plan)
@@ -143,10 +143,10 @@ class StepsInFlight:
 
     def unwatch(self) -> None:
         """What is in flight may take any time: the engine does something else beside it."""
-        self._board.begin(0.0)
+        self._step_status.begin(0.0)
 
     def _begin_next(self) -> None:
-        self._board.begin(self._launched[0].limit if self._launched else 0.0)
+        self._step_status.begin(self._launched[0].limit if self._launched else 0.0)
 
     def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
         """Gives each request its tokens, and ends those that stop."""

@@ -20,10 +20,10 @@ from google.rpc import status_pb2
 from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unavailable, error_from_detail
 from baton.v1 import types_pb2
 from baton.worker.config import WorkerConfig
-from baton.worker.front.step_watchdog import StepWatch, cpu_pulse, no_pulse
+from baton.worker.front.step_watchdog import StepWatchdog, cpu_seconds_of, no_cpu_seconds
 from baton.worker.link.frames import Frame, FrontLink, Kind
-from baton.worker.link.liveness import Pulse
-from baton.worker.link.step_status import StepBoard
+from baton.worker.link.liveness import LivenessProbe
+from baton.worker.link.step_status import StepStatus
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class EngineClient:
         self._link: FrontLink | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
-        self._pulse: Pulse | None = None
-        self._watch: StepWatch | None = None
+        self._liveness: LivenessProbe | None = None
+        self._watch: StepWatchdog | None = None
         self.num_stalls = 0  # of the device
         self._finishing: asyncio.Task[None] | None = None
         self.end: ServiceError | None = None
@@ -134,8 +134,8 @@ class EngineClient:
 
     def probe(self) -> None:
         """Somebody hears nothing of this worker: whether its engine still runs is looked at, and it is ended if not."""
-        if self._pulse is not None and self.is_ready:
-            self._pulse.probe()
+        if self._liveness is not None and self.is_ready:
+            self._liveness.probe()
 
     async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
         """Asks the engine, between two steps. Raises ServiceError."""
@@ -179,40 +179,42 @@ class EngineClient:
             self._link.close()
 
     async def _spawn(self, theirs: socket.socket) -> None:
-        pulse, their_pulse = socket.socketpair()
-        board = StepBoard.new_file()
-        descriptors = (theirs.fileno(), their_pulse.fileno(), board)
+        liveness, their_liveness = socket.socketpair()
+        status_file = StepStatus.new_file()
+        descriptors = (theirs.fileno(), their_liveness.fileno(), status_file)
         words = (sys.executable, "-m", "baton.worker.process.main", *map(str, (*descriptors, os.getpid())))
         # Compute threads that spin between steps would take the cores from the services beside them. A stream that
         # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
-        with theirs, their_pulse:
+        with theirs, their_liveness:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
             )
         on_host = self._config.executor != "cuda"
-        self._watch = StepWatch(
-            StepBoard.at(board), self._on_stall_change, cpu_pulse(self._process.pid) if on_host else no_pulse
+        self._watch = StepWatchdog(
+            StepStatus.at(status_file),
+            self._on_stall_change,
+            cpu_seconds_of(self._process.pid) if on_host else no_cpu_seconds,
         )
-        os.close(board)
+        os.close(status_file)
         silence = self._config.engine_silence_ms
         if silence:
-            self._pulse = Pulse(
-                pulse,
+            self._liveness = LivenessProbe(
+                liveness,
                 self._process.pid,
                 silence / 1000,
                 lambda: self._give_up(f"it is stopped, silent for {silence} ms"),
             )
         else:
-            pulse.close()
+            liveness.close()
         _log.debug("engine process started", extra={"engine_pid": self._process.pid})
 
     def _run_thread(self, theirs: socket.socket) -> None:
         from baton.worker.process.main import run_engine
 
-        board = StepBoard()
-        self._watch = StepWatch(board, self._on_stall_change)
-        self._thread = threading.Thread(target=run_engine, args=(theirs, board), name="engine", daemon=True)
+        step_status = StepStatus()
+        self._watch = StepWatchdog(step_status, self._on_stall_change)
+        self._thread = threading.Thread(target=run_engine, args=(theirs, step_status), name="engine", daemon=True)
         self._thread.start()
 
     def _kill(self) -> None:
@@ -259,8 +261,8 @@ class EngineClient:
             self._finishing = asyncio.get_running_loop().create_task(self._finish())
 
     async def _finish(self) -> None:
-        if self._pulse is not None:
-            self._pulse.close()
+        if self._liveness is not None:
+            self._liveness.close()
         if self._watch is not None:
             self._watch.close()
         # Streams are cut before the exit code is known: gateways must move on at once.

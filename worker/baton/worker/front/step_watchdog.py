@@ -1,4 +1,4 @@
-"""Whether the engine's device is stuck: the front looks at its board, whatever holds the engine up."""
+"""Detects a stuck device: the front polls the engine's step status, even while the engine is blocked."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.worker.link.step_status import StepBoard
+from baton.worker.link.step_status import StepStatus
 
 TICK_SECONDS = 0.03
-_MAX_TICK = 1.5  # of its length: a longer one says that this process, and perhaps its machine, is held up
-_ALIVE_PART = 0.03  # of the time: a pulse that gets on less is that of idle threads
-_IDLE_TICKS = 25  # after which nobody looks until there is work again
+_MAX_TICK = 1.5  # times TICK_SECONDS; after a longer tick this process, and perhaps its machine, was delayed
+_ALIVE_PART = 0.03  # CPU seconds per second; idle threads use less
+_IDLE_TICKS = 25  # polling pauses after so many idle ticks, until `wake`
 
 
-def no_pulse() -> float:
-    """Of a device that shows none within a step."""
+def no_cpu_seconds() -> float:
+    """Returns 0: CPU time says nothing about this device."""
     return 0.0
 
 
-def cpu_pulse(pid: int) -> Callable[[], float]:
-    """Of a device that is the engine's own process: the processor seconds that it used (Linux; elsewhere 0)."""
+def cpu_seconds_of(pid: int) -> Callable[[], float]:
+    """Returns a function that reads the CPU seconds of a process, for devices that are the process (0 off Linux)."""
     ticks_per_second = os.sysconf("SC_CLK_TCK")
 
     def read() -> float:
@@ -35,25 +35,27 @@ def cpu_pulse(pid: int) -> Callable[[], float]:
     return read
 
 
-class StepWatch:
-    """Calls `on_change` when a step takes longer than the board allows, and when it ended after all.
+class StepWatchdog:
+    """Calls `on_change` when a step exceeds its limit, and when that step ends after all.
 
-    A step is late by the ticks that it was seen in, not by the clock: what holds this process up is not the device. A
-    device whose pulse goes on is slow, perhaps for want of processors, and not stuck. Nothing is looked at while
-    nothing is asked of the engine.
+    Counts ticks, not seconds: a delay of this process is not a delay of the device. A device that still uses CPU time
+    is slow, perhaps for lack of cores, but not stuck. Does not poll while the engine is idle.
     """
 
     def __init__(
-        self, board: StepBoard, on_change: Callable[[bool], None], read_pulse: Callable[[], float] = no_pulse
+        self,
+        step_status: StepStatus,
+        on_change: Callable[[bool], None],
+        read_cpu_seconds: Callable[[], float] = no_cpu_seconds,
     ) -> None:
         self.stalled = False
-        self._board = board
+        self._step_status = step_status
         self._on_change = on_change
-        self._read_pulse = read_pulse
-        self._number, _ = board.read()
-        self._pulse = 0.0  # when the step was seen first,
-        self._seen_at = 0.0  # and when that was
-        self._ticks = 0  # that saw this step without progress
+        self._read_cpu_seconds = read_cpu_seconds
+        self._number, _ = step_status.read()
+        self._cpu_seconds = 0.0  # when the current step was first seen
+        self._seen_at = 0.0  # when that was
+        self._ticks = 0  # in which the current step made no progress
         self._idle_ticks = 0
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -62,46 +64,46 @@ class StepWatch:
 
     @property
     def progress(self) -> int:
-        """Grows with each step."""
-        return self._board.read()[0]
+        """A number that grows with each step."""
+        return self._step_status.read()[0]
 
     def wake(self) -> None:
-        """Something was asked of the engine, or came from it."""
+        """Resumes polling. Call when a frame is sent to the engine or received from it."""
         self._idle_ticks = 0
         if self._timer is None and not self._closed:
             self._ticks = 0
             self._wait()
 
     def close(self) -> None:
-        """Looks no more. Idempotent."""
+        """Stops polling. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def look(self, on_time: bool) -> None:
-        """A tick has passed; late ticks count for nothing."""
-        number, limit = self._board.read()
+        """Checks the current step after a tick. Late ticks do not count."""
+        number, limit = self._step_status.read()
         if number != self._number or not limit:
             self._idle_ticks = 0 if number != self._number else self._idle_ticks + 1
             self._number, self._ticks = number, 0
             if self.stalled:
-                self._tell(False)
+                self._report(False)
             return
         self._idle_ticks = 0
         if not self._ticks:
-            self._pulse, self._seen_at = self._read_pulse(), self._loop.time()
+            self._cpu_seconds, self._seen_at = self._read_cpu_seconds(), self._loop.time()
         self._ticks += on_time
         elapsed = self._ticks * TICK_SECONDS
         if not self.stalled and elapsed >= limit and not self._is_alive(elapsed):
-            self._tell(True)
+            self._report(True)
 
     def _is_alive(self, elapsed: float) -> bool:
-        """Whether the pulse went on: while this process was held up, too."""
+        """Whether the device used CPU time since the step was first seen, delays of this process included."""
         since = max(elapsed, self._loop.time() - self._seen_at)
-        return self._read_pulse() - self._pulse >= _ALIVE_PART * since
+        return self._read_cpu_seconds() - self._cpu_seconds >= _ALIVE_PART * since
 
-    def _tell(self, stalled: bool) -> None:
+    def _report(self, stalled: bool) -> None:
         self.stalled = stalled
         self._on_change(stalled)
 

@@ -17,9 +17,9 @@ _STOPPED = b"T"
 _BYTES = 64
 
 
-def answer_pulse(sock: socket.socket) -> threading.Thread:
+def answer_probes(sock: socket.socket) -> threading.Thread:
     """The engine's end: sends back whatever comes, from a thread, until the front is gone."""
-    thread = threading.Thread(target=_answer, args=(sock,), name="pulse", daemon=True)
+    thread = threading.Thread(target=_answer, args=(sock,), name="liveness", daemon=True)
     thread.start()
     return thread
 
@@ -39,7 +39,7 @@ def is_stopped(pid: int) -> bool:
     return stat[stat.rindex(b")") + 2 :][:1] == _STOPPED
 
 
-class Pulse:
+class LivenessProbe:
     """The front's end. `on_stopped` is called once, when an answer is missing for `seconds` and the process is stopped.
 
     Costs nothing while nobody asks.

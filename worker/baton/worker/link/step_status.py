@@ -1,4 +1,4 @@
-"""What the engine's device is at, as its front can read it whatever the engine does. Knows no step and no clock."""
+"""The step that the engine's device computes, in memory that the front reads even while the engine is blocked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Self
 _RECORD = struct.Struct("=Qd")
 
 
-class StepBoard:
+class StepStatus:
     """A few bytes that two processes share: one writes, one reads.
 
-    A read amid a write may give a number and a limit that do not belong together; the next one puts it right.
+    A read during a write may return a number and a limit of two different steps; the next read corrects that.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
@@ -23,14 +23,14 @@ class StepBoard:
 
     @classmethod
     def at(cls, descriptor: int) -> Self:
-        """The board in a file of `new_file`, which may be closed then."""
+        """Maps a file that `new_file` made. The descriptor may be closed afterwards."""
         return cls(mmap.mmap(descriptor, _RECORD.size))
 
     @staticmethod
     def new_file() -> int:
-        """A file for one board, in memory where the system has such files. Returns its descriptor."""
+        """Creates the shared file, in memory where the system supports that. Returns its descriptor."""
         if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("step-board")
+            descriptor = os.memfd_create("step-status")
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
@@ -38,11 +38,11 @@ class StepBoard:
         return descriptor
 
     def begin(self, limit_seconds: float) -> None:
-        """The device begins with something that takes no longer. 0: with nothing, or with what may take any time."""
+        """Records that the device begins work of at most `limit_seconds`. 0: it is idle, or there is no limit."""
         self._number += 1
         _RECORD.pack_into(self._memory, 0, self._number, limit_seconds)
 
     def read(self) -> tuple[int, float]:
-        """A number that grows with each `begin`, and its limit."""
+        """Returns a number that grows with each `begin`, and the limit."""
         number, limit = _RECORD.unpack_from(self._memory, 0)
         return number, limit

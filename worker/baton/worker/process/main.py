@@ -30,8 +30,8 @@ from baton.worker.executors.host.resources import usable_cores
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link.frames import EngineLink, Kind, LinkClosed
-from baton.worker.link.liveness import answer_pulse
-from baton.worker.link.step_status import StepBoard
+from baton.worker.link.liveness import answer_probes
+from baton.worker.link.step_status import StepStatus
 from baton.worker.process.logs import LinkLogHandler
 from baton.worker.process.loop import EngineLoop
 from baton.worker.process.profiler import StepProfiler
@@ -62,25 +62,25 @@ _ROLES = {
 
 def main(argv: list[str]) -> int:
     """The process: `engine_process FD PULSE_FD BOARD_FD PARENT_PID`. The front stops it; signals are its business."""
-    descriptor, pulse, board, parent_pid = map(int, argv)
+    descriptor, liveness, status_file, parent_pid = map(int, argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent_pid)
-    answer_pulse(socket.socket(fileno=pulse))
-    return run_engine(socket.socket(fileno=descriptor), StepBoard.at(board), own_process=True)
+    answer_probes(socket.socket(fileno=liveness))
+    return run_engine(socket.socket(fileno=descriptor), StepStatus.at(status_file), own_process=True)
 
 
-def run_engine(sock: socket.socket, board: StepBoard, own_process: bool = False) -> int:
+def run_engine(sock: socket.socket, step_status: StepStatus, own_process: bool = False) -> int:
     """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why.
 
-    `board`: where its front sees what the device is at.
+    `step_status`: where its front sees what the device is at.
     """
     link = EngineLink(sock)
     try:
         start = _receive_start(link)
         if own_process:
             logging.basicConfig(level=start["log_level"], handlers=[LinkLogHandler(link)], force=True)
-        _serve(link, start, board, own_process)
+        _serve(link, start, step_status, own_process)
     except LinkClosed:
         _log.warning("the front is gone; the engine ends")
         return EXIT_FAILED
@@ -97,7 +97,7 @@ def run_engine(sock: socket.socket, board: StepBoard, own_process: bool = False)
     return EXIT_OK
 
 
-def _serve(link: EngineLink, start: dict[str, Any], board: StepBoard, own_process: bool) -> None:
+def _serve(link: EngineLink, start: dict[str, Any], step_status: StepStatus, own_process: bool) -> None:
     config = WorkerConfig(**start["config"])
     with contextlib.ExitStack() as cleanup:
         if config.executor == "cuda" and own_process:
@@ -110,7 +110,9 @@ def _serve(link: EngineLink, start: dict[str, Any], board: StepBoard, own_proces
         stepped = executor if trace is None else TracedExecutor(executor, trace)
         grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
-        engine = Engine(stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, board=board)
+        engine = Engine(
+            stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, step_status=step_status
+        )
         handover = _make_handover(link, config, start, engine, executor)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.worker.link.liveness import Pulse, answer_pulse, is_stopped
+from baton.worker.link.liveness import LivenessProbe, answer_probes, is_stopped
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def _wait_until_stopped(pid: int) -> None:
 async def test_a_silent_process_that_runs_is_left_alone(sleeper) -> None:
     ours, theirs = socket.socketpair()
     told = asyncio.Event()
-    pulse = Pulse(ours, sleeper.pid, 0.02, told.set)
-    pulse.probe()
+    probe = LivenessProbe(ours, sleeper.pid, 0.02, told.set)
+    probe.probe()
     await asyncio.sleep(0.1)
     assert not told.is_set()
     sleeper.send_signal(signal.SIGSTOP)
@@ -45,15 +45,15 @@ async def test_a_silent_process_that_runs_is_left_alone(sleeper) -> None:
 async def test_a_stopped_process_that_answers_is_not_blamed(sleeper) -> None:
     ours, theirs = socket.socketpair()
     told = asyncio.Event()
-    pulse = Pulse(ours, sleeper.pid, 0.3, told.set)
+    probe = LivenessProbe(ours, sleeper.pid, 0.3, told.set)
     sleeper.send_signal(signal.SIGSTOP)
     _wait_until_stopped(sleeper.pid)
-    thread = answer_pulse(theirs)
-    pulse.probe()
+    thread = answer_probes(theirs)
+    probe.probe()
     await asyncio.sleep(0.4)
     assert not told.is_set()
-    pulse.close()
-    pulse.probe()
+    probe.close()
+    probe.probe()
     await asyncio.to_thread(thread.join, 5)
     assert not thread.is_alive()
 

@@ -21,8 +21,8 @@ from baton.worker.engine.step_limits import (
     shape_of,
 )
 from baton.worker.executors.sim.executor import SimExecutor, SimSettings
-from baton.worker.front.step_watchdog import TICK_SECONDS, StepWatch, cpu_pulse
-from baton.worker.link.step_status import StepBoard
+from baton.worker.front.step_watchdog import TICK_SECONDS, StepWatchdog, cpu_seconds_of
+from baton.worker.link.step_status import StepStatus
 from baton.worker.scheduling.settings import EngineSettings
 
 LEAST = 0.25
@@ -128,9 +128,9 @@ def test_one_stall_does_not_hide_the_next():
 class Told:
     def __init__(self) -> None:
         self.changes: list[bool] = []
-        self.pulse = 0.0
-        self.board = StepBoard()
-        self.watch = StepWatch(self.board, self.changes.append, lambda: self.pulse)
+        self.cpu_seconds = 0.0
+        self.step_status = StepStatus()
+        self.watch = StepWatchdog(self.step_status, self.changes.append, lambda: self.cpu_seconds)
 
     def look(self, ticks: int, on_time: bool = True) -> None:
         for _ in range(ticks):
@@ -139,13 +139,13 @@ class Told:
 
 async def test_a_step_beyond_its_limit_is_told_once_and_so_is_its_end():
     told = Told()
-    told.board.begin(LEAST)
+    told.step_status.begin(LEAST)
     told.look(TICKS - 1)
     assert told.changes == []
     told.look(10 * TICKS)
     assert told.changes == [True]
     assert told.watch.stalled
-    told.board.begin(0.0)
+    told.step_status.begin(0.0)
     told.look(1)
     assert told.changes == [True, False]
 
@@ -153,45 +153,45 @@ async def test_a_step_beyond_its_limit_is_told_once_and_so_is_its_end():
 async def test_steps_that_end_are_no_stall_however_many():
     told = Told()
     for _ in range(100):
-        told.board.begin(LEAST)
+        told.step_status.begin(LEAST)
         told.look(TICKS - 1)
-    told.board.begin(0.0)
+    told.step_status.begin(0.0)
     told.look(10 * TICKS)
     assert told.changes == []
 
 
 async def test_ticks_that_come_late_blame_nobody():
     told = Told()
-    told.board.begin(LEAST)
+    told.step_status.begin(LEAST)
     told.look(10 * TICKS, on_time=False)
     assert told.changes == []
     told.look(TICKS)
     assert told.changes == [True]
 
 
-async def test_a_device_that_shows_a_pulse_is_slow_and_not_stuck():
+async def test_a_device_that_uses_cpu_time_is_slow_and_not_stuck():
     told = Told()
-    told.board.begin(LEAST)
+    told.step_status.begin(LEAST)
     for _ in range(10 * TICKS):
         told.look(1)
-        told.pulse += 0.1 * TICK_SECONDS  # a tenth of a processor
+        told.cpu_seconds += 0.1 * TICK_SECONDS  # a tenth of a processor
     assert told.changes == []
     told.look(100 * TICKS)
     assert told.changes == [True]
 
 
-async def test_the_pulse_of_idle_threads_is_none():
+async def test_the_cpu_time_of_idle_threads_does_not_count():
     told = Told()
-    told.board.begin(LEAST)
+    told.step_status.begin(LEAST)
     for _ in range(2 * TICKS):
         told.look(1)
-        told.pulse += 0.005 * TICK_SECONDS
+        told.cpu_seconds += 0.005 * TICK_SECONDS
     assert told.changes == [True]
 
 
 async def test_nobody_looks_while_nothing_is_asked():
     told = Told()
-    told.board.begin(LEAST)
+    told.step_status.begin(LEAST)
     told.watch.wake()
     told.watch.close()
     told.watch.wake()
@@ -199,35 +199,35 @@ async def test_nobody_looks_while_nothing_is_asked():
 
 
 def test_two_processes_share_a_board():
-    descriptor = StepBoard.new_file()
+    descriptor = StepStatus.new_file()
     child = os.fork()
     if not child:
-        StepBoard.at(descriptor).begin(1.5)
+        StepStatus.at(descriptor).begin(1.5)
         os._exit(0)
     os.waitpid(child, 0)
-    assert StepBoard.at(descriptor).read() == (1, 1.5)
+    assert StepStatus.at(descriptor).read() == (1, 1.5)
     os.close(descriptor)
 
 
-def test_a_process_that_computes_has_a_pulse():
-    read = cpu_pulse(os.getpid())
+def test_a_process_that_computes_uses_cpu_time():
+    read = cpu_seconds_of(os.getpid())
     before = read()
     while read() == before:
         sum(range(10_000))
-    assert cpu_pulse(2**30)() == 0
+    assert cpu_seconds_of(2**30)() == 0
 
 
 def test_an_engine_says_of_every_step_how_long_it_may_take_and_of_none_when_it_rests():
     clock = Clock()
-    board = StepBoard()
+    step_status = StepStatus()
     seen: list[float] = []
 
     def sleep(seconds: float) -> None:
-        seen.append(board.read()[1])
+        seen.append(step_status.read()[1])
         clock.now += seconds
 
     executor = SimExecutor(SimSettings(num_blocks=256, max_num_requests=32, max_model_len=512), clock, sleep)
-    engine = Engine(executor, EngineSettings(max_num_requests=32), 1, clock, board=board)
+    engine = Engine(executor, EngineSettings(max_num_requests=32), 1, clock, step_status=step_status)
     for salt in range(3):
         engine.submit(make_request(prompt_of(40, salt), 200))
     while engine.has_work():
@@ -235,13 +235,13 @@ def test_an_engine_says_of_every_step_how_long_it_may_take_and_of_none_when_it_r
     assert seen[0] == 0.0
     assert LEAST in seen
     assert seen[-1] in (0.0, LEAST)
-    assert board.read()[1] == 0.0
+    assert step_status.read()[1] == 0.0
 
 
 async def test_progress_grows_with_each_step():
-    board = StepBoard()
-    watch = StepWatch(board, lambda stalled: None)
+    step_status = StepStatus()
+    watch = StepWatchdog(step_status, lambda stalled: None)
     before = watch.progress
-    board.begin(LEAST)
-    board.begin(0.0)
+    step_status.begin(LEAST)
+    step_status.begin(0.0)
     assert watch.progress == before + 2
