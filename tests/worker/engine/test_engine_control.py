@@ -17,7 +17,7 @@ class Halted:
     """What no test here changes."""
 
 
-class Operated:
+class ControlTarget:
     """An engine that counts how often it is audited."""
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class Operated:
 
 @pytest.mark.parametrize("audit", [True, False])
 def test_stats_walk_the_pool_only_when_asked_and_say_the_same(audit):
-    operated = Operated()
-    operated.rig.run(make_request(prompt_of(30), 4))
-    operated.rig.submit(make_request(prompt_of(50, 1), 40))
-    operated.rig.step()
+    target = ControlTarget()
+    target.rig.run(make_request(prompt_of(30), 4))
+    target.rig.submit(make_request(prompt_of(50, 1), 40))
+    target.rig.step()
     sent: list[tuple[int, int, bytes]] = []
-    control = EngineControl(operated, lambda *frame: sent.append(frame), Lifecycle(Halted()))  # type: ignore[arg-type]
+    control = EngineControl(target, lambda *frame: sent.append(frame), Lifecycle(Halted()))  # type: ignore[arg-type]
     control.call(3, bytes([Method.GET_STATS]) + control_pb2.GetStatsRequest(audit=audit).SerializeToString())
     ((kind, channel, payload),) = sent
     assert (kind, channel) == (Kind.REPLY, 3)
-    assert operated.num_audits == int(audit)
-    stats, books = control_pb2.GetStatsResponse.FromString(payload), operated.rig.engine.audit()
+    assert target.num_audits == int(audit)
+    stats, books = control_pb2.GetStatsResponse.FromString(payload), target.rig.engine.audit()
     counted = stats.num_held_blocks, stats.num_leased_blocks, stats.num_cached_blocks, stats.num_empty_blocks
     assert counted == (
         books.num_held_blocks,

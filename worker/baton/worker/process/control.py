@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
 
-class Operated(Protocol):
+class ControlTarget(Protocol):
     """What control needs of the engine and of what surrounds it."""
 
     def audit(self) -> PoolAudit:
@@ -60,9 +60,9 @@ class EngineControl:
     """Answers calls. Used by the engine thread only."""
 
     def __init__(
-        self, operated: Operated, send: Send, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+        self, target: ControlTarget, send: Send, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._operated = operated
+        self._target = target
         self._send = send
         self._lifecycle = lifecycle
         self._clock = clock
@@ -118,13 +118,13 @@ class EngineControl:
         self._lifecycle.check()
         if self._abort_at is not None and self._clock() >= self._abort_at:
             self._abort_at = None
-            if left := self._operated.num_requests():
+            if left := self._target.num_requests():
                 _log.warning("the drain's time is up: aborting %d requests", left)
-                self._operated.abort_all("the worker is shutting down, and the request took longer than its drain")
-        if self._forgets_when_idle and not self._operated.num_requests():
+                self._target.abort_all("the worker is shutting down, and the request took longer than its drain")
+        if self._forgets_when_idle and not self._target.num_requests():
             self._forgets_when_idle = False
-            self._operated.reset_prefix_cache()
-        if self._idle_waiters and not self._operated.num_requests():
+            self._target.reset_prefix_cache()
+        if self._idle_waiters and not self._target.num_requests():
             for channel in self._idle_waiters:
                 self._send(Kind.REPLY, channel, b"")
             self._idle_waiters.clear()
@@ -143,18 +143,18 @@ class EngineControl:
         request = control_pb2.DrainRequest.FromString(payload)
         self._forgets_when_idle = self._forgets_when_idle or not self._lifecycle.draining
         self._lifecycle.draining = True
-        self._operated.begin_drain()
+        self._target.begin_drain()
         if self._lifecycle.stopped:
-            self._operated.abort_all("the worker drains, and had kept the request while it was stopped")
+            self._target.abort_all("the worker drains, and had kept the request while it was stopped")
         self._abort_at = self._clock() + request.timeout_ms / 1000 if request.timeout_ms else None
-        return control_pb2.DrainResponse(num_requests=self._operated.num_requests()).SerializeToString()
+        return control_pb2.DrainResponse(num_requests=self._target.num_requests()).SerializeToString()
 
     def _get_stats(self, payload: bytes) -> bytes:
         request = control_pb2.GetStatsRequest.FromString(payload)
-        audit = self._operated.audit() if request.audit else self._operated.count_blocks()
+        audit = self._target.audit() if request.audit else self._target.count_blocks()
         return control_pb2.GetStatsResponse(
-            state=self._operated.state(),
-            counters=self._operated.counters(),
+            state=self._target.state(),
+            counters=self._target.counters(),
             num_held_blocks=audit.num_held_blocks,
             num_leased_blocks=audit.num_leased_blocks,
             num_cached_blocks=audit.num_cached_blocks,
@@ -164,15 +164,15 @@ class EngineControl:
         ).SerializeToString()
 
     def _reset_prefix_cache(self, payload: bytes) -> bytes:
-        epoch = self._operated.reset_prefix_cache()
+        epoch = self._target.reset_prefix_cache()
         _log.info("prefix cache reset: epoch %d", epoch)
         return control_pb2.ResetPrefixCacheResponse(epoch=epoch).SerializeToString()
 
     def _start_profile(self, payload: bytes) -> bytes:
         request = control_pb2.StartProfileRequest.FromString(payload)
-        path = self._operated.start_profile(request.num_steps)
+        path = self._target.start_profile(request.num_steps)
         return control_pb2.StartProfileResponse(path=path).SerializeToString()
 
     def _stop_profile(self, payload: bytes) -> bytes:
-        path, num_steps = self._operated.stop_profile()
+        path, num_steps = self._target.stop_profile()
         return control_pb2.StopProfileResponse(path=path, num_steps=num_steps).SerializeToString()

@@ -29,7 +29,7 @@ Refuse = Callable[[ServiceError], None]
 Running = pb.RunningRequests
 
 
-class Halting(Protocol):
+class LifecycleActions(Protocol):
     """What a change needs of the engine and of what surrounds it."""
 
     def begin_drain(self) -> None:
@@ -95,31 +95,31 @@ class _Change:
 class _Reading:
     """Weights on their way, on a thread of their own."""
 
-    def __init__(self, halting: Halting, model: str) -> None:
+    def __init__(self, actions: LifecycleActions, model: str) -> None:
         self.new: NewWeights | None = None
         self.error: ServiceError | None = None
         self.done = False
-        self._halting = halting
+        self._actions = actions
         self._model = model
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self.new = self._halting.read_weights(self._model)
+            self.new = self._actions.read_weights(self._model)
         except ServiceError as error:
             self.error = error
         except Exception as error:  # whatever a file can raise
             _log.exception("weights could not be read")
             self.error = InternalError(f"the weights could not be read: {type(error).__name__}: {error}")
         self.done = True
-        self._halting.wake_loop()
+        self._actions.wake_loop()
 
 
 class Lifecycle:
     """One worker's. `draining` is Drain's; it outlives all changes but Resume."""
 
-    def __init__(self, halting: Halting, clock: Callable[[], float] = time.monotonic) -> None:
-        self._halting = halting
+    def __init__(self, actions: LifecycleActions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._actions = actions
         self._clock = clock
         self._change: _Change | None = None
         self._paused = False
@@ -153,7 +153,7 @@ class Lifecycle:
 
         def apply(_: NewWeights | None) -> pb.PauseResponse:
             self._paused = True
-            return pb.PauseResponse(num_requests=self._halting.num_requests())
+            return pb.PauseResponse(num_requests=self._actions.num_requests())
 
         seconds = _seconds(request.timeout_ms)
         self._begin(_Change("pause", request.running_requests, seconds, apply, reply, refuse))
@@ -175,11 +175,11 @@ class Lifecycle:
 
         def apply(_: NewWeights | None) -> pb.SleepResponse:
             if level <= self.sleep_level:
-                return pb.SleepResponse(num_requests=self._halting.num_requests(), epoch=self._halting.epoch())
-            epoch = self._halting.forget_blocks()
-            freed = self._halting.sleep(level)
+                return pb.SleepResponse(num_requests=self._actions.num_requests(), epoch=self._actions.epoch())
+            epoch = self._actions.forget_blocks()
+            freed = self._actions.sleep(level)
             self.sleep_level, self._dropped = level, level > 1
-            num_requests = self._halting.num_requests()
+            num_requests = self._actions.num_requests()
             _log.info("asleep: level %d, %d bytes free, %d requests kept", level, freed, num_requests)
             return pb.SleepResponse(num_freed_bytes=freed, num_requests=num_requests, epoch=epoch)
 
@@ -192,16 +192,16 @@ class Lifecycle:
         self._check_free()
 
         if not self.sleep_level:
-            reply(pb.WakeUpResponse(epoch=self._halting.epoch()))
+            reply(pb.WakeUpResponse(epoch=self._actions.epoch()))
             return
 
         def apply(new: NewWeights | None) -> pb.WakeUpResponse:
-            self._halting.wake(new)
+            self._actions.wake(new)
             self.sleep_level, self._dropped, self._paused = 0, False, False
             _log.info("awake")
-            return pb.WakeUpResponse(epoch=self._halting.epoch())
+            return pb.WakeUpResponse(epoch=self._actions.epoch())
 
-        reading = _Reading(self._halting, "") if self._dropped else None
+        reading = _Reading(self._actions, "") if self._dropped else None
         keep = Running.RUNNING_REQUESTS_KEEP
         self._begin(_Change("wake-up", keep, _DEFAULT_SECONDS, apply, reply, refuse, reading))
 
@@ -212,13 +212,13 @@ class Lifecycle:
 
         def apply(new: NewWeights | None) -> pb.ReloadWeightsResponse:
             assert new is not None, "a reload reads weights"
-            self._halting.use_weights(new)
-            epoch = self._halting.forget_blocks()
-            num_requests = self._halting.num_requests()
+            self._actions.use_weights(new)
+            epoch = self._actions.forget_blocks()
+            num_requests = self._actions.num_requests()
             _log.info("weights reloaded from %s: epoch %d, %d requests kept", new.model, epoch, num_requests)
             return pb.ReloadWeightsResponse(digest=new.digest, epoch=epoch, num_requests=num_requests)
 
-        reading = _Reading(self._halting, request.model)
+        reading = _Reading(self._actions, request.model)
         seconds = _seconds(request.timeout_ms)
         self._begin(_Change("reload", request.running_requests, seconds, apply, reply, refuse, reading))
 
@@ -236,7 +236,7 @@ class Lifecycle:
         elif self._is_quiet(change):
             self._apply(change)
         elif self._clock() >= change.deadline:
-            left, seconds = self._halting.num_requests(), change.seconds
+            left, seconds = self._actions.num_requests(), change.seconds
             error = DeadlineExceeded(f"{left} requests still ran {seconds:g} s after the {change.name} was asked for")
             self._end(change, error)
 
@@ -247,27 +247,27 @@ class Lifecycle:
     def _halt(self, change: _Change) -> None:
         change.deadline = self._clock() + change.seconds
         reason = f"the worker was stopped for a {change.name}"
-        self._halting.begin_drain()
+        self._actions.begin_drain()
         if change.running == Running.RUNNING_REQUESTS_KEEP:
-            self._halting.abort_prefills(reason)
+            self._actions.abort_prefills(reason)
         elif change.running == Running.RUNNING_REQUESTS_WAIT:
-            self._halting.freeze(False)  # those that a pause kept run to their ends too
+            self._actions.freeze(False)  # those that a pause kept run to their ends too
         else:
-            self._halting.abort_all(reason)
+            self._actions.abort_all(reason)
         self.check()
 
     def _is_quiet(self, change: _Change) -> bool:
         """Whether nothing is left to wait for; freezes those that are kept when no hand-over needs them any more."""
-        if self._halting.num_open_transfers():
+        if self._actions.num_open_transfers():
             return False
         if change.running == Running.RUNNING_REQUESTS_KEEP:
-            self._halting.freeze(True)
-        elif self._halting.num_requests():
+            self._actions.freeze(True)
+        elif self._actions.num_requests():
             return False
-        return self._halting.settled()
+        return self._actions.settled()
 
     def _apply(self, change: _Change) -> None:
-        self._halting.freeze(True)
+        self._actions.freeze(True)
         try:
             answer = change.apply(None if change.reading is None else change.reading.new)
         except ServiceError as error:
@@ -289,9 +289,9 @@ class Lifecycle:
 
     def _go_on(self) -> None:
         """As the activity says."""
-        self._halting.freeze(self.stopped)
+        self._actions.freeze(self.stopped)
         if not self.stopped and not self.draining:
-            self._halting.end_drain()
+            self._actions.end_drain()
 
     def _check_free(self) -> None:
         if self._change is not None:

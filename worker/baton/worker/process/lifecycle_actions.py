@@ -11,21 +11,21 @@ from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import NewWeights, Resident
 from baton.worker.handover.handover import Handover
 from baton.worker.link.frames import EngineLink, Kind
-from baton.worker.process.control import Operated
+from baton.worker.process.control import ControlTarget
 from baton.worker.transfer.layout import layout_message
 
 _SIGN_SECONDS = 0.25
 
 
-class EngineHalt:
-    """Implements lifecycle.Halting. `identity` is what the worker reports of itself, and is kept up to date.
+class EngineLifecycleActions:
+    """Implements lifecycle.LifecycleActions. `identity` is what the worker reports of itself, and is kept up to date.
 
     `end_drain`: sessions take new requests again.
     """
 
     def __init__(
         self,
-        operated: Operated,
+        target: ControlTarget,
         engine: Engine,
         resident: Resident,
         handover: Handover,
@@ -33,7 +33,7 @@ class EngineHalt:
         link: EngineLink,
         end_drain: Callable[[], None],
     ) -> None:
-        self._operated = operated
+        self._target = target
         self._engine = engine
         self._resident = resident
         self._handover = handover
@@ -42,20 +42,20 @@ class EngineHalt:
         self._end_drain = end_drain
 
     def begin_drain(self) -> None:
-        self._operated.begin_drain()
+        self._target.begin_drain()
 
     def end_drain(self) -> None:
         self._handover.end_drain()
         self._end_drain()
 
     def abort_all(self, reason: str) -> None:
-        self._operated.abort_all(reason)
+        self._target.abort_all(reason)
 
     def abort_prefills(self, reason: str) -> None:
         self._handover.abort_all(reason)
 
     def num_requests(self) -> int:
-        return self._operated.num_requests()
+        return self._target.num_requests()
 
     def num_open_transfers(self) -> int:
         return self._handover.num_open
@@ -71,7 +71,7 @@ class EngineHalt:
 
     def forget_blocks(self) -> int:
         self._engine.recompute_all()
-        return self._operated.reset_prefix_cache()
+        return self._target.reset_prefix_cache()
 
     def read_weights(self, model: str) -> NewWeights:
         return self._resident.read_weights(model)
@@ -104,7 +104,7 @@ class EngineHalt:
     @contextlib.contextmanager
     def _signs_of_life(self) -> Iterator[None]:
         """Moving memory can take longer than a step may: the front hears that the engine lives."""
-        state = worker_pb2.WatchStateResponse(state=self._operated.state()).SerializeToString()
+        state = worker_pb2.WatchStateResponse(state=self._target.state()).SerializeToString()
         done = threading.Event()
 
         def tell() -> None:

@@ -20,7 +20,7 @@ from baton.worker.link.methods import Method
 from baton.worker.link.prompts import split_prompts
 from baton.worker.process.control import EngineControl
 from baton.worker.process.lifecycle import Lifecycle
-from baton.worker.process.lifecycle_actions import EngineHalt
+from baton.worker.process.lifecycle_actions import EngineLifecycleActions
 from baton.worker.process.profiler import StepProfiler
 from baton.worker.process.sessions import Sessions
 from baton.worker.process.spans import SpanSender
@@ -69,8 +69,8 @@ class EngineLoop(EngineListener, HandoverListener):
             counted=executor.max_step_tokens > 1,
         )
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
-        halt = EngineHalt(self, engine, executor, handover, identity, link, self._end_drain)
-        self._control = EngineControl(self, link.send, Lifecycle(halt, clock), clock)
+        actions = EngineLifecycleActions(self, engine, executor, handover, identity, link, self._end_drain)
+        self._control = EngineControl(self, link.send, Lifecycle(actions, clock), clock)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
         self._changing = False
         self._stopping = False
