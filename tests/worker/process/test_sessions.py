@@ -100,7 +100,7 @@ def test_first_tokens_wait_for_what_must_come_before_them(bench: Bench) -> None:
     a, b, c = bench.submit(1, 4, 5, 6)
     entry = TokenLogprobs(-0.5, 1, (12,), (-0.5,))
     bench.emit(prompt_logprobs=[(a, 1, [entry])])
-    bench.sessions.tell_peer_loss(b, "p", "gone")
+    bench.sessions.report_peer_loss(b, "p", "gone")
     bench.emit(requests=[a, b, c], token_ids=[11, 12, 13], logprobs={2: entry})
     ((kind, _, data),) = bench.frames
     assert kind == Kind.GENERATE

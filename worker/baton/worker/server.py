@@ -51,7 +51,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         publisher = Publisher(engine, split_addresses(config.kvstore, "kvstore"), dial=Dial(tls, KVSTORE))
     server: RpcServer
     readiness = Readiness(engine, lambda ready: server.set_ready(ready))
-    servicer = control.ControlServicer(engine, readiness.want)
+    servicer = control.ControlServicer(engine, readiness.update)
     services = (
         Service(front.SERVICE_NAME, worker, front.WorkerFront.register),
         Service(control.SERVICE_NAME, servicer, control_pb2_grpc.add_ControlServiceServicer_to_server),
@@ -75,13 +75,13 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
         await engine.start(worker_id, advertised)
         try:
             if await _until_ready(engine, stop):
-                await readiness.want(True)
+                await readiness.update(True)
                 _log.info(
                     "listening",
                     extra={"worker_id": worker_id, "port": server.port, "metrics_port": metrics_port, **_facts(config)},
                 )
                 await _first(stop.wait(), engine.ended.wait())
-                await readiness.want(False)
+                await readiness.update(False)
                 if not engine.ended.is_set():
                     await servicer.shut_down(config.drain_timeout)
                     if publisher is not None:

@@ -193,7 +193,7 @@ class EngineLoop(EngineListener, HandoverListener):
         self._handover.tick()
         outputs = self._step()
         self._sessions.report_waits()
-        self._tell(outputs)
+        self._report_outputs(outputs)
         self._events.collect()
         self._control.check()
         if self._profiler.active:
@@ -201,7 +201,7 @@ class EngineLoop(EngineListener, HandoverListener):
         self._changing = bool(frames) or bool(outputs) or self._engine.has_work()
         self._state.report(self._clock())
 
-    def _tell(self, outputs: StepOutputs) -> None:
+    def _report_outputs(self, outputs: StepOutputs) -> None:
         """First to other workers, then to gateways, then to whoever reads logs and traces."""
         self._handover.on_step(outputs)
         self._sessions.emit(outputs)
@@ -226,11 +226,11 @@ class EngineLoop(EngineListener, HandoverListener):
 
     def on_first_token(self) -> None:
         """Sends the token before the rest of this turn, in which a step's launch takes milliseconds."""
-        self._tell(self._engine.take_outputs())
+        self._report_outputs(self._engine.take_outputs())
         self._link.flush()
 
     def on_peer_died(self, request: Request, worker_id: str, reason: str) -> None:
-        self._sessions.tell_peer_loss(request, worker_id, reason)
+        self._sessions.report_peer_loss(request, worker_id, reason)
         self._link.flush()
 
     def _advance(self) -> StepOutputs:

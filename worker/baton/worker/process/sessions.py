@@ -171,7 +171,7 @@ class Sessions:
             self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
         return bool(started)
 
-    def tell_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
+    def report_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
         """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
         if session := self._session_of.get(request):
             session.fresh.discard(session.slots[request])

@@ -55,23 +55,23 @@ class SpanSender(HandoverListener):
     def on_record(self, record: TransferRecord | PushRecord) -> None:
         if is_sampled(record.traceparent):
             spans = _received(record) if isinstance(record, TransferRecord) else _sent(record)
-            self._tell(record.traceparent, record.request_id, spans)
+            self._send_spans(record.traceparent, record.request_id, spans)
 
     def finished(self, finishes: Iterable[Finish]) -> None:
         """Generations ended a moment ago."""
         for finish in finishes:
             request = finish.request
             if not request.prefill_only and is_sampled(request.traceparent):
-                self._tell(request.traceparent, request.request_id, _generated(finish, self._clock()))
+                self._send_spans(request.traceparent, request.request_id, _generated(finish, self._clock()))
 
     def failed(self, failures: Iterable[Failure]) -> None:
         """Generations could not go on, as of a moment ago."""
         for failure in failures:
             request = failure.request
             if is_sampled(request.traceparent):
-                self._tell(request.traceparent, request.request_id, [_failed(failure, self._clock())])
+                self._send_spans(request.traceparent, request.request_id, [_failed(failure, self._clock())])
 
-    def _tell(self, traceparent: str, request_id: str, spans: Iterable[_Span]) -> None:
+    def _send_spans(self, traceparent: str, request_id: str, spans: Iterable[_Span]) -> None:
         wall, now = self._wall(), self._clock()
         of_request = {"baton.request_id": _SERIAL.sub("", request_id)}
         told = [

@@ -284,7 +284,7 @@ class PrefillSide:
         message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
         self._send_to(job.peer, Message(first_token=message))
         if job.lease is not None:
-            self._tell_if_sent(job, job.lease)
+            self._report_if_sent(job, job.lease)
 
     # The transport, and time.
 
@@ -294,9 +294,9 @@ class PrefillSide:
         if job is not None and job.lease is not None:
             job.num_pieces, job.num_bytes = event.num_pieces, event.num_bytes
             job.pushed = True
-            self._tell_if_sent(job, job.lease)
+            self._report_if_sent(job, job.lease)
 
-    def _tell_if_sent(self, job: PrefillJob, lease: SenderLease) -> None:
+    def _report_if_sent(self, job: PrefillJob, lease: SenderLease) -> None:
         """Not before the first token: a decode worker with all KV and no token would compute one itself."""
         if job.pushed and job.computed:
             self._apply(job, lease.pushed(self._clock()))

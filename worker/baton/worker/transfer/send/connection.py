@@ -119,7 +119,7 @@ class OutboundConnection:
         """That was its last piece: Pushed follows."""
         with self._changed:
             push.complete = True
-        self._tell(push)
+        self._report_end(push)
 
     def fence(self, push: Push) -> None:
         """PushFenced follows: at once, or when what was started is sent."""
@@ -258,7 +258,7 @@ class OutboundConnection:
         if piece is not None:
             self._start(push, piece)
         else:
-            self._tell(push)
+            self._report_end(push)
 
     def _start(self, push: Push, piece: Piece) -> None:
         assert self._connection is not None, "a push begins with a connection"
@@ -284,9 +284,9 @@ class OutboundConnection:
         with self._changed:
             push.num_started -= 1
             self._used_at = time.monotonic()
-        self._tell(push)
+        self._report_end(push)
 
-    def _tell(self, push: Push) -> None:
+    def _report_end(self, push: Push) -> None:
         """What the end of its pieces means, if they have all ended."""
         with self._changed:
             fenced = push.fencing and not push.num_started
