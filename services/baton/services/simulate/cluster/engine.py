@@ -134,7 +134,7 @@ class VirtualEngine(Engine):
         batch, pool = scheduler.batch, scheduler.pool
         if batch.prefilling or not len(batch) or self._in_flight or self._requests.outputs or scheduler.prefill_wanted:
             return None
-        if scheduler.storing or (scheduler.places.num_queued and not self._is_settled):
+        if scheduler.storing or (scheduler.queues.num_queued and not self._is_settled):
             return None
         rows = batch.decode_rows()
         if len(rows) != len(batch):
