@@ -16,6 +16,8 @@ from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.access_log import switch_access_log
+from baton.gateway.bodies.remote_reader import RemoteReader
+from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.ext_authz.rules import Rules
 from baton.gateway.ext_authz.server import ext_authz_server
@@ -120,6 +122,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         WorkerStreams(
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
         ) as streams,
+        BodyThread(RemoteReader()) as bodies,
     ):
         traced = GatewayTracing(tracer) if tracer is not None else None
         generator = WorkerGenerator(catalog, router, streams, counters, limits, traced)
@@ -141,7 +144,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
         connections = Connections()
-        desk = _front_desk(config, core, connections, tls)
+        desk = _front_desk(config, core, connections, tls, bodies)
         http_server, authorization = _http_server(config, core, desk, shelf, connections, tls)
         async with http_server as http:
             async with (
@@ -210,13 +213,15 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
     )
 
 
-def _front_desk(config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls) -> FrontDesk:
+def _front_desk(
+    config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls, bodies: BodyThread
+) -> FrontDesk:
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections), core.phases)
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TracingCollector(core.tracer))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
-    return FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams)
+    return FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams, bodies)
 
 
 def _http_server(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.gateway.bodies.remote_reader import RemoteReader
+from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.core import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
 from baton.gateway.http.connections import Connections
@@ -149,13 +151,14 @@ async def rest_side(
     connections = Connections()
     counters = GenerationCounters()
     metrics = GatewayMetrics(counters, lambda: admission.taken, lambda: len(connections))
-    desk = FrontDesk(config, catalog, generator, admission, metrics)
+    bodies = BodyThread(RemoteReader())
+    desk = FrontDesk(config, catalog, generator, admission, metrics, bodies=bodies)
     missing: list[str] = []
     shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
     app = App(rest_routes(desk, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)
-    async with HttpServer("127.0.0.1:0", app, limits, connections) as server:
+    async with bodies, HttpServer("127.0.0.1:0", app, limits, connections) as server:
         yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
     await shelf.close(0)
 

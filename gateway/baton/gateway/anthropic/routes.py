@@ -33,13 +33,15 @@ class Messages:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(MessagesRequest, desk.config.strict_fields)
+        self._decoder = BodyDecoder(MessagesRequest, desk.config.strict_fields, desk.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted(), fields_named(FIELDS):
             check_version(exchange.headers)
-            request, model, turn = await desk.bodies.run(partial(self._read, exchange), len(exchange.body))
+            request, model, turn = await desk.bodies.run(
+                partial(self._read, exchange), len(exchange.body), exchange.owner
+            )
             request_id = desk.take_place(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn)
             generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
@@ -61,12 +63,12 @@ class CountTokens:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(CountTokensRequest, desk.config.strict_fields)
+        self._decoder = BodyDecoder(CountTokensRequest, desk.config.strict_fields, desk.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         with fields_named(FIELDS):
             check_version(exchange.headers)
-            model, turn = await self._desk.bodies.run(partial(self._read, exchange), len(exchange.body))
+            model, turn = await self._desk.bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
             token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from baton.gateway.bodies.json_size import check_json_size
+from baton.gateway.bodies.reading import Reading
 from baton.gateway.bodies.unknown_fields import KnownKeys, UnknownKey
 from baton.rpc.errors import InvalidRequest
 
@@ -32,28 +33,51 @@ class Received(Protocol):
         """Notes what the answer leaves out of account."""
 
 
-class BodyDecoder(Generic[T]):
-    """Decodes the bodies of one request type. `strict`: unknown keys are refused."""
+class Reader(Protocol):
+    """Reads bodies elsewhere."""
 
-    def __init__(self, kind: type[T], strict: bool = False) -> None:
+    def read(self, kind: type[msgspec.Struct], strict: bool, body: bytes) -> Reading | None:
+        """Returns what came of it. None: read the body here."""
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes the bodies of one request type. `strict`: unknown keys are refused. `reader`: reads the large ones."""
+
+    def __init__(self, kind: type[T], strict: bool = False, reader: Reader | None = None) -> None:
+        self._kind = kind
+        self._reader = reader
         self._decoder = msgspec.json.Decoder(kind)
+        self._packed = msgspec.msgpack.Decoder(kind)
         self._keys = KnownKeys(kind)
         self._strict = strict
 
     def read(self, received: Received) -> T:
         """Returns the request, its unknown keys noted. Raises InvalidRequest."""
-        request = self.decode(received.body, received.headers)
-        unknown = self._keys.unknown(received.body)
-        if unknown:
-            if self._strict:
-                raise _unknown_field(unknown[0])
-            received.ignore([str(key) for key in unknown])
+        _check_headers(received.headers)
+        reading = None if self._reader is None else self._reader.read(self._kind, self._strict, received.body)
+        if reading is None:
+            request, unknown = self.parse(received.body)
+        elif reading.problem:
+            raise InvalidRequest(reading.problem, field=reading.field)
+        else:
+            request, unknown = self._packed.decode(reading.request), reading.unknown
+        received.ignore(unknown)
         return request
 
     def decode(self, body: bytes, headers: Mapping[bytes, bytes]) -> T:
         """Returns the request. Raises InvalidRequest."""
-        _check_content_type(headers.get(b"content-type"))
-        _check_content_encoding(headers.get(b"content-encoding", b"identity"))
+        _check_headers(headers)
+        return self._decode(body)
+
+    def parse(self, body: bytes) -> tuple[T, list[str]]:
+        """Returns the request and its unknown keys. Raises InvalidRequest."""
+        request = self._decode(body)
+        unknown = self._keys.unknown(body)
+        if unknown and self._strict:
+            raise _unknown_field(unknown[0])
+        return request, [str(key) for key in unknown]
+
+    def _decode(self, body: bytes) -> T:
         check_json_size(body)
         try:
             return self._decoder.decode(body)
@@ -63,6 +87,11 @@ class BodyDecoder(Generic[T]):
             raise InvalidRequest(f"The body is no valid JSON: {_why(body, error)}.") from None
         except RecursionError:
             raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _check_headers(headers: Mapping[bytes, bytes]) -> None:
+    _check_content_type(headers.get(b"content-type"))
+    _check_content_encoding(headers.get(b"content-encoding", b"identity"))
 
 
 def _check_content_type(value: bytes | None) -> None:

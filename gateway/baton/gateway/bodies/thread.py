@@ -1,11 +1,13 @@
-"""The thread on which large requests are read and checked, so that the event loop stays free. Knows no request."""
+"""The threads on which large requests are read and checked, so that the event loop stays free. Knows no request."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
+
+from baton.gateway.bodies.fair_threads import FairThreads
+from baton.gateway.bodies.remote_reader import REMOTE_BYTES, RemoteReader
 
 T = TypeVar("T")
 
@@ -14,13 +16,34 @@ INLINE_BYTES = 32 << 10
 
 
 class BodyThread:
-    """One thread: two that parse would have the event loop wait for both of them."""
+    """One thread that parses: two would have the event loop wait for both. Another one waits for the reading process.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="body")
+    `reader`: the process's. None: large bodies are read here too.
+    """
 
-    async def run(self, work: Callable[[], T], num_bytes: int) -> T:
-        """Returns what `work` on so many bytes does. Work on few runs here and now."""
+    def __init__(self, reader: RemoteReader | None = None) -> None:
+        self.reader = reader
+        self._medium = FairThreads(1, "body")
+        self._large = FairThreads(1, "large body")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def run(self, work: Callable[[], T], num_bytes: int, owner: str = "") -> T:
+        """Returns what `work` on so many bytes does. Work on few runs here and now; owners take turns."""
         if num_bytes <= INLINE_BYTES:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        threads = self._medium if num_bytes <= REMOTE_BYTES else self._large
+        return await threads.run(work, owner, num_bytes)
+
+    def close(self) -> None:
+        """Ends the threads and the process."""
+        self._medium.close()
+        self._large.close()
+        if self.reader is not None:
+            self.reader.close()

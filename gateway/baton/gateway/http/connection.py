@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange.rejection is not None:
             exchange.fail(exchange.rejection)
             return
-        owner = self._intake.owner(exchange, self._network)
+        owner = exchange.owner = self._intake.owner(exchange, self._network)
         cost = _REQUEST_COST + len(exchange.body)
         self._turn = self._intake.requests.take(owner, cost, partial(self._start, exchange))
 

@@ -73,6 +73,7 @@ class Exchange:
         "on_disconnect",
         "on_end",
         "on_writable",
+        "owner",
         "path",
         "query",
         "received",
@@ -96,6 +97,7 @@ class Exchange:
         self.body = b""
         self.received = time.perf_counter()
         self.request_id = ""
+        self.owner = ""  # by which work for it takes turns with that for others
         self.identity: Identity = ANONYMOUS
         self.cors: Mapping[str, str] = {}  # what browsers are told, as headers of the answer
         self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer

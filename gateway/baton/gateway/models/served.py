@@ -76,16 +76,16 @@ class ServedModel:
         self._template_variables = dict(template_variables or {})
         self._trust_control_tokens = trust_control_tokens
         self._client_texts: WeakKeyDictionary[ChatTemplate, ClientText] = WeakKeyDictionary()
-        self._owner = ""
+        self.owner = ""  # whose requests see it so; empty: of nobody in particular
         # By owner and text; the one used last is at the end.
         self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
 
     def seen_by(self, owner: str) -> ServedModel:
         """The model for a client of this tenant: what other tenants' texts left in its caches makes nothing faster."""
-        if owner == self._owner:
+        if owner == self.owner:
             return self
         view = copy.copy(self)
-        view._owner = owner
+        view.owner = owner
         return view
 
     def require_info(self) -> types_pb2.ModelInfo:
@@ -142,7 +142,7 @@ class ServedModel:
         """
         with self._limit(whole, "prompt") as limit:
             return await self.tokenizer.encode_async(
-                text, add_special_tokens=add_special_tokens, owner=self._owner, limit=limit
+                text, add_special_tokens=add_special_tokens, owner=self.owner, limit=limit
             )
 
     async def encode_chat(
@@ -168,14 +168,14 @@ class ServedModel:
         render = partial(chat.render, *texts, self._template_variables)
 
         def encode(limit: EncodingLimit) -> list[int]:
-            return encode_rendered(render(), self.tokenizer, add_special_tokens, self._owner, limit)
+            return encode_rendered(render(), self.tokenizer, add_special_tokens, self.owner, limit)
 
         size = size_of(texts)
         with self._limit(whole, "messages") as limit:
             # A stranger's template may take long before it is stopped.
             if template is None and size <= _INLINE_CHARS:
                 return encode(limit)
-            return await self.tokenizer.beside_limited(encode, limit, 0 if template else size)
+            return await self.tokenizer.beside_limited(encode, limit, 0 if template else size, self.owner)
 
     @contextmanager
     def _limit(self, whole: bool, field: str) -> Iterator[EncodingLimit]:
@@ -200,7 +200,7 @@ class ServedModel:
 
     def _clients_template(self, text: str) -> ChatTemplate:
         """A template that came with a request, compiled."""
-        templates, key = self._clients_templates, (self._owner, text)
+        templates, key = self._clients_templates, (self.owner, text)
         found = templates.pop(key, None)
         if found is None:
             try:

@@ -60,12 +60,12 @@ class ChatCompletions:
     def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
         self._desk = desk
         self._shelf = shelf
-        self._decoder = BodyDecoder(ChatCompletionRequest, desk.config.strict_fields)
+        self._decoder = BodyDecoder(ChatCompletionRequest, desk.config.strict_fields, desk.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted():
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, use, model = checked.request, checked.use, checked.model
             info = model.require_info()
             n = request.n or 1

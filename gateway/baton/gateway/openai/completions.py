@@ -53,12 +53,12 @@ class Completions:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields)
+        self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields, desk.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted():
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, model, sources = checked.request, checked.model, checked.sources
             info = model.require_info()
             n = request.best_of or request.n or 1

@@ -117,12 +117,12 @@ class TokenGenerate:
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
-        self._decoder = BodyDecoder(TokenGenerateRequest, desk.config.strict_fields)
+        self._decoder = BodyDecoder(TokenGenerateRequest, desk.config.strict_fields, desk.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         desk = self._desk
         with desk.refusals_counted(), fields_named(_FIELDS):
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body))
+            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, fields, model = checked.request, checked.fields, checked.model
             n = fields.n or 1
             request_id = desk.take_place(exchange, fields, n)

@@ -38,9 +38,9 @@ class Conversations:
     def __init__(self, shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> None:
         self._shelf = shelf
         self._bodies = bodies
-        self._creations = BodyDecoder(CreateConversationRequest, strict)
-        self._updates = BodyDecoder(UpdateConversationRequest, strict)
-        self._additions = BodyDecoder(AddItemsRequest, strict)
+        self._creations = BodyDecoder(CreateConversationRequest, strict, bodies.reader)
+        self._updates = BodyDecoder(UpdateConversationRequest, strict, bodies.reader)
+        self._additions = BodyDecoder(AddItemsRequest, strict, bodies.reader)
 
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/conversations."""
@@ -51,7 +51,7 @@ class Conversations:
             exchange.ignore(ignored_items(request.items or (), "items"))
             return request.metadata or {}, checked_items(request.items) if request.items else []
 
-        metadata, items = await self._bodies.run(read, len(exchange.body))
+        metadata, items = await self._bodies.run(read, len(exchange.body), exchange.owner)
         _respond(exchange, await self._shelf.create(_tenant(exchange), metadata, items))
 
     async def get(self, exchange: Exchange) -> None:
@@ -60,7 +60,7 @@ class Conversations:
 
     async def update(self, exchange: Exchange) -> None:
         """POST /v1/conversations/{conversation_id}."""
-        request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body))
+        request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
         _respond(exchange, await self._shelf.update(_tenant(exchange), _ids(exchange)[0], metadata))
@@ -84,7 +84,7 @@ class Conversations:
             exchange.ignore(ignored_items(request.items, "items"))
             return checked_items(request.items)
 
-        items = await self._bodies.run(read, len(exchange.body))
+        items = await self._bodies.run(read, len(exchange.body), exchange.owner)
         _respond(exchange, listed(await self._shelf.add(_tenant(exchange), _ids(exchange)[0], items)))
 
     async def get_item(self, exchange: Exchange) -> None:

@@ -50,12 +50,12 @@ class Responses:
 
     def __init__(self, service: ResponseService, strict: bool) -> None:
         self._service = service
-        self._decoder = BodyDecoder(ResponsesRequest, strict)
+        self._decoder = BodyDecoder(ResponsesRequest, strict, service.bodies.reader)
 
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/responses."""
         with self._service.refusals_counted():
-            request = await self._service.bodies.run(partial(self._read, exchange), len(exchange.body))
+            request = await self._service.bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
         begun = await self._service.begin(exchange, request)
         running = begun.running
         waits = not request.background or request.stream

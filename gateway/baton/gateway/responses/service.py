@@ -92,7 +92,11 @@ class ResponseService:
         desk = self._desk
         with desk.refusals_counted():
             model, served, items = await self._beside(
-                partial(self._check, call, request), request.input, request.tools, request.instructions
+                call.identity.tenant.cache_owner,
+                partial(self._check, call, request),
+                request.input,
+                request.tools,
+                request.instructions,
             )
             if request.request_id:
                 call.request_id = request.request_id
@@ -165,9 +169,9 @@ class ResponseService:
             check_max_items(0 if isinstance(request.input, str) else len(request.input))
             return model, served_tools(request.tools), input_items(request.input)
 
-    async def _beside(self, work: Callable[[], T], *values: object) -> T:
-        """Returns what `work` on these values does; where they are large, another thread does it."""
-        return await self._desk.bodies.run(work, size_of(values))
+    async def _beside(self, owner: str, work: Callable[[], T], *values: object) -> T:
+        """Returns what `work` on these values does; where they are large, another thread does it in `owner`'s turn."""
+        return await self._desk.bodies.run(work, size_of(values), owner)
 
     async def _prepare(
         self,
@@ -182,7 +186,8 @@ class ResponseService:
         prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
 
         made = partial(turn_of, request, [*context, *items], served)
-        turn = replace(await self._beside(made, context, items, request.tools, request.instructions), asked=asked)
+        turn = await self._beside(model.owner, made, context, items, request.tools, request.instructions)
+        turn = replace(turn, asked=asked)
         fitting = await self._fitting(model, request, turn, [*context, *items])
         return prepared(fitting.turn, fitting.token_ids, names=served.names)
 
@@ -198,7 +203,7 @@ class ResponseService:
         return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
 
     async def _encode(self, model: ServedModel, turn: Turn) -> list[int]:
-        await self._beside(partial(check_turn, model, turn), turn.messages, turn.tools.tools)
+        await self._beside(model.owner, partial(check_turn, model, turn), turn.messages, turn.tools.tools)
         return await encode_turn(model, turn)
 
     async def _fitting(
@@ -230,12 +235,12 @@ class ResponseService:
         At least `fewest` units are left out.
         """
         context = model.require_info().max_model_len
-        conversation = await self._beside(partial(parted, items), items)
+        conversation = await self._beside(model.owner, partial(parted, items), items)
         wanted = min(request.max_output_tokens or context // 8, context // 2)
         for room in (wanted, 1):
 
             async def tried(kept: list[Item], room: int = room) -> _Fitting | None:
-                messages = await self._beside(partial(chat_messages, request.instructions, kept), kept)
+                messages = await self._beside(model.owner, partial(chat_messages, request.instructions, kept), kept)
                 shorter = replace(turn, messages=messages)
                 try:
                     token_ids = await self._encode(model, shorter)

@@ -40,12 +40,12 @@ class Tokens:
         self._catalog = catalog
         self._bodies = bodies
         self._trust_templates = trust_templates
-        self._tokenize = BodyDecoder(TokenizeRequest, strict)
-        self._detokenize = BodyDecoder(DetokenizeRequest, strict)
+        self._tokenize = BodyDecoder(TokenizeRequest, strict, bodies.reader)
+        self._detokenize = BodyDecoder(DetokenizeRequest, strict, bodies.reader)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Text or chat to token ids."""
-        request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body))
+        request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
         model = allowed_model(self._catalog, exchange.identity, request.model)
         token_ids = await _encode(model, request, chat)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
@@ -59,7 +59,7 @@ class Tokens:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Token ids to text."""
-        request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body))
+        request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body), exchange.owner)
         try:
             text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
+from baton.gateway.bodies.fair_threads import FairThreads
 from baton.gateway.memory import trim_memory
 from baton.gateway.models.tokenization.control_tokens import ControlTokens
 from baton.gateway.models.tokenization.detokenizer import (
@@ -39,6 +38,7 @@ _LARGE = 1 << 20
 _MAX_ENCODING_THREADS = 2
 # Work of this size, in characters or tokens, has a thread of its own: it waits for none that takes a hundred times it.
 _SHORT = 16 << 10
+_UNKNOWN_COST = 1 << 20  # of work whose size nobody knows, in its owner's turns
 # Longer texts are encoded in segments, and those of other texts that begin alike are found again.
 _WHOLE_CHARS = 16 << 10
 _MAX_SEGMENT_BYTES = 32 << 20
@@ -72,8 +72,8 @@ class Tokenizer:
             else None
         )
         self._around = self._special_tokens_around()
-        self._threads = ThreadPoolExecutor(_MAX_ENCODING_THREADS, thread_name_prefix="encode")
-        self._short_thread = ThreadPoolExecutor(1, thread_name_prefix="encode short")
+        self._threads = FairThreads(_MAX_ENCODING_THREADS, "encode")
+        self._short_thread = FairThreads(1, "encode short")
 
     @property
     def vocab_size(self) -> int:
@@ -143,21 +143,24 @@ class Tokenizer:
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens, owner=owner)
         if len(text) <= _INLINE_CHARS:
             return encode(limit=limit)
-        return await self.beside_limited(lambda limit: encode(limit=limit), limit or EncodingLimit(), len(text))
+        limit = limit or EncodingLimit()
+        return await self.beside_limited(lambda limit: encode(limit=limit), limit, len(text), owner)
 
-    async def beside(self, work: Callable[[], T], size: int = 0) -> T:
+    async def beside(self, work: Callable[[], T], size: int = 0, owner: str = "") -> T:
         """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others.
 
-        0: nobody knows how long it takes.
+        Owners take turns. 0: nobody knows how long it takes.
         """
         threads = self._short_thread if 0 < size <= _SHORT else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, _and_trim(work, size))
+        return await threads.run(_and_trim(work, size), owner, size or _UNKNOWN_COST)
 
-    async def beside_limited(self, work: Callable[[EncodingLimit], T], limit: EncodingLimit, size: int = 0) -> T:
+    async def beside_limited(
+        self, work: Callable[[EncodingLimit], T], limit: EncodingLimit, size: int = 0, owner: str = ""
+    ) -> T:
         """The same for work that ends with the task that waits for it."""
         stop = threading.Event()
         try:
-            return await self.beside(partial(work, replace(limit, stopped=stop.is_set)), size)
+            return await self.beside(partial(work, replace(limit, stopped=stop.is_set)), size, owner)
         finally:
             stop.set()
 
@@ -249,7 +252,7 @@ class Tokenizer:
     def close(self) -> None:
         """Ends the encoding threads."""
         for threads in (self._threads, self._short_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
 
 
 def _and_trim(work: Callable[[], T], size: int) -> Callable[[], T]:

@@ -47,7 +47,7 @@ class StoredChats:
         self._shelf = shelf
         self._bodies = bodies
         self._primary_name = primary_name
-        self._decoder = BodyDecoder(UpdateChatCompletion, strict)
+        self._decoder = BodyDecoder(UpdateChatCompletion, strict, bodies.reader)
 
     async def list(self, exchange: Exchange) -> None:
         """GET /v1/chat/completions."""
@@ -94,7 +94,7 @@ class StoredChats:
 
     async def update(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions/{completion_id}."""
-        request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body))
+        request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
         chat = await self._shelf.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
