@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from attack import usage
@@ -11,6 +12,7 @@ from attack.case import BODY_LIMIT, CHATS, Case
 from attack.client import Answer
 from attack.corpus import FAMILIES, make_case
 from attack.fleet import Attacked, Cost
+from attack.siege import Siege
 from attack.verdict import misses, rows
 
 pytestmark = pytest.mark.timeout(240)
@@ -76,11 +78,26 @@ def test_each_bound_is_reported_where_it_is_missed(found, words):
 def test_what_is_within_the_bounds_is_kept():
     kept = [cost(cpu=0.4), cost(200, cpu=0.9, grown=19_000_000, stall=0.04), cost(200, counted=False, path="/tokenize")]
     assert not any(misses(one) for one in kept)
-    assert all(row.good for row in rows(kept, (0.1, 0.19)))
-    assert not all(row.good for row in rows(kept, (0.1, 0.21)))
+    assert all(row.good for row in rows(kept, Siege(0.1, 0.1, 0.19)))
+    assert not all(row.good for row in rows(kept, Siege(0.1, 0.1, 0.21)))
 
 
 def test_cpu_of_reaped_children_counts():
     before = usage.cpu_seconds([os.getpid()])
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"], check=True)
     assert usage.cpu_seconds([os.getpid()]) - before >= 0.3
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="Linux alone groups sessions")
+def test_attackers_have_the_least_share_of_the_cpus():
+    program = Path(__file__).with_name("attackers.py")
+    with subprocess.Popen(
+        [sys.executable, str(program), "--compute"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "computing\n"
+        group = Path(f"/proc/{process.pid}/autogroup").read_text()
+        nice = os.getpriority(os.PRIO_PROCESS, process.pid)
+        process.stdin.close()
+    assert group.endswith("nice 19\n")
+    assert nice == 19

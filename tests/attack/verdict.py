@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attack.fleet import STAYS, Cost
+from attack.siege import Siege
 from bench.report import render_table
 
 REFUSED_CPU = 0.5  # seconds
@@ -45,8 +46,8 @@ def misses(cost: Cost, noise: float = 1.0) -> list[str]:
     return found
 
 
-def rows(costs: Sequence[Cost], slowdown: tuple[float, float] | None) -> list[Row]:
-    """Returns the table: each row's worst case. `slowdown`: the neighbour's p99 without and with attackers."""
+def rows(costs: Sequence[Cost], siege: Siege | None) -> list[Row]:
+    """Returns the table: each row's worst case."""
     refused = [one for one in costs if not one.answer.accepted]
     accepted = [one for one in costs if one.answer.accepted and one.case.streamed]
     found = [
@@ -76,13 +77,13 @@ def rows(costs: Sequence[Cost], slowdown: tuple[float, float] | None) -> list[Ro
             not any(one.answer.status in (0, 500) for one in costs),
         ),
     ]
-    if slowdown is not None:
-        without, attacked = slowdown
+    if siege is not None:
+        without, floor, attacked = 1000 * siege.without, 1000 * siege.floor, 1000 * siege.attacked
         found.append(
             Row(
                 "p99 of a neighbour's first token while 16 clients attack, over without",
                 "<= 2x",
-                f"{attacked / without:.2f}x ({1000 * without:.0f} -> {1000 * attacked:.0f} ms)",
+                f"{attacked / without:.2f}x ({without:.0f} -> {attacked:.0f} ms; floor {floor:.0f} ms)",
                 attacked <= SLOWDOWN * without,
             )
         )

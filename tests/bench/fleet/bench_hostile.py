@@ -13,7 +13,9 @@ stays    growth of the resident memory of all processes, up to a second later; w
          same request sent again, up to three times: caches and heaps that have their size by then do not grow again,
          while what is held for good does
 stall    the slowest answer to a probe of GET /health, or the CPU that the gateway used meanwhile where that is less
-neighbour  another tenant's first tokens while 16 clients attack within limits as docs/guides has them, over without
+neighbour  another tenant's first tokens while 16 clients attack within limits as docs/guides has them, over without;
+         the clients, as if they were on other machines, get the CPU that the fleet leaves. The floor is what programs
+         do to those first tokens that compute on every CPU in place of the clients
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from attack.case import Case
 from attack.corpus import FAMILIES, make_case
 from attack.fleet import Attacked, Cost
 from attack.siege import besiege
@@ -91,12 +92,11 @@ def main() -> int:
         fleet.warm_up([make_case(_WARM_SEED, number) for number in range(_WARM_CASES)])
         idle = fleet.rest()
         costs = search(fleet, options)
-        slowdown = None
+        siege = None
         if options.siege and not options.case:
             drawn = random.Random(options.seed).sample(range(options.cases), min(_SIEGE_CASES, options.cases))
-            cases: list[Case] = [make_case(options.seed, number) for number in drawn]
-            slowdown = besiege(fleet, cases, options.siege, options.seed)
-        table = rows(costs, slowdown)
+            siege = besiege(fleet, drawn, options.siege, options.seed)
+        table = rows(costs, siege)
     print(f"\n{facts_line(machine_facts(('grpcio',)))}, seed {options.seed}, {len(costs)} cases, idle {idle:.1%}\n")
     print(show(costs, table))
     write_json(options.json, {"seed": options.seed, "cases": [as_json(one) for one in costs]})
