@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from baton.gateway.bodies.fair_threads import FairThreads
 from baton.gateway.bodies.remote_reader import REMOTE_BYTES, RemoteReader
+from baton.gateway.fairness.fair_threads import FairThreads
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import cast
 
 from baton.gateway.errors.http import HttpError
+from baton.gateway.fairness.fair_queue import Turn
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.fair_queue import Turn
 from baton.gateway.http.half_close import HalfCloseWatch, can_be_told
 from baton.gateway.http.intake import Intake, network_of
 from baton.gateway.http.limits import HttpLimits

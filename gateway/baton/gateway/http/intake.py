@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from baton.gateway.fairness.fair_queue import Turns
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.fair_queue import Turns
 
 _IPV6_NETWORK_BITS = 64  # what one client is given as a rule
 

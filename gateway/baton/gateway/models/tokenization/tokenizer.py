@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
-from baton.gateway.bodies.fair_threads import FairThreads
+from baton.gateway.fairness.fair_threads import FairThreads
 from baton.gateway.memory import trim_memory
 from baton.gateway.models.tokenization.control_tokens import ControlTokens
 from baton.gateway.models.tokenization.detokenizer import (

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.http.fair_queue import FairQueue, Turns
+from baton.gateway.fairness.fair_queue import FairQueue, Turns
 
 
 def order_of(queue):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from baton.gateway.http.fair_queue import FairQueue
+from baton.gateway.fairness.fair_queue import FairQueue
 
 T = TypeVar("T")
 

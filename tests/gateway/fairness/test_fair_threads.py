@@ -6,9 +6,9 @@ import threading
 import pytest
 from support.processes.stack import MODEL
 
-from baton.gateway.bodies.fair_threads import FairThreads
 from baton.gateway.bodies.remote_reader import REMOTE_BYTES
 from baton.gateway.bodies.thread import INLINE_BYTES, BodyThread
+from baton.gateway.fairness.fair_threads import FairThreads
 from baton.gateway.models.tokenization.tokenizer import _SHORT, Tokenizer
 
 SECONDS = 30.0
