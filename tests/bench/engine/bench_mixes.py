@@ -158,6 +158,7 @@ def _pass(executor: Executor, config: WorkerConfig, mix: Mix, folder: Path, rate
     """A new engine each time, so that nothing is cached."""
     settings = EngineSettings(config.max_num_requests, config.max_num_batched_tokens, config.max_queue)
     grammars = Grammars(lambda: folder, executor.model, max(1, min(8, usable_cores() // 2)))
+    grammars.warm_up().result()  # as in a worker that has started
     given: Any = executor if mix.num_blocks is None else _FewerBlocks(executor, mix.num_blocks)
     engine = Engine(given, settings, epoch=time.time_ns(), grammars=grammars)
     made = arrivals(mix, executor.model.vocab_size, rate, seed)

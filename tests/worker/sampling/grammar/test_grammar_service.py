@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from support.processes import ports
+from support.processes.stack import wait_until
 from support.processes.worker_harness import Slot, running_worker, sampling, submit
 from tokenizers import Tokenizer
 
@@ -43,6 +47,20 @@ def check(slot: Slot, tokenizer: Tokenizer, before: tuple[int, ...] = ()) -> Non
     assert slot.finish.reason == types_pb2.FINISH_REASON_STOP
     person = json.loads(tokenizer.decode([*before, *slot.tokens]))
     assert set(person) == {"name", "age"}
+
+
+async def test_a_worker_prepares_for_constraints_when_it_is_ready() -> None:
+    async with running_worker(*ports.free_ports(1), **CPU):
+        await asyncio.to_thread(wait_until, trial_processes, "a trial process", 60.0)
+
+
+def trial_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "baton.worker.sampling.grammar.trial.process" in process.cmdline():
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("fields", [SIM, CPU], ids=["sim", "cpu"])

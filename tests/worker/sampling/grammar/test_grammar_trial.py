@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
-from baton.rpc.errors import InternalError, InvalidRequest
+from baton.rpc.errors import InternalError, InvalidRequest, Unsupported
 from baton.worker.core import Constraint, ConstraintForm
 from baton.worker.executors.base import ModelSpec
 from baton.worker.sampling.grammar.fair_queue import FairQueue
@@ -292,4 +292,33 @@ def test_the_engine_compiles_after_the_vocabulary_was_missing(tmp_path: Path) ->
     second = open_for(grammars, regex("a"), "me")
     wait_for(grammars, second)
     assert second.error is None
+    grammars.close()
+
+
+def test_what_constraints_need_is_there_before_the_first() -> None:
+    asked: list[Path] = []
+
+    def find_folder() -> Path:
+        asked.append(SAMPLE_MODEL)
+        return SAMPLE_MODEL
+
+    grammars = Grammars(find_folder, MODEL, 1)
+    grammars.warm_up()
+    until = time.monotonic() + 60
+    while len(asked) < 2:  # the engine and the trial process
+        assert time.monotonic() < until, "not prepared in time"
+        time.sleep(0.01)
+    match = open_for(grammars, regex("[a-z]+@[a-z]+"), "me")
+    wait_for(grammars, match)
+    assert match.error is None
+    assert len(asked) == 2
+    grammars.close()
+
+
+def test_a_model_without_tokenizer_shows_at_the_first_constraint(tmp_path: Path) -> None:
+    grammars = Grammars(lambda: tmp_path, MODEL, 1)
+    grammars.warm_up()
+    match = open_for(grammars, regex("a"), "me")
+    wait_for(grammars, match)
+    assert isinstance(match.error, Unsupported)
     grammars.close()

@@ -91,10 +91,13 @@ class EngineLoop(EngineListener, HandoverListener):
         if spans is not None:
             handover.listen(spans)
 
-    def run(self) -> None:
-        """Runs until STOP."""
+    def run(self, on_ready: Callable[[], object] | None = None) -> None:
+        """Runs until STOP. `on_ready` is called once the front has been sent READY."""
         self._state.report(self._clock(), at_once=True)
         self._link.send(Kind.READY, 0, self._state.current())
+        if on_ready is not None:
+            self._link.flush()
+            on_ready()
         while not self._stopping:
             self._turn(self._link.receive(self._patience()))
         self._link.flush()

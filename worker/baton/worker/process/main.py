@@ -123,7 +123,8 @@ def _serve(link: EngineLink, start: dict[str, Any], step_status: StepStatus, own
         if own_process:
             gc.collect()
             gc.freeze()
-        loop.run()
+        # Simulated fleets have many workers on a machine, and few constraints.
+        loop.run(grammars.warm_up if own_process and config.executor != "sim" else None)
 
 
 def _engine_settings(config: WorkerConfig) -> EngineSettings:

@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ from baton.worker.sampling.grammar.translation.constraint import field_of
 from baton.worker.sampling.grammar.trial.client import TrialAbandoned, Trials, raise_problem
 from baton.worker.sampling.grammar.trial.verdict import Verdict
 from baton.worker.sampling.grammar.vocabulary import load_vocabulary
+
+_log = logging.getLogger(__name__)
 
 _NUM_PLAIN_THREADS = 2
 _NUM_TRIAL_PLACES = 3
@@ -99,6 +102,13 @@ class Grammars:
             num_live_bytes=self._live.num_bytes,
         )
 
+    def warm_up(self) -> Future[None]:
+        """Reads the tokenizer and starts the trial process in the background. Failures are left to the constraints.
+
+        The library keeps the interpreter's lock while it reads: better before requests run than beside them.
+        """
+        return self._compilations.submit(self._warm_up)
+
     def open(self, request: Request, owner: object) -> GrammarMatch:
         """Compiles the request's constraint in the background."""
         match = GrammarMatch(request, owner, CpuAllowance(self._limits.max_mask_cpu_seconds))
@@ -153,6 +163,13 @@ class Grammars:
             lane.close()
 
     # In the threads.
+
+    def _warm_up(self) -> None:
+        try:
+            self._make_compiler()
+            self._trials.start()
+        except (OSError, ServiceError) as error:
+            _log.info("constraints are not prepared for: %s", error)
 
     def _open(self, match: GrammarMatch) -> None:
         """Compiles what is plain or kept; what is not waits for its owner's turn."""

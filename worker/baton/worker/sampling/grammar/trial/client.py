@@ -48,7 +48,14 @@ class Trials:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._ready = False  # the process has read the tokenizer
         self._closed = False
+
+    def start(self) -> None:
+        """Starts the process, where it does not run, and does not wait until it is ready."""
+        with self._lock:
+            if self._control is None:
+                self._start()
 
     def run(self, constraint: Constraint, abandoned: Callable[[], bool] = lambda: False) -> Verdict:
         """Returns the verdict, which has a problem where the constraint costs too much.
@@ -103,6 +110,8 @@ class Trials:
         if self._control is None:
             self._start()
         assert self._control is not None, "the process was started"
+        if not self._ready:
+            self._await_ready(self._control)
         socket.send_fds(self._control, [b"t"], [theirs.fileno()])
 
     def _start(self) -> None:
@@ -123,14 +132,21 @@ class Trials:
                 pass_fds=(theirs.fileno(),),
             )
         self._control = ours
+        self._ready = False
         ours.settimeout(_START_SECONDS)
         try:
             send_sized(ours, json.dumps(settings).encode())
-            ready = ours.recv(1)
+        except OSError as error:
+            self._stop()
+            raise InternalError(f"the trial process took no settings: {error}") from error
+
+    def _await_ready(self, control: socket.socket) -> None:
+        try:
+            self._ready = bool(control.recv(1))
         except OSError as error:
             self._stop()
             raise InternalError(f"the trial process did not start within {_START_SECONDS:g} s: {error}") from error
-        if not ready:
+        if not self._ready:
             self._stop()
             raise InternalError("the trial process ended as it started")
 
