@@ -63,6 +63,36 @@ KV_TIER_DEVICE: KvTier.ValueType  # 1
 KV_TIER_HOST: KvTier.ValueType  # 2
 global___KvTier = KvTier
 
+class _KvGroupKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _KvGroupKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_KvGroupKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    KV_GROUP_KIND_UNSPECIFIED: _KvGroupKind.ValueType  # 0
+    KV_GROUP_KIND_FULL: _KvGroupKind.ValueType  # 1
+    """Keys and values of every token."""
+    KV_GROUP_KIND_WINDOW: _KvGroupKind.ValueType  # 2
+    """Keys and values; only the last `window` tokens are needed."""
+    KV_GROUP_KIND_LATENT: _KvGroupKind.ValueType  # 3
+    """One vector a token, the same on all ranks."""
+    KV_GROUP_KIND_STATE: _KvGroupKind.ValueType  # 4
+    """One state, as it is at the block's end."""
+
+class KvGroupKind(_KvGroupKind, metaclass=_KvGroupKindEnumTypeWrapper):
+    """What the blocks of a group of layers hold."""
+
+KV_GROUP_KIND_UNSPECIFIED: KvGroupKind.ValueType  # 0
+KV_GROUP_KIND_FULL: KvGroupKind.ValueType  # 1
+"""Keys and values of every token."""
+KV_GROUP_KIND_WINDOW: KvGroupKind.ValueType  # 2
+"""Keys and values; only the last `window` tokens are needed."""
+KV_GROUP_KIND_LATENT: KvGroupKind.ValueType  # 3
+"""One vector a token, the same on all ranks."""
+KV_GROUP_KIND_STATE: KvGroupKind.ValueType  # 4
+"""One state, as it is at the block's end."""
+global___KvGroupKind = KvGroupKind
+
 class _TransportKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -85,6 +115,50 @@ TRANSPORT_KIND_RDMA: TransportKind.ValueType  # 4
 global___TransportKind = TransportKind
 
 @typing.final
+class KvGroup(google.protobuf.message.Message):
+    """Layers whose blocks are of one kind and one shape. A request has one list of blocks a group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    NUM_KV_HEADS_FIELD_NUMBER: builtins.int
+    HEAD_DIM_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
+    KV_SCALES_FIELD_NUMBER: builtins.int
+    kind: global___KvGroupKind.ValueType
+    dtype: global___KvDtype.ValueType
+    num_kv_heads: builtins.int
+    """Of the whole model, as KvLayout.num_kv_heads."""
+    head_dim: builtins.int
+    """Of KV_GROUP_KIND_STATE: the values of one head's state."""
+    window: builtins.int
+    """Tokens. 0 unless the kind is KV_GROUP_KIND_WINDOW."""
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of the model, ascending. Each layer is in one group."""
+
+    @property
+    def kv_scales(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """As KvLayout.kv_scales, of the group's layers."""
+
+    def __init__(
+        self,
+        *,
+        kind: global___KvGroupKind.ValueType = ...,
+        layers: collections.abc.Iterable[builtins.int] | None = ...,
+        dtype: global___KvDtype.ValueType = ...,
+        num_kv_heads: builtins.int = ...,
+        head_dim: builtins.int = ...,
+        window: builtins.int = ...,
+        kv_scales: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_scales", b"kv_scales", "layers", b"layers", "num_kv_heads", b"num_kv_heads", "window", b"window"]) -> None: ...
+
+global___KvGroup = KvGroup
+
+@typing.final
 class KvLayout(google.protobuf.message.Message):
     """How one worker lays out the KV of one model. In memory a block of one layer is
     [2 (K, V), kv heads of the rank, block_size, head_dim]. Two layouts need not be equal:
@@ -102,6 +176,7 @@ class KvLayout(google.protobuf.message.Message):
     TP_SIZE_FIELD_NUMBER: builtins.int
     TP_RANK_FIELD_NUMBER: builtins.int
     KV_SCALES_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
     model_digest: builtins.bytes
     """Equal digests give equal KV."""
     dtype: global___KvDtype.ValueType
@@ -123,6 +198,13 @@ class KvLayout(google.protobuf.message.Message):
         multiplied with; 2 * num_layers numbers above 0. Empty: all are 1. Empty otherwise.
         """
 
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KvGroup]:
+        """Empty: one full group of all layers, with the fields above. Otherwise dtype, num_layers,
+        num_kv_heads, head_dim and kv_scales are unset, so that a worker that knows no groups
+        refuses the layout. Pieces number the layers group by group: first those of group 0.
+        """
+
     def __init__(
         self,
         *,
@@ -135,8 +217,9 @@ class KvLayout(google.protobuf.message.Message):
         tp_size: builtins.int = ...,
         tp_rank: builtins.int = ...,
         kv_scales: collections.abc.Iterable[builtins.float] | None = ...,
+        groups: collections.abc.Iterable[global___KvGroup] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "head_dim", b"head_dim", "kv_scales", b"kv_scales", "model_digest", b"model_digest", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "tp_rank", b"tp_rank", "tp_size", b"tp_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "groups", b"groups", "head_dim", b"head_dim", "kv_scales", b"kv_scales", "model_digest", b"model_digest", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "tp_rank", b"tp_rank", "tp_size", b"tp_size"]) -> None: ...
 
 global___KvLayout = KvLayout
 
@@ -205,6 +288,30 @@ class PeerHello(google.protobuf.message.Message):
 global___PeerHello = PeerHello
 
 @typing.final
+class GroupBlocks(google.protobuf.message.Message):
+    """The receiver's blocks of one group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_BLOCK_FIELD_NUMBER: builtins.int
+    BLOCK_IDS_FIELD_NUMBER: builtins.int
+    first_block: builtins.int
+    """As TransferDescriptor.first_block."""
+    @property
+    def block_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As TransferDescriptor.block_ids."""
+
+    def __init__(
+        self,
+        *,
+        first_block: builtins.int = ...,
+        block_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "first_block", b"first_block"]) -> None: ...
+
+global___GroupBlocks = GroupBlocks
+
+@typing.final
 class TransferDescriptor(google.protobuf.message.Message):
     """A lease on blocks of the receiver: the sender may write them until the lease ends.
     The lease ends by TransferComplete, by TransferAbort and its answer, by the loss of the
@@ -222,6 +329,7 @@ class TransferDescriptor(google.protobuf.message.Message):
     LEASE_MS_FIELD_NUMBER: builtins.int
     TRANSPORTS_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
+    MORE_GROUPS_FIELD_NUMBER: builtins.int
     transfer_id: builtins.int
     """Chosen by the receiver; never used again within its epoch."""
     sender_epoch: builtins.int
@@ -238,11 +346,15 @@ class TransferDescriptor(google.protobuf.message.Message):
     """Every piece carries a checksum."""
     @property
     def block_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The receiver's blocks, in the prompt's order."""
+        """The receiver's blocks of its first group, in the prompt's order."""
 
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransportAddress]:
         """Where to push, one for each of the receiver's ranks."""
+
+    @property
+    def more_groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupBlocks]:
+        """The blocks of the receiver's other groups, in their order. Empty where it has one group."""
 
     def __init__(
         self,
@@ -256,8 +368,9 @@ class TransferDescriptor(google.protobuf.message.Message):
         lease_ms: builtins.int = ...,
         transports: collections.abc.Iterable[global___TransportAddress] | None = ...,
         checksum: builtins.bool = ...,
+        more_groups: collections.abc.Iterable[global___GroupBlocks] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "checksum", b"checksum", "first_block", b"first_block", "generation", b"generation", "lease_ms", b"lease_ms", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transports", b"transports"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "checksum", b"checksum", "first_block", b"first_block", "generation", b"generation", "lease_ms", b"lease_ms", "more_groups", b"more_groups", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transports", b"transports"]) -> None: ...
 
 global___TransferDescriptor = TransferDescriptor
 
@@ -418,22 +531,30 @@ class BlocksStored(google.protobuf.message.Message):
 
     BLOCK_HASHES_FIELD_NUMBER: builtins.int
     TIER_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
     block_hashes: builtins.bytes
     """16 bytes a block."""
     tier: global___KvTier.ValueType
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The groups of the layout that hold these blocks from now on, by index; others do not.
+        Empty: all of them. A reader that knows no groups takes the blocks for held.
+        """
+
     def __init__(
         self,
         *,
         block_hashes: builtins.bytes = ...,
         tier: global___KvTier.ValueType = ...,
+        groups: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_hashes", b"block_hashes", "tier", b"tier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_hashes", b"block_hashes", "groups", b"groups", "tier", b"tier"]) -> None: ...
 
 global___BlocksStored = BlocksStored
 
 @typing.final
 class BlocksRemoved(google.protobuf.message.Message):
-    """Blocks that are gone from this tier."""
+    """Blocks that are gone from this tier, in all groups."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -465,6 +586,7 @@ class KvSnapshot(google.protobuf.message.Message):
     TIER_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
     LAST_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
     barrier: builtins.int
@@ -476,6 +598,10 @@ class KvSnapshot(google.protobuf.message.Message):
     """The first part replaces what the reader held."""
     last: builtins.bool
     """The barrier: the snapshot is complete."""
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As BlocksStored.groups."""
+
     def __init__(
         self,
         *,
@@ -486,7 +612,8 @@ class KvSnapshot(google.protobuf.message.Message):
         tier: global___KvTier.ValueType = ...,
         first: builtins.bool = ...,
         last: builtins.bool = ...,
+        groups: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["barrier", b"barrier", "block_hashes", b"block_hashes", "epoch", b"epoch", "first", b"first", "last", b"last", "tier", b"tier", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["barrier", b"barrier", "block_hashes", b"block_hashes", "epoch", b"epoch", "first", b"first", "groups", b"groups", "last", b"last", "tier", b"tier", "worker_id", b"worker_id"]) -> None: ...
 
 global___KvSnapshot = KvSnapshot

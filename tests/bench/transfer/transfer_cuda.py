@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.transfer.transfer_words import Words, WordsSender
 
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES
+from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.kinds.factory import make_paths
 
@@ -48,8 +49,8 @@ class CudaIpcKind:
             host = pool[layer, torch.tensor(block_ids, device="cuda")].view(torch.uint8).cpu().numpy()
             return memoryview(host).cast("B")
 
-        layout = KvLayout(bytes(16), "bfloat16", _NUM_LAYERS, 8, 128, 16, 64 << 10)
-        return SimpleNamespace(layout=layout, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore[return-value]
+        spec = full_spec(bytes(16), "bfloat16", _NUM_LAYERS, 8, 128, 16)
+        return SimpleNamespace(kv_spec=spec, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore[return-value]
 
     def make_paths(self, executor: Executor) -> Mapping[str, BulkPath | None]:
         """This kind alone."""

@@ -18,7 +18,8 @@ from bench.transfer.transfer_cuda import CudaIpcKind, NcclKind
 from bench.transfer.transfer_words import Words, WordsSender
 
 from baton.worker.core import BlockId
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
+from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.kinds.factory import make_paths
 
@@ -75,7 +76,7 @@ class HostKv:
     """What a transport asks of an executor whose blocks are in host memory."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.layout = KvLayout(bytes(16), "bfloat16", NUM_LAYERS, 8, 128, 16, BYTES_PER_BLOCK_LAYER)
+        self.kv_spec = full_spec(bytes(16), "bfloat16", NUM_LAYERS, 8, 128, 16)
         self.kv_bytes = np.random.default_rng(0).integers(
             0, 256, (NUM_LAYERS, num_blocks, BYTES_PER_BLOCK_LAYER), np.uint8
         )

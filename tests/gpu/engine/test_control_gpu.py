@@ -54,7 +54,7 @@ def test_an_executor_that_slept_computes_the_same_and_its_memory_was_free_meanwh
     executor: CudaExecutor, level: int
 ) -> None:
     before = tokens(executor)
-    pool = executor.num_blocks * executor.layout.bytes_per_block
+    pool = executor.num_blocks * executor.kv_spec.bytes_per_block
     full = held_bytes()
     freed = executor.sleep(level)
     assert freed >= pool
@@ -83,7 +83,7 @@ def test_weights_reloaded_in_place_are_those_of_a_fresh_executor(
     new = executor.read_weights(str(second))
     assert executor.model.digest == digest
     executor.use_weights(new)
-    assert executor.model.digest == executor.layout.model_digest == new.digest == fresh.model.digest != digest
+    assert executor.model.digest == executor.kv_spec.model_digest == new.digest == fresh.model.digest != digest
     assert tokens(executor) == expected_second != expected_first
     executor.use_weights(executor.read_weights(str(first)))
     assert tokens(executor) == expected_first
@@ -119,11 +119,11 @@ def test_who_finds_no_room_sleeps_on_and_can_wake_later(executor: CudaExecutor) 
 
 
 def test_a_connections_copies_follow_the_pool_that_wake_allocated(executor: CudaExecutor) -> None:
-    size = executor.layout.bytes_per_block_layer
+    size = executor.kv_spec.layer_bytes(0)
     lane = executor.kv.lane(1, size)
     full = held_bytes()
     executor.sleep(1)
-    assert full - held_bytes() >= executor.num_blocks * executor.layout.bytes_per_block, "the lane kept the old pool"
+    assert full - held_bytes() >= executor.num_blocks * executor.kv_spec.bytes_per_block, "the lane kept the old pool"
     executor.wake(None)
     staging = torch.full((size,), 7, dtype=torch.uint8, device="cuda")
     lane.scatter(0, range(1), [BlockId(3)], staging.data_ptr(), torch.cuda.current_stream().cuda_stream)

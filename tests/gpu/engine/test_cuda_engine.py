@@ -190,7 +190,7 @@ def test_a_lost_device_ends_the_engine(executor: Executor, monkeypatch: pytest.M
 
 
 def test_blocks_come_back_as_they_were_written(executor: Executor) -> None:
-    size = executor.layout.bytes_per_block_layer
+    size = executor.kv_spec.layer_bytes(0)
     block_ids = [BlockId(block) for block in (7, 3, 599)]
     data = bytes(range(256)) * (3 * size // 256)
     executor.write_blocks(1, block_ids, memoryview(data))

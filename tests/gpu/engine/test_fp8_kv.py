@@ -40,8 +40,8 @@ def differences(one: list[dict[int, float]], other: list[dict[int, float]]) -> n
 def test_distributions_stay_close_to_those_of_16_bits(folder: Path) -> None:
     wide = executor_for(folder, dtype="bfloat16")
     narrow = executor_for(folder, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
-    assert narrow.layout.dtype == "float8_e4m3"
-    assert 2 * narrow.layout.bytes_per_block == wide.layout.bytes_per_block
+    assert narrow.kv_spec.groups[0].dtype == "float8_e4m3"
+    assert 2 * narrow.kv_spec.bytes_per_block == wide.kv_spec.bytes_per_block
     found = differences(distributions(wide), distributions(narrow))
     assert len(found) > 200
     assert found.mean() < 0.03
@@ -70,8 +70,8 @@ def test_a_checkpoints_scales_are_used(folder: Path, tmp_path: Path) -> None:
         found = distributions(executor)
         blocks = [BlockId(block) for block in range(executor.num_blocks)]
         raw = torch.frombuffer(bytearray(executor.read_blocks(0, blocks)), dtype=torch.float8_e4m3fn).float()
-        layout = executor.layout
-        sides = raw.view(len(blocks), 2, layout.num_kv_heads, layout.block_size, layout.head_dim).abs()
+        spec = executor.kv_spec
+        sides = raw.view(len(blocks), *spec.block_shape(spec.groups[0])).abs()
         return sides[:, 0].sum(), sides[:, 1].sum(), found
 
     key, value, plain = halves(folder)

@@ -48,8 +48,8 @@ def wait_for(host: HostCache, num_slots: int = 0, num_restores: int = 0) -> Land
 def fill(executor: Executor, block_ids: list[BlockId], seed: int | None) -> list[bytes]:
     """Random bytes, or zeros, in every layer of these blocks."""
     layers = []
-    for layer in range(executor.layout.num_layers):
-        size = len(block_ids) * executor.layout.bytes_per_block_layer
+    for layer in range(executor.kv_spec.num_layers):
+        size = len(block_ids) * executor.kv_spec.layer_bytes(0)
         data = bytes(size) if seed is None else np.random.default_rng([seed, layer]).bytes(size)
         executor.write_blocks(layer, block_ids, memoryview(data))
         layers.append(data)
@@ -112,6 +112,6 @@ def test_tokens_are_the_same_with_and_without_host_memory(folder: Path, cuda_gra
     counters = engine.counters()
     assert counters.num_offloaded_blocks > 20
     assert counters.num_host_hit_tokens > 0
-    assert counters.num_restored_bytes == counters.num_restored_blocks * executor.layout.bytes_per_block
+    assert counters.num_restored_bytes == counters.num_restored_blocks * executor.kv_spec.bytes_per_block
     audit = engine.audit()
     assert (audit.num_held_blocks, audit.num_leased_blocks) == (0, 0)

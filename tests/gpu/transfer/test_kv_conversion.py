@@ -16,8 +16,8 @@ from support.transfer.handover_harness import Network, Node, finished, idle, mak
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.worker.core import BlockId
-from baton.worker.executors.base import KvLayout
 from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.kv_spec import KvSpec, full_spec
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.conversion.blocks import conversion_to
 from baton.worker.transfer.kinds.cuda_slots import converted
@@ -34,18 +34,15 @@ NUM_LAYERS, NUM_HEADS, HEAD_DIM = 3, 4, 64
 SCALES = tuple(torch.tensor([0.3, 1.7, 0.01, 250.0, 1.0, 3.3]).tolist())
 
 
-def layout_of(dtype: str, block_size: int, scales: tuple[float, ...] = ()) -> KvLayout:
-    num_bytes = 2 * NUM_HEADS * block_size * HEAD_DIM * DTYPES[dtype].itemsize
-    return KvLayout(
-        bytes(16), dtype, NUM_LAYERS, NUM_HEADS, HEAD_DIM, block_size, num_bytes,
-        kv_scales=scales if dtype == "float8_e4m3" else (),
-    )  # fmt: skip
+def spec_of(dtype: str, block_size: int, scales: tuple[float, ...] = ()) -> KvSpec:
+    kv_scales = scales if dtype == "float8_e4m3" else ()
+    return full_spec(bytes(16), dtype, NUM_LAYERS, NUM_HEADS, HEAD_DIM, block_size, kv_scales=kv_scales)
 
 
-def pool_of(layout: KvLayout, num_blocks: int) -> torch.Tensor:
-    shape = (NUM_LAYERS, num_blocks, 2, NUM_HEADS, layout.block_size, HEAD_DIM)
+def pool_of(spec: KvSpec, num_blocks: int) -> torch.Tensor:
+    shape = (NUM_LAYERS, num_blocks, *spec.block_shape(spec.groups[0]))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 60
-    return values.to(DTYPES[layout.dtype]).cuda()
+    return values.to(DTYPES[spec.groups[0].dtype]).cuda()
 
 
 @pytest.mark.parametrize(("from_dtype", "to_dtype"), list(itertools.product(DTYPES, repeat=2)))
@@ -54,7 +51,7 @@ def pool_of(layout: KvLayout, num_blocks: int) -> torch.Tensor:
 def test_the_device_makes_the_hosts_bits(
     from_dtype: str, to_dtype: str, from_size: int, to_size: int, scales: tuple[float, ...]
 ) -> None:
-    sender, receiver = layout_of(from_dtype, from_size, scales), layout_of(to_dtype, to_size, scales)
+    sender, receiver = spec_of(from_dtype, from_size, scales), spec_of(to_dtype, to_size, scales)
     conversion = conversion_to(sender, receiver)
     if conversion is None:
         assert sender == receiver
@@ -70,8 +67,8 @@ def test_the_device_makes_the_hosts_bits(
 
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float16])
 def test_8_bits_are_those_of_the_kernel_that_writes_them(compute: torch.dtype) -> None:
-    sender = layout_of(str(compute).removeprefix("torch."), 16)
-    receiver = layout_of("float8_e4m3", 16, SCALES)
+    sender = spec_of(str(compute).removeprefix("torch."), 16)
+    receiver = spec_of("float8_e4m3", 16, SCALES)
     num_tokens, num_q_heads = 160, 8
     generator = torch.Generator().manual_seed(5)
     qkv = torch.randn(num_tokens, (num_q_heads + 2 * NUM_HEADS) * HEAD_DIM, generator=generator) * 90
@@ -124,14 +121,15 @@ def node_of(network: Network, folder: Path, name: str, **fields: object) -> Node
 
 def tokens_of(node: Node, block_ids: list[BlockId], num_tokens: int) -> torch.Tensor:
     """[num_layers, 2, heads, num_tokens, head_dim] out of a pool."""
-    layout = node.executor.layout
-    shape = (len(block_ids), 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    spec = node.executor.kv_spec
+    dtype = DTYPES[spec.groups[0].dtype]
+    shape = (len(block_ids), *spec.block_shape(spec.groups[0]))
     layers = []
-    for layer in range(layout.num_layers):
+    for layer in range(spec.num_layers):
         data = bytearray(node.executor.read_blocks(layer, block_ids))
-        blocks = torch.frombuffer(data, dtype=DTYPES[layout.dtype]).view(shape)
+        blocks = torch.frombuffer(data, dtype=dtype).view(shape)
         layers.append(torch.cat([block.view(torch.uint8) for block in blocks], dim=2))
-    return torch.stack(layers)[:, :, :, :num_tokens].contiguous().view(DTYPES[layout.dtype])
+    return torch.stack(layers)[:, :, :, :num_tokens].contiguous().view(dtype)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +163,14 @@ def test_a_prompt_arrives_in_the_receivers_layout(
     assert decode.handover.counters().num_transfers == 1
     assert len(decode.seen.tokens[request.request_id]) == 6
     sent, arrived = (tokens_of(node, tables[node.name], len(prompt)) for node in pair)
-    if decode.executor.layout.kv_scales:
-        scales = torch.tensor(decode.executor.layout.kv_scales).view(-1, 2, 1).expand(-1, -1, sent.shape[2])
+    if decode.executor.kv_spec.groups[0].kv_scales:
+        scales = torch.tensor(decode.executor.kv_spec.groups[0].kv_scales).view(-1, 2, 1).expand(-1, -1, sent.shape[2])
         layers = [quantize_kv(one.permute(2, 0, 1, 3), scale) for one, scale in zip(sent, scales, strict=True)]
         sent = torch.stack([layer.permute(1, 2, 0, 3) for layer in layers])
-    assert decode.executor.layout.dtype == str(sent.dtype).removeprefix("torch.").removesuffix("fn")
+    assert decode.executor.kv_spec.groups[0].dtype == str(sent.dtype).removeprefix("torch.").removesuffix("fn")
     assert torch.equal(sent.contiguous().view(torch.uint8), arrived.view(torch.uint8))
 
 
 def test_the_layout_carries_the_checkpoints_scales(network: Network, folder: Path) -> None:
-    layout = node_of(network, folder, "a", kv_cache_dtype="fp8_e4m3").executor.layout
-    assert layout.kv_scales == pytest.approx([0.05, 0.15, 0.35, 0.45, 0.65, 0.75])
+    (group,) = node_of(network, folder, "a", kv_cache_dtype="fp8_e4m3").executor.kv_spec.groups
+    assert group.kv_scales == pytest.approx([0.05, 0.15, 0.35, 0.45, 0.65, 0.75])

@@ -52,13 +52,13 @@ def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> Non
         while engine.has_work():
             engine.step()
         until = time.monotonic() + 10
-        while len(seen) < executor.layout.num_layers and time.monotonic() < until:
+        while len(seen) < executor.kv_spec.num_layers and time.monotonic() < until:
             time.sleep(0.01)
     finally:
         executor.watch_layers(None)
-    assert [layer for layer, _, _ in seen] == list(range(executor.layout.num_layers))
-    whole = len(prompt) // executor.layout.block_size  # what follows changes the last block
-    size = executor.layout.bytes_per_block_layer
+    assert [layer for layer, _, _ in seen] == list(range(executor.kv_spec.num_layers))
+    whole = len(prompt) // executor.kv_spec.block_size  # what follows changes the last block
+    size = executor.kv_spec.layer_bytes(0)
     for layer, block_ids, data in seen:
         assert any(data[: whole * size])
         assert bytes(executor.read_blocks(layer, block_ids[:whole])) == data[: whole * size]

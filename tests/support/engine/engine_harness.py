@@ -174,9 +174,9 @@ def check_all(rig: Rig, requests: Sequence[Request]) -> None:
 def write_remote_kv(executor: SimExecutor, token_ids: Sequence[int], first_block: int, leased: list[BlockId]) -> None:
     """Does what a prefill worker's push does: the prompt's KV from first_block on goes into the leased blocks."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    kv = SimKv(executor.layout.num_layers, num_blocks, BLOCK_SIZE)
+    kv = SimKv(executor.kv_spec.num_layers, num_blocks, BLOCK_SIZE)
     kv.prefill(np.arange(num_blocks, dtype=np.int32), 0, np.array(token_ids, np.uint64))
-    for layer in range(executor.layout.num_layers):
+    for layer in range(executor.kv_spec.num_layers):
         words = kv.words[layer].reshape(num_blocks, BLOCK_SIZE)[first_block:]
         executor.write_blocks(layer, leased, memoryview(words.tobytes()))
 

@@ -139,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A peer may write leased blocks at any time."""
         for state in self.engine._states.values():
             if state.leased:
-                size = len(state.leased) * self.rig.executor.layout.bytes_per_block_layer
+                size = len(state.leased) * self.rig.executor.kv_spec.layer_bytes(0)
                 self.rig.executor.write_blocks(0, state.leased, memoryview(b"\xa5" * size))
 
     @rule()

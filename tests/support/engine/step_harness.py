@@ -51,7 +51,7 @@ class StepHarness:
         """A new request; shared_blocks hold its first tokens already."""
         taken = {running.row for running in self.running}
         row = Row(next(row for row in range(10**6) if row not in taken))
-        num_cached = len(shared_blocks) * self.executor.layout.block_size
+        num_cached = len(shared_blocks) * self.executor.kv_spec.block_size
         running = Running(row, [*prompt, *output], len(prompt), sampling, list(shared_blocks), num_cached)
         self.running.append(running)
         return running
@@ -63,7 +63,7 @@ class StepHarness:
 
     def run_step(self, chunk: int = 10**6) -> None:
         """Computes at most `chunk` tokens of each request, and appends what is sampled."""
-        size = self.executor.layout.block_size
+        size = self.executor.kv_spec.block_size
         decodes = [one for one in self.running if one.announced and len(one.token_ids) - one.num_computed == 1]
         scheduled = [*decodes, *(one for one in self.running if one not in decodes)]
         counts = [min(chunk, len(one.token_ids) - one.num_computed) for one in scheduled]

@@ -21,8 +21,9 @@ from support.kernels.triton_source import never_loaded_kernel
 
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
 from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.base import Outbound, Piece, Pushed, TransportEvent
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.transports import Transports
@@ -51,8 +52,8 @@ def make_transports(kind: str, pool: torch.Tensor) -> Transports:
         host = pool[layer, torch.tensor(block_ids, device="cuda")].view(torch.uint8).cpu().numpy()
         return memoryview(host).cast("B")
 
-    layout = KvLayout(bytes(16), "bfloat16", SHAPE[0], SHAPE[3], SHAPE[5], SHAPE[4], _BLOCK_BYTES)
-    executor: Executor = SimpleNamespace(layout=layout, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore
+    spec = full_spec(bytes(16), "bfloat16", SHAPE[0], SHAPE[3], SHAPE[5], SHAPE[4])
+    executor: Executor = SimpleNamespace(kv_spec=spec, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore
     paths = make_paths(kind, executor, PIECE_BYTES, kv)
     return Transports(executor, "127.0.0.1", 0, "127.0.0.1", lambda: None, paths, EPOCH, PIECE_BYTES)
 

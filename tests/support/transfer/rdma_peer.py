@@ -21,15 +21,15 @@ import torch
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId
-from baton.worker.executors.base import KvLayout
 from baton.worker.executors.host.kv_memory import KvMemory
+from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.base import Inbound
 from baton.worker.transfer.bulk import BulkReceiver, Slots
 from baton.worker.transfer.kinds.rdma.host_staging import HostStaging
 from baton.worker.transfer.kinds.rdma.path import RdmaPath
 from baton.worker.transfer.transports import Transports
 
-LAYOUT = KvLayout(bytes(16), "float32", 3, 4, 64, 16, 2 * 4 * 16 * 64 * 4)
+LAYOUT = full_spec(bytes(16), "float32", num_layers=3, num_kv_heads=4, head_dim=64, block_size=16)
 NUM_BLOCKS = 64
 SLOT_BYTES = 1 << 20
 EPOCH = 7
@@ -41,12 +41,12 @@ class Pool:
     """As much of an executor as transfers see."""
 
     def __init__(self, seed=None):
-        self.layout = LAYOUT
+        self.kv_spec = LAYOUT
         memory = KvMemory(LAYOUT, NUM_BLOCKS, torch.float32)
-        self.read_blocks, self.write_blocks, self.kv_bytes = memory.read, memory.write, memory.bytes
+        self.read_blocks, self.write_blocks, self.kv_bytes = memory.read, memory.write, memory.groups[0].bytes
         if seed is not None:
-            memory.bytes[:] = torch.randint(
-                0, 256, memory.bytes.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+            memory.groups[0].bytes[:] = torch.randint(
+                0, 256, memory.groups[0].bytes.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
             ).numpy()
 
 

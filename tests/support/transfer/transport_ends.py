@@ -18,8 +18,8 @@ from support.network.tls_rig import make_certs, tls_of
 from baton.rpc.identity import WORKER
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.executors.base import KvLayout
 from baton.worker.executors.host.kv_memory import KvMemory
+from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.base import Inbound, Outbound, Piece
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.transports import Transports
@@ -40,10 +40,9 @@ class HostKv:
     """What a transport asks of an executor whose blocks are in host memory."""
 
     def __init__(self, num_blocks=NUM_BLOCKS, num_heads=2):
-        block_bytes = 2 * num_heads * 4 * 2 * 4
-        self.layout = KvLayout(bytes(16), "float32", NUM_LAYERS, num_heads, 2, 4, block_bytes)
-        self._memory = KvMemory(self.layout, num_blocks, torch.float32)
-        self.kv_bytes = self._memory.bytes
+        self.kv_spec = full_spec(bytes(16), "float32", NUM_LAYERS, num_heads, head_dim=2, block_size=4)
+        self._memory = KvMemory(self.kv_spec, num_blocks, torch.float32)
+        self.kv_bytes = self._memory.groups[0].bytes
         self.read_blocks = self._memory.read
         self.write_blocks = self._memory.write
 
@@ -52,7 +51,7 @@ def filled(executor, seed=0):
     """The executor, with noise in its blocks."""
     rng = np.random.default_rng(seed)
     for layer in range(NUM_LAYERS):
-        data = rng.integers(0, 256, NUM_BLOCKS * executor.layout.bytes_per_block_layer, np.uint8).tobytes()
+        data = rng.integers(0, 256, NUM_BLOCKS * executor.kv_spec.layer_bytes(layer), np.uint8).tobytes()
         executor.write_blocks(layer, [BlockId(i) for i in range(NUM_BLOCKS)], memoryview(data))
     return executor
 
@@ -118,7 +117,7 @@ class End:
 
     @property
     def piece_bytes(self):
-        return self.executor.layout.bytes_per_block_layer
+        return self.executor.kv_spec.layer_bytes(0)
 
 
 class Ends:

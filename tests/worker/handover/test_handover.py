@@ -51,9 +51,9 @@ def test_blocks_that_the_decode_worker_has_are_not_sent(pair):
     decode.submit(longer, prefill)
     turn_until(pair, finished(decode, longer))
     assert decode.seen.tokens[longer.request_id] == expected_for(longer)
-    layout = decode.executor.layout
-    sent_blocks = (decode.handover.counters().num_transfer_bytes - before) // layout.bytes_per_block
-    assert sent_blocks == -(-71 // layout.block_size) - 40 // layout.block_size
+    spec = decode.executor.kv_spec
+    sent_blocks = (decode.handover.counters().num_transfer_bytes - before) // spec.bytes_per_block
+    assert sent_blocks == -(-71 // spec.block_size) - 40 // spec.block_size
     assert decode.seen.finishes[longer.request_id].num_cached_tokens == 40
 
 
@@ -125,7 +125,7 @@ def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, netwo
         """The last layer's KV arrives while the device still samples."""
         hook(plan, layer)
         until = time.monotonic() + 0.1
-        while layer == prefill.executor.layout.num_layers - 1 and time.monotonic() < until:
+        while layer == prefill.executor.kv_spec.num_layers - 1 and time.monotonic() < until:
             prefill.handover.tick()
 
     watch_layers = prefill.executor.watch_layers

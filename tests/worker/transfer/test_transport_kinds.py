@@ -200,23 +200,33 @@ def test_pieces_that_overlap_or_lie_outside_fail_the_transfer(ends, wrong, check
 class Rest:
     """A conversion that says that its heads begin behind the last."""
 
-    heads = (7, 1)
-
     def __init__(self, executor):
-        layout = executor.layout
-        self.bytes_per_block_layer = layout.bytes_per_block_layer // layout.num_kv_heads
+        spec = executor.kv_spec
+        self._num_bytes = spec.layer_bytes(0) // spec.groups[0].num_kv_heads
+
+    def heads(self, layer):
+        return 7, 1
+
+    def layer_bytes(self, layer):
+        return self._num_bytes
 
     def on_host(self, data, piece):
-        return data[: self.bytes_per_block_layer * piece.num_blocks]
+        return data[: self._num_bytes * piece.num_blocks]
 
 
 class OneHead:
     """A conversion to the second of two heads."""
 
-    heads = (1, 1)
+    head = 1
 
     def __init__(self, executor):
-        self.bytes_per_block_layer = executor.layout.bytes_per_block_layer // 2
+        self._num_bytes = executor.kv_spec.layer_bytes(0) // 2
+
+    def heads(self, layer):
+        return self.head, 1
+
+    def layer_bytes(self, layer):
+        return self._num_bytes
 
     def on_host(self, data, piece):
         blocks = np.frombuffer(data, np.uint8).reshape(len(piece.block_ids), piece.num_layers, 2, 2, -1)
@@ -226,7 +236,7 @@ class OneHead:
 class OtherHead(OneHead):
     """And the first of two others, taken from where the second was."""
 
-    heads = (0, 1)
+    head = 0
 
 
 @pytest.mark.parametrize("kind", ["direct", "ipc"], indirect=True)

@@ -27,7 +27,7 @@ from support.transfer.transport_ends import (
 
 from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Outbound, PushFenced
 from baton.worker.transfer.bulk import Slots
-from baton.worker.transfer.receive.coverage import Coverage
+from baton.worker.transfer.receive.coverage import Coverage, Grid
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PieceHeader, encode_piece, encode_welcome
 
@@ -92,7 +92,7 @@ def test_a_piece_of_the_wrong_size_fails_the_transfer(receiver, checksum):
 @pytest.mark.parametrize("heads", [(0, 9), (9, 1), (0xFFFF, 1)])
 def test_a_piece_of_heads_that_this_rank_has_not_fails_the_transfer(receiver, heads):
     receiver.transport.open(inbound(TARGET, checksum=False))
-    num_bytes = receiver.piece_bytes // receiver.executor.layout.num_kv_heads * heads[1]
+    num_bytes = receiver.piece_bytes // receiver.executor.kv_spec.groups[0].num_kv_heads * heads[1]
     header = PieceHeader(1, GENERATION, EPOCH, 0, 0, 1, num_bytes, heads=heads)
     with connected(receiver) as sock:
         sock.sendall(encode_piece(header) + bytes(num_bytes))
@@ -200,7 +200,7 @@ def welcome_and_read_nothing(listener, stop):
 
 
 def test_coverage_is_complete_when_every_cell_has_landed():
-    coverage = Coverage(2, 3, 2)
+    coverage = Coverage([Grid(range(2), num_blocks=3, num_heads=2)])
     for layer, num_layers, first, count, heads in (
         (0, 1, 0, 3, None),
         (1, 1, 2, 1, (1, 1)),

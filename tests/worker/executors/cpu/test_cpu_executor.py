@@ -138,8 +138,8 @@ def test_narrow_dtypes_stay_close_to_fp32(llama: Subject, dtype: str) -> None:
     ours, theirs = wide.admit(prompt, asked), narrow.admit(prompt, asked)
     wide.run(1)
     narrow.run(1)
-    assert narrow.executor.layout.dtype == dtype
-    assert narrow.executor.layout.bytes_per_block * 2 == wide.executor.layout.bytes_per_block
+    assert narrow.executor.kv_spec.groups[0].dtype == dtype
+    assert narrow.executor.kv_spec.bytes_per_block * 2 == wide.executor.kv_spec.bytes_per_block
     assert theirs.logprobs[0].logprob == pytest.approx(ours.logprobs[0].logprob, abs=0.25)
 
 
@@ -150,7 +150,7 @@ def test_blocks_that_were_read_here_and_written_there_decode_alike(subject: Subj
     sender.run(1)
     num_blocks = -(-len(prompt) // 8)
     there = [receiver.free_blocks.pop() for _ in range(num_blocks)]
-    for layer in range(sender.executor.layout.num_layers):
+    for layer in range(sender.executor.kv_spec.num_layers):
         data = sender.executor.read_blocks(layer, first.block_ids[:num_blocks])
         receiver.executor.write_blocks(layer, there, memoryview(data))
         assert receiver.executor.read_blocks(layer, there) == data

@@ -11,7 +11,7 @@ import torch
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.core import StepPlan
-from baton.worker.executors.base import DeviceLost, KvLayout
+from baton.worker.executors.base import DeviceLost
 from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
@@ -24,10 +24,11 @@ from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.executors.cuda.startup.support import check_supported, compute_dtype, dtype_name, kv_dtype
 from baton.worker.executors.cuda.startup.warm_up import largest_step, small_steps
 from baton.worker.executors.cuda.steps.graphs import graph_sizes
+from baton.worker.kv_spec import full_spec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config
-from baton.worker.transfer.layout import layout_message, layout_of
+from baton.worker.transfer.layout import layout_message, spec_of
 
 GPU = torch.device("cuda", 0)
 GIB = 1 << 30
@@ -130,17 +131,17 @@ def test_graphs_count_by_their_number_and_the_largest() -> None:
 
 
 def test_a_pool_beyond_memory_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = KvLayout(bytes(16), "bfloat16", 2, 2, 64, 16, 2 * 2 * 16 * 64 * 2)
+    spec = full_spec(bytes(16), "bfloat16", num_layers=2, num_kv_heads=2, head_dim=64, block_size=16)
 
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    pool = allocate_kv(layout, torch.bfloat16, 3, torch.device("cpu"))
+    pool = allocate_kv(spec, torch.bfloat16, 3, torch.device("cpu"))
     assert pool.shape == (2, 3, 2, 2, 16, 64)
     assert not pool.any()
     monkeypatch.setattr(torch, "zeros", fail)
     with pytest.raises(InvalidRequest, match=r"1000000 KV blocks need 15\.3 GiB, 70\.0 GiB are free"):
-        allocate_kv(layout, torch.bfloat16, 1_000_000, GPU)
+        allocate_kv(spec, torch.bfloat16, 1_000_000, GPU)
 
 
 def test_what_the_kernels_cannot_do_is_named() -> None:
@@ -165,8 +166,8 @@ def test_types_follow_the_configuration_and_travel_by_their_names() -> None:
     assert compute_dtype(replace(CONFIG, dtype="float32"), MODEL) is torch.float32
     narrow = kv_dtype(replace(CONFIG, kv_cache_dtype="fp8_e4m3"), torch.bfloat16)
     assert kv_dtype(CONFIG, torch.float16) is torch.float16
-    layout = KvLayout(bytes(16), dtype_name(narrow), 2, 2, 64, 16, 2 * 2 * 16 * 64 * narrow.itemsize)
-    assert layout_of(layout_message(layout)) == layout
+    spec = full_spec(bytes(16), dtype_name(narrow), num_layers=2, num_kv_heads=2, head_dim=64, block_size=16)
+    assert spec_of(layout_message(spec)) == spec
 
 
 @pytest.mark.parametrize(("field", "value"), [("batch_invariant", True), ("kv_cache_dtype", "fp8_e4m3")])

@@ -182,7 +182,7 @@ def test_blocks_go_out_and_in_byte_for_byte():
     source._kv.prefill(table, 0, np.array(prompt_of(16), np.uint64))
     for layer in range(2):
         data = source.read_blocks(layer, [BlockId(1), BlockId(3)])
-        assert len(data) == 2 * source.layout.bytes_per_block_layer
+        assert len(data) == 2 * source.kv_spec.layer_bytes(0)
         target.write_blocks(layer, [BlockId(7), BlockId(5)], memoryview(data))
         assert target.read_blocks(layer, [BlockId(7), BlockId(5)]) == data
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.worker.core import BlockId
-from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget
+from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget, SourceGroup, TargetGroup
 from baton.worker.transfer.base import Piece
 
 
@@ -33,14 +33,21 @@ class Model:
         num_blocks = -(-self.num_tokens // self.sender_size)
         self.block_ids = [BlockId(1000 - 3 * index) for index in range(num_blocks)]
         held = [*self.block_ids, BlockId(9999)]  # one for what is generated
-        self.progress = PushProgress(self.num_layers, self.sender_size, self.num_tokens, self.num_cached, held)
+        self.progress = PushProgress(
+            [SourceGroup(range(self.num_layers), held)], self.sender_size, self.num_tokens, self.num_cached
+        )
 
     @property
     def num_blocks(self) -> int:
         return -(-self.num_tokens // self.receiver_size)
 
     def target(self) -> PushTarget:
-        return PushTarget(self.receiver_size, self.first_block, self.max_block_layers, self.check_piece, self.finish)
+        return PushTarget(
+            self.receiver_size,
+            [TargetGroup(self.first_block, self.max_block_layers)],
+            self.check_piece,
+            self.finish,
+        )
 
     def finish(self) -> None:
         self.num_finished += 1
@@ -141,7 +148,7 @@ def test_every_block_of_every_layer_goes_once_whatever_the_order(model: Model, d
 def test_layers_that_finish_together_share_pieces(sender: int, receiver: int) -> None:
     model = Model(8, sender, receiver, num_tokens=2 * receiver, first_block=0, max_block_layers=8)
     pieces: list[Piece] = []
-    model.progress.start(PushTarget(receiver, 0, 8, pieces.append, lambda: None))
+    model.progress.start(PushTarget(receiver, [TargetGroup(0, 8)], pieces.append, lambda: None))
     assert pieces == []
     model.progress.all_computed(2 * receiver)
     assert [(piece.layer, piece.num_layers, piece.num_blocks) for piece in pieces] == [(0, 4, 2), (4, 4, 2)]
@@ -158,7 +165,7 @@ def test_what_is_read_for_a_piece_is_bounded_where_no_size_is_a_multiple_of_the_
 def test_a_block_of_the_receiver_waits_for_the_last_of_its_tokens() -> None:
     pieces: list[Piece] = []
     model = Model(1, 16, 64, num_tokens=100, first_block=0, max_block_layers=9)
-    model.progress.start(PushTarget(64, 0, 9, pieces.append, lambda: None))
+    model.progress.start(PushTarget(64, [TargetGroup(0, 9)], pieces.append, lambda: None))
     model.progress.layer_computed(0, 63)
     assert pieces == []
     model.progress.layer_computed(0, 64)
@@ -170,7 +177,7 @@ def test_a_block_of_the_receiver_waits_for_the_last_of_its_tokens() -> None:
 def test_parts_of_a_block_go_as_they_are_computed() -> None:
     pieces: list[Piece] = []
     model = Model(1, 64, 16, num_tokens=64, first_block=1, max_block_layers=9)
-    model.progress.start(PushTarget(16, 1, 9, pieces.append, lambda: None))
+    model.progress.start(PushTarget(16, [TargetGroup(1, 9)], pieces.append, lambda: None))
     for tokens in (32, 48, 64):
         model.progress.layer_computed(0, tokens)
     assert [(piece.first_index, piece.skip_tokens) for piece in pieces] == [(0, 16), (1, 32), (2, 48)]

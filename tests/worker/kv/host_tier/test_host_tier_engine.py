@@ -80,7 +80,7 @@ def test_an_evicted_prefix_comes_back_and_counts_as_cached(depth: int):
     counters = rig.engine.counters()
     assert counters.num_host_hit_tokens == 80
     assert counters.num_restored_blocks == 20
-    assert counters.num_restored_bytes == 20 * rig.executor.layout.bytes_per_block
+    assert counters.num_restored_bytes == 20 * rig.executor.kv_spec.bytes_per_block
     assert counters.num_offloaded_blocks >= 20
 
 
@@ -336,7 +336,7 @@ def test_counters_and_load_reach_the_metrics():
     rig.run(make_request(prompt))
     evict_everything(rig, clock)
     rig.run(make_request(prompt))
-    layout = rig.executor.layout
+    layout = rig.executor.kv_spec
     empty = control_pb2.Histogram(counts=[0])
     transfers = control_pb2.TransferCounters(transfer_seconds=empty, exposed_seconds=empty, tail_seconds=empty)
     stats = control_pb2.GetStatsResponse(
@@ -357,10 +357,10 @@ def test_a_simulated_copy_is_ordered_with_steps_as_a_devices_is():
     executor = make_executor(num_host_blocks=4)
     host = executor.host
     assert host is not None
-    size = executor.layout.bytes_per_block_layer
+    size = executor.kv_spec.layer_bytes(0)
 
     def write(value: int) -> None:
-        for layer in range(executor.layout.num_layers):
+        for layer in range(executor.kv_spec.num_layers):
             executor.write_blocks(layer, [BlockId(0)], memoryview(bytes([value]) * size))
 
     write(1)
@@ -425,8 +425,8 @@ def test_blocks_on_the_cpu_come_back_as_they_went(model_folder: Path):
     executor = make_cpu(model_folder, host_cache_gb=0.001)
     host = executor.host
     assert isinstance(host, HostMemory)
-    size = executor.layout.bytes_per_block_layer
-    for layer in range(executor.layout.num_layers):
+    size = executor.kv_spec.layer_bytes(0)
+    for layer in range(executor.kv_spec.num_layers):
         executor.write_blocks(
             layer, [BlockId(3), BlockId(5)], memoryview(bytes([layer + 1]) * size + bytes([99]) * size)
         )
@@ -435,7 +435,7 @@ def test_blocks_on_the_cpu_come_back_as_they_went(model_folder: Path):
     landed = host.poll()
     assert landed.slots == [2, 0]
     assert [restore_id for restore_id, _ in landed.restores] == [7]
-    for layer in range(executor.layout.num_layers):
+    for layer in range(executor.kv_spec.num_layers):
         expected = executor.read_blocks(layer, [BlockId(3), BlockId(5)])
         assert executor.read_blocks(layer, [BlockId(8), BlockId(9)]) == expected
     assert not host.poll().slots

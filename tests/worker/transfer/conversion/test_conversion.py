@@ -1,6 +1,5 @@
 """Conversions against the plain way: every token of every head found by its own arithmetic."""
 
-import dataclasses
 import itertools
 import math
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.rpc.errors import Mismatch
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvSpec, full_spec
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.conversion.blocks import conversion_to, worker_conversion
 from baton.worker.transfer.conversion.heads import heads_of, ranks_of, shared_heads, targets_of
@@ -26,9 +25,8 @@ DTYPES = {
 NUM_LAYERS = 3
 
 
-def layout(dtype="bfloat16", block_size=16, heads=2, head_dim=4, tp=(1, 0), **values) -> KvLayout:
+def layout(dtype="bfloat16", block_size=16, heads=2, head_dim=4, tp=(1, 0), **values) -> KvSpec:
     size, rank = tp
-    width = 8 if dtype == "simulated" else 2 * max(1, heads // size) * head_dim * DTYPES[dtype].itemsize
     fields = {
         "model_digest": bytes(16),
         "dtype": dtype,
@@ -36,11 +34,10 @@ def layout(dtype="bfloat16", block_size=16, heads=2, head_dim=4, tp=(1, 0), **va
         "num_kv_heads": heads,
         "head_dim": head_dim,
         "block_size": block_size,
-        "bytes_per_block_layer": width * block_size,
         "tp_size": size,
         "tp_rank": rank,
     }
-    return KvLayout(**{**fields, **values})
+    return full_spec(**{**fields, **values})
 
 
 def random_kv(dtype: str, heads: int, num_tokens: int, head_dim: int, seed: int) -> torch.Tensor:
@@ -50,7 +47,7 @@ def random_kv(dtype: str, heads: int, num_tokens: int, head_dim: int, seed: int)
     return values.to(DTYPES[dtype])
 
 
-def blocks_of(kv: torch.Tensor, layout: KvLayout) -> torch.Tensor:
+def blocks_of(kv: torch.Tensor, layout: KvSpec) -> torch.Tensor:
     """The prompt as one rank's blocks, token by token; zeros behind its end."""
     num_layers, parts, _, num_tokens, dim = kv.shape
     held = list(heads_of(layout))
@@ -67,7 +64,7 @@ def raw(values: torch.Tensor) -> bytes:
     return values.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def piece_of(sender: KvLayout, receiver: KvLayout, num_tokens: int, first: int, count: int, layers=(0, NUM_LAYERS)):
+def piece_of(sender: KvSpec, receiver: KvSpec, num_tokens: int, first: int, count: int, layers=(0, NUM_LAYERS)):
     """Receiver blocks [first, first + count) of a prompt, and the sender's blocks that hold them."""
     start, stop = first * receiver.block_size, min(num_tokens, (first + count) * receiver.block_size)
     held = range(start // sender.block_size, -(-stop // sender.block_size))
@@ -82,7 +79,7 @@ def both_ways(conversion, blocks: torch.Tensor, piece: Piece) -> bytes:
     assert made.is_contiguous()
     assert made.shape[:2] == (piece.num_blocks, piece.num_layers)
     assert raw(made) == bytes(host)
-    assert len(host) == piece.num_blocks * piece.num_layers * conversion.bytes_per_block_layer
+    assert len(host) == piece.num_blocks * piece.num_layers * conversion.layer_bytes(0)
     return bytes(host)
 
 
@@ -121,8 +118,8 @@ def test_blocks_of_another_size_are_the_same_tokens(prompt, dtype, heads, head_d
         given = given.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[given.element_size()])
     wanted = blocks_of(kv, receiver)[first : first + count, layers[0] : layers[1]]
     assert both_ways(conversion, given, piece) == raw(wanted)
-    assert conversion.heads is None
-    assert conversion.bytes_per_block_layer == receiver.bytes_per_block_layer
+    assert conversion.heads(0) is None
+    assert conversion.layer_bytes(0) == receiver.layer_bytes(0)
 
 
 @pytest.mark.parametrize(("from_size", "to_size"), [(16, 64), (64, 16), (16, 32), (32, 16), (32, 64), (64, 32)])
@@ -159,14 +156,14 @@ def test_data_of_another_length_is_an_error():
 # Dtypes.
 
 
-def scaled(size: int = 16, **values: object) -> KvLayout:
+def scaled(size: int = 16, **values: object) -> KvSpec:
     return layout(
         "float8_e4m3", size, kv_scales=tuple(np.float32([0.3, 1.7, 0.01, 250.0, 1.0, 3.3]).tolist()), **values
     )
 
 
-def scales_of(layout: KvLayout) -> torch.Tensor:
-    return torch.tensor(layout.kv_scales or [1.0] * 2 * NUM_LAYERS, dtype=torch.float32).view(NUM_LAYERS, 2)
+def scales_of(layout: KvSpec) -> torch.Tensor:
+    return torch.tensor(layout.groups[0].kv_scales or [1.0] * 2 * NUM_LAYERS, dtype=torch.float32).view(NUM_LAYERS, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -308,7 +305,7 @@ def test_ranks_get_their_heads_of_the_whole(num_senders, num_receivers, heads, d
             if conversion is None:
                 made.copy_(sent)
                 continue
-            first, count = conversion.heads or (0, wanted.shape[3])
+            first, count = conversion.heads(0) or (0, wanted.shape[3])
             data = torch.frombuffer(bytearray(both_ways(conversion, sent, piece)), dtype=wanted.dtype)
             made[:, :, :, first : first + count] = data.view(len(wanted), NUM_LAYERS, 2, count, to_size, 4)
         assert raw(made) == raw(wanted)
@@ -321,12 +318,6 @@ def test_ranks_get_their_heads_of_the_whole(num_senders, num_receivers, heads, d
 def test_what_cannot_be_converted_is_refused(values):
     with pytest.raises(Mismatch, match=r"the prefill worker has .*, the decode worker has "):
         conversion_to(layout(), layout(**values))
-
-
-def test_a_layout_whose_bytes_are_not_its_own_is_refused():
-    wrong = dataclasses.replace(layout(block_size=32), bytes_per_block_layer=7)
-    with pytest.raises(Mismatch, match="bytes_per_block_layer=7"):
-        conversion_to(wrong, layout())
 
 
 @pytest.mark.parametrize(("num_senders", "num_receivers"), [(2, 1), (1, 2), (4, 4)])

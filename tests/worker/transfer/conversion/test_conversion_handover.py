@@ -58,7 +58,7 @@ def test_block_sizes_may_differ(network, prefill_size, decode_size):
     assert (counters.num_transfers, counters.num_failed_transfers, counters.num_mismatches) == (8, 0, 0)
     assert counters.num_transfer_bytes == prefill.handover.counters().num_sent_bytes
     blocks = sum(-(-request.num_prompt_tokens // decode_size) for request in requests)
-    assert counters.num_transfer_bytes == blocks * decode.executor.layout.bytes_per_block
+    assert counters.num_transfer_bytes == blocks * decode.executor.kv_spec.bytes_per_block
     assert decode.engine.counters().num_local_fallbacks == 0
 
 
@@ -73,7 +73,7 @@ def test_what_the_decode_worker_has_need_not_end_with_the_senders_blocks(network
     cached = 21 // decode_size
     assert decode.seen.finishes[longer.request_id].num_cached_tokens == cached * decode_size
     assert decode.seen.tokens[longer.request_id] == expected_for(longer)
-    sent = (decode.handover.counters().num_transfer_bytes - before) // decode.executor.layout.bytes_per_block
+    sent = (decode.handover.counters().num_transfer_bytes - before) // decode.executor.kv_spec.bytes_per_block
     assert sent == -(-91 // decode_size) - cached
 
 
@@ -217,6 +217,6 @@ def test_a_real_models_kv_arrives_in_the_receivers_dtype(network, folder, prefil
     turn_until(pair, idle(*pair))
     assert decode.handover.counters().num_transfers == 1
     assert len(decode.seen.tokens[request.request_id]) == 6
-    sent = tokens_of(prefill.executor._memory.tensor, tables["prefill"], 50)
-    arrived = tokens_of(decode.executor._memory.tensor, tables["decode"], 50)
+    sent = tokens_of(prefill.executor._memory.groups[0].tensor, tables["prefill"], 50)
+    arrived = tokens_of(decode.executor._memory.groups[0].tensor, tables["decode"], 50)
     assert np.array_equal(sent.to(arrived.dtype).float().numpy(), arrived.float().numpy())

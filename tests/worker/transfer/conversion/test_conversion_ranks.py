@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from baton.worker.core import BlockId
-from baton.worker.executors.base import KvLayout
 from baton.worker.executors.host.kv_memory import KvMemory
-from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget
+from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget, SourceGroup, TargetGroup
+from baton.worker.kv_spec import KvSpec, full_spec
 from baton.worker.transfer.base import Inbound, Landed, Outbound, Pushed, TransportEvent
 from baton.worker.transfer.conversion.blocks import conversion_to
 from baton.worker.transfer.conversion.heads import heads_of, ranks_of, targets_of
@@ -25,28 +25,28 @@ NUM_TOKENS = 150
 SIZES = list(itertools.product((1, 2, 4), repeat=2))
 
 
-def layout_of(dtype: str, block_size: int, num_heads: int, tp_size: int) -> KvLayout:
-    num_bytes = 2 * max(1, num_heads // tp_size) * block_size * HEAD_DIM * DTYPES[dtype].itemsize
-    return KvLayout(bytes(16), dtype, NUM_LAYERS, num_heads, HEAD_DIM, block_size, num_bytes, tp_size)
+def spec_of(dtype: str, block_size: int, num_heads: int, tp_size: int) -> KvSpec:
+    return full_spec(bytes(16), dtype, NUM_LAYERS, num_heads, HEAD_DIM, block_size, tp_size=tp_size)
 
 
 class Rank:
     """What a transport needs of an executor: one rank's memory, filled with another prompt's KV."""
 
-    def __init__(self, layout: KvLayout) -> None:
-        self.layout = layout
-        self.memory = KvMemory(layout, NUM_BLOCKS, DTYPES[layout.dtype])
+    def __init__(self, spec: KvSpec) -> None:
+        self.kv_spec = spec
+        memory = KvMemory(spec, NUM_BLOCKS, DTYPES[spec.groups[0].dtype])
+        (self.memory,) = memory.groups
         self.memory.bytes[:] = 0x55
         self.kv_bytes = self.memory.bytes[:, :NUM_BLOCKS]
         self.num_blocks = NUM_BLOCKS
-        self.read_blocks = self.memory.read
-        self.write_blocks = self.memory.write
+        self.read_blocks = memory.read
+        self.write_blocks = memory.write
         self.transport = Transports(self, "127.0.0.1", 0, "127.0.0.1", lambda: None)  # type: ignore[arg-type]
 
     def fill(self, kv: torch.Tensor, block_ids: Sequence[BlockId]) -> None:
         """This rank's heads of [layers, 2, heads, tokens, head_dim]."""
-        size = self.layout.block_size
-        heads = heads_of(self.layout)
+        size = self.kv_spec.block_size
+        heads = heads_of(self.kv_spec)
         for index, block in enumerate(block_ids):
             part = kv[:, :, heads.start : heads.stop, index * size : (index + 1) * size]
             self.memory.tensor[:, block, :, :, : part.shape[3]] = part
@@ -73,8 +73,8 @@ def shuffled(block_size: int, seed: int) -> list[BlockId]:
 
 def push_all(sender: Rank, block_ids: list[BlockId], receivers: list[Rank], num_receiver_blocks: int) -> int:
     """Pushes to every rank that this one has heads for, layer by layer. Returns how many there are."""
-    layouts = [receiver.layout for receiver in receivers]
-    targets = targets_of(sender.layout, layouts)
+    specs = [receiver.kv_spec for receiver in receivers]
+    targets = targets_of(sender.kv_spec, specs)
     for push_id, rank in enumerate(targets, start=1):
         receiver = receivers[rank]
         outbound = Outbound(
@@ -84,15 +84,16 @@ def push_all(sender: Rank, block_ids: list[BlockId], receivers: list[Rank], num_
             receiver_epoch=1,
             generation=99,
             checksum=True,
-            conversion=conversion_to(sender.layout, receiver.layout),
+            conversion=conversion_to(sender.kv_spec, receiver.kv_spec),
         )
         sender.transport.connect(outbound)
-        progress = PushProgress(NUM_LAYERS, sender.layout.block_size, NUM_TOKENS, 0, block_ids)
+        progress = PushProgress(
+            [SourceGroup(range(NUM_LAYERS), block_ids)], sender.kv_spec.block_size, NUM_TOKENS, num_cached_tokens=0
+        )
         progress.start(
             PushTarget(
-                block_size=receiver.layout.block_size,
-                first_block=0,
-                max_block_layers=5,
+                block_size=receiver.kv_spec.block_size,
+                groups=[TargetGroup(first_block=0, max_block_layers=5)],
                 push=lambda piece, push_id=push_id: sender.transport.push(push_id, piece),
                 finish=lambda push_id=push_id: sender.transport.finish(push_id),
             )
@@ -114,8 +115,8 @@ def push_all(sender: Rank, block_ids: list[BlockId], receivers: list[Rank], num_
     ],
 )
 def test_the_pools_hold_the_prompt(num_senders, num_receivers, num_heads, from_dtype, from_size, to_dtype, to_size):
-    senders = [Rank(one) for one in ranks_of(layout_of(from_dtype, from_size, num_heads, num_senders))]
-    receivers = [Rank(one) for one in ranks_of(layout_of(to_dtype, to_size, num_heads, num_receivers))]
+    senders = [Rank(one) for one in ranks_of(spec_of(from_dtype, from_size, num_heads, num_senders))]
+    receivers = [Rank(one) for one in ranks_of(spec_of(to_dtype, to_size, num_heads, num_receivers))]
     try:
         generator = torch.Generator().manual_seed(num_heads)
         kv = torch.randn(NUM_LAYERS, 2, num_heads, NUM_TOKENS, HEAD_DIM, generator=generator).to(DTYPES[from_dtype])
@@ -132,7 +133,7 @@ def test_the_pools_hold_the_prompt(num_senders, num_receivers, num_heads, from_d
         for receiver in receivers:
             (landed,) = events_of(receiver, 1)
             assert isinstance(landed, Landed), landed
-            heads = heads_of(receiver.layout)
+            heads = heads_of(receiver.kv_spec)
             wanted = kv[:, :, heads.start : heads.stop].to(DTYPES[to_dtype])
             assert torch.equal(receiver.tokens(to_ids).view(torch.uint8), wanted.contiguous().view(torch.uint8))
             untouched = sorted(set(range(NUM_BLOCKS)) - set(to_ids))

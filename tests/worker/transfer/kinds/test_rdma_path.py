@@ -38,7 +38,7 @@ from baton.worker.transfer.wire.checksum import checksum_of
 pytestmark = pytest.mark.skipif(not rdma_nixl.installed(), reason="NIXL is not installed (pip install '.[rdma]')")
 
 WAIT_SECONDS = 20.0
-BLOCKS_PER_SLOT = SLOT_BYTES // LAYOUT.bytes_per_block_layer
+BLOCKS_PER_SLOT = SLOT_BYTES // LAYOUT.layer_bytes(0)
 
 
 def piece(block_ids, layer=0, num_layers=1):
@@ -143,7 +143,7 @@ def resume(peer):
 
 def check_piece(peer, pool, sent, slot, target):
     """What the peer has in the slot, and then in its blocks, is the piece."""
-    num_bytes = len(target) * sent.num_layers * LAYOUT.bytes_per_block_layer
+    num_bytes = len(target) * sent.num_layers * LAYOUT.layer_bytes(0)
     layers = [sent.layer, sent.layer + sent.num_layers]
     answer = peer.ask("write", slot=slot, layers=layers, blocks=target, num_bytes=num_bytes)
     parts = [pool.kv_bytes[sent.layer : sent.layer + sent.num_layers, block] for block in sent.block_ids]
@@ -186,7 +186,7 @@ def test_any_ticket_moves_every_copy_on(steady_peer, connect):
 
 def test_a_part_of_the_heads_goes_to_its_place(open_path, pool):
     """From one rank of one to the second of two, which holds heads 2 and 3."""
-    halves = dataclasses.replace(LAYOUT, tp_size=2, tp_rank=1, bytes_per_block_layer=LAYOUT.bytes_per_block_layer // 2)
+    halves = dataclasses.replace(LAYOUT, tp_size=2, tp_rank=1)
     conversion = conversion_to(LAYOUT, halves)
     # The receiver has whole blocks, and takes what is sent as its second half of the heads.
     received = Pool()

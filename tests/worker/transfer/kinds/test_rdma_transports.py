@@ -22,7 +22,7 @@ WAIT_SECONDS = 20.0
 SOURCE = [BlockId(block) for block in range(3, 35)]
 TARGET = list(range(40, 8, -1))
 BLOCKS_PER_PIECE = 8
-NUM_BYTES = LAYOUT.num_layers * len(SOURCE) * LAYOUT.bytes_per_block_layer
+NUM_BYTES = LAYOUT.num_layers * len(SOURCE) * LAYOUT.layer_bytes(0)
 
 
 class Sender:

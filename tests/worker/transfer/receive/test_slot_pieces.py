@@ -26,13 +26,13 @@ class Receiver:
 
     def __init__(self, writes_ahead: bool) -> None:
         executor = HostKv()
-        self.piece_bytes = executor.layout.bytes_per_block_layer
+        self.piece_bytes = executor.kv_spec.layer_bytes(0)
         self._path = HostIpcPath(executor, SLOT_BYTES)
         bulk = self._path.accept(self._path.offer())
         bulk.writes_ahead = writes_ahead
         ours, self._peer = socket.socketpair()
         self._peer.settimeout(10.0)
-        transfers = OpenTransfers(executor.layout, EventQueue(lambda: None))
+        transfers = OpenTransfers(executor.kv_spec, EventQueue(lambda: None))
         transfers.open(inbound(TARGET, checksum=False))
         admission = PieceAdmission("a sender", transfers, Totals({"ipc": None}).of("ipc"))
         self._incoming = SlotPieceReceiver(ours, "a sender", bulk, admission)

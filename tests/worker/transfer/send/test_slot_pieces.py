@@ -87,7 +87,7 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
         return memoryview(DATA)
 
     executor = SimpleNamespace(
-        layout=SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES), kv_bytes=None, read_blocks=read_blocks
+        kv_spec=SimpleNamespace(layer_bytes=lambda layer: BLOCK_BYTES), kv_bytes=None, read_blocks=read_blocks
     )
     outgoing = outgoing_of(ours, sender, cast("Executor", executor), num_slots=2)
     started_piece = outgoing.start(outbound_of(checksum), PIECE)
@@ -114,8 +114,8 @@ def test_a_piece_is_due_where_nobody_hears_of_it_before_it_is_finished(
 ) -> None:
     ours, peer = ends
     copy = Copy()
-    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
-    executor = cast("Executor", SimpleNamespace(layout=layout))
+    spec = SimpleNamespace(layer_bytes=lambda layer: BLOCK_BYTES)
+    executor = cast("Executor", SimpleNamespace(kv_spec=spec))
     outgoing = outgoing_of(ours, Sender(peer, announces_first, [copy]), executor, num_slots=2)
     started_piece = outgoing.start(outbound_of(False), PIECE)
     assert not outgoing.is_due(started_piece)
@@ -148,8 +148,8 @@ def copies() -> list[Copy]:
 def outgoing(ends: tuple[socket.socket, socket.socket], copies: list[Copy]) -> Iterator[SlotPieceSender]:
     """With three slots."""
     ours, peer = ends
-    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
-    made = outgoing_of(ours, Sender(peer, True, copies), cast("Executor", SimpleNamespace(layout=layout)), num_slots=3)
+    spec = SimpleNamespace(layer_bytes=lambda layer: BLOCK_BYTES)
+    made = outgoing_of(ours, Sender(peer, True, copies), cast("Executor", SimpleNamespace(kv_spec=spec)), num_slots=3)
     yield made
     for copy in copies:
         copy.ended.set()
@@ -242,9 +242,9 @@ def test_a_credit_that_makes_no_sense_ends_the_connection_and_every_copy(
     ends: tuple[socket.socket, socket.socket], copies: list[Copy]
 ) -> None:
     ours, peer = ends
-    layout = SimpleNamespace(bytes_per_block_layer=BLOCK_BYTES)
+    spec = SimpleNamespace(layer_bytes=lambda layer: BLOCK_BYTES)
     sender = Sender(peer, True, copies)
-    outgoing = outgoing_of(ours, sender, cast("Executor", SimpleNamespace(layout=layout)), num_slots=1)
+    outgoing = outgoing_of(ours, sender, cast("Executor", SimpleNamespace(kv_spec=spec)), num_slots=1)
     started_piece = outgoing.start(outbound_of(False), PIECE)
     peer.sendall(encode_credit(7))
     assert outgoing.await_end(started_piece)

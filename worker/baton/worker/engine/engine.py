@@ -58,7 +58,7 @@ class Engine:
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new at every reset_prefix_cache
-        self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.layout.block_size)
+        self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.kv_spec.block_size)
         self.frozen = False  # nothing is scheduled; what is in flight lands
         self.waits = False  # the device has all it can take, and is not done
         self._listeners: list[EngineListener] = []
@@ -70,7 +70,7 @@ class Engine:
         host = executor.host if settings.prefix_caching else None
         self._scheduler = Scheduler(
             executor.num_blocks,
-            executor.layout.block_size,
+            executor.kv_spec.block_size,
             self.max_model_len,
             settings,
             self._counters,
@@ -79,7 +79,7 @@ class Engine:
             self._rates,
             executor.max_step_tokens,
         )
-        self._copier = HostCopier(host, self._scheduler, self._counters, executor.layout.bytes_per_block)
+        self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.bytes_per_block)
         self._grammars = grammars
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
@@ -103,13 +103,13 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
-        layout = self._executor.layout
+        block_size = self._executor.kv_spec.block_size
         check_request(
             request,
             self._executor.model.vocab_size,
             self.max_model_len,
             self._executor.num_blocks,
-            layout.block_size,
+            block_size,
         )
         if request.request_id in self._states:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
@@ -121,8 +121,8 @@ class Engine:
             return
         if self._settings.prefix_caching:
             if request.block_hashes:
-                state.take_hashes(request.block_hashes, layout.block_size)
-            state.hash_up_to(len(request.token_ids), layout.block_size)
+                state.take_hashes(request.block_hashes, block_size)
+            state.hash_up_to(len(request.token_ids), block_size)
         if request.constraint is not None and self._grammars is not None:
             self._scheduler.compile_first(state)
             state.grammar = self._grammars.open(request, state)

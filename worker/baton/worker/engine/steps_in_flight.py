@@ -56,7 +56,7 @@ class StepsInFlight:
         self._scheduler = scheduler
         self._requests = requests
         self._append_token = requests.append_token
-        self._block_size = executor.layout.block_size
+        self._block_size = executor.kv_spec.block_size
         self._counters = counters
         self._rates = rates
         self._clock = clock

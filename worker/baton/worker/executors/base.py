@@ -11,36 +11,10 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, HostSlot, StepPlan, StepResult
+from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """How KV lies in memory: a block of one layer is [2, kv heads of the rank, block_size, head_dim]."""
-
-    model_digest: bytes  # 16 bytes
-    dtype: str  # float32 | bfloat16 | float16 | float8_e4m3 | simulated
-    num_layers: int
-    num_kv_heads: int  # of the whole model
-    head_dim: int
-    block_size: int  # tokens
-    bytes_per_block_layer: int  # of this rank
-    tp_size: int = 1
-    tp_rank: int = 0
-    # Of float8_e4m3: what the keys and the values of layer 0, 1.. are multiplied with, fp32. Empty: all are 1.
-    kv_scales: tuple[float, ...] = ()
-
-    @property
-    def num_rank_kv_heads(self) -> int:
-        """That this rank holds: its share, or one where there are more ranks than heads."""
-        return max(1, self.num_kv_heads // self.tp_size)
-
-    @property
-    def bytes_per_block(self) -> int:
-        """All layers of one block."""
-        return self.num_layers * self.bytes_per_block_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +100,12 @@ class Executor(Protocol):
         """Of the weights in use."""
 
     @property
-    def layout(self) -> KvLayout:
+    def kv_spec(self) -> KvSpec:
         """Of the blocks, for the weights in use."""
 
     @property
-    def kv_bytes(self) -> NDArray[np.uint8] | None:
-        """The blocks, [num_layers, num_blocks, bytes], where they lie in host memory."""
+    def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:
+        """The blocks, for each KV layer [num_blocks, bytes], where they lie in host memory."""
 
     @property
     def kv(self) -> KvCopies | None:
@@ -157,7 +131,7 @@ class Executor(Protocol):
         """Calls `hook`, on the executor's thread, for each layer of the steps launched from now on. None: no more."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
-        """Copies one layer of these blocks out: len(block_ids) x bytes_per_block_layer bytes. Thread-safe."""
+        """Copies one KV layer of these blocks of its group out: len(block_ids) x layer_bytes bytes. Thread-safe."""
 
     def write_blocks(
         self,
@@ -166,7 +140,7 @@ class Executor(Protocol):
         data: memoryview,
         heads: tuple[int, int] | None = None,
     ) -> None:
-        """Copies one layer of these blocks in. Thread-safe for blocks that no running row holds.
+        """Copies one KV layer of these blocks of its group in. Thread-safe for blocks that no running row holds.
 
         `heads`: first and number of the rank's KV heads that the data has, [blocks, 2, heads, ...]; None: all.
         Raises InvalidRequest for a layer, block, head or size that does not fit.
@@ -194,7 +168,7 @@ class Resident(Protocol):
         """Of the weights in use."""
 
     @property
-    def layout(self) -> KvLayout:
+    def kv_spec(self) -> KvSpec:
         """Of the blocks, for the weights in use."""
 
     def read_weights(self, model: str) -> NewWeights:
@@ -204,7 +178,7 @@ class Resident(Protocol):
         """
 
     def use_weights(self, new: NewWeights) -> None:
-        """The next step computes with these; `model` and `layout` tell their digest."""
+        """The next step computes with these; `model` and `kv_spec` have their digest."""
 
     def sleep(self, level: int) -> int:
         """Frees the blocks' memory and, from level 2 on, the weights. Returns the bytes. Idempotent."""

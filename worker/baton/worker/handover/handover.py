@@ -15,7 +15,7 @@ from baton.rpc.errors import ServiceError, Unavailable, status_of
 from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine.engine import Engine
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
 from baton.worker.handover.decode.side import DecodeSide
@@ -23,6 +23,7 @@ from baton.worker.handover.heartbeat import Beat, Heartbeat
 from baton.worker.handover.listener import HandoverListener, HandoverListeners
 from baton.worker.handover.prefill.side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
+from baton.worker.kv_spec import KvSpec
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import split_prompts
 from baton.worker.requests.outputs import EngineListener, PrefillStarted, StepOutputs
@@ -73,7 +74,7 @@ class Handover(EngineListener):
         hello = kv_pb2.PeerHello(
             worker_id=worker_id,
             epoch=engine.epoch,
-            layout=layout_message(executor.layout),
+            layout=layout_message(executor.kv_spec),
             transports=transport.addresses,
         )
         self._hello = hello  # both sides send it
@@ -169,11 +170,11 @@ class Handover(EngineListener):
         """Takes prefills of others again. Idempotent."""
         self.prefill_side.draining = False
 
-    def adopt(self, layout: KvLayout) -> None:
+    def adopt(self, spec: KvSpec) -> None:
         """Other weights are served. Nothing is open; every peer is greeted again."""
-        self._hello.layout.CopyFrom(layout_message(layout))
-        self.prefill_side.adopt(layout, Unavailable("this worker's weights have changed; greet it again"))
-        self.decode_side.adopt(layout)
+        self._hello.layout.CopyFrom(layout_message(spec))
+        self.prefill_side.adopt(spec, Unavailable("this worker's weights have changed; greet it again"))
+        self.decode_side.adopt(spec)
 
     def abort_all(self, reason: str) -> None:
         """Fails the prefills of others that still run."""

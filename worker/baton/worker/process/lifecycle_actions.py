@@ -96,10 +96,10 @@ class EngineLifecycleActions:
 
     def _adopt(self) -> None:
         """Everybody who asks is told of the weights that are in use."""
-        layout = self._resident.layout
-        self._identity.model.digest = layout.model_digest
-        self._identity.layout.CopyFrom(layout_message(layout))
-        self._handover.adopt(layout)
+        spec = self._resident.kv_spec
+        self._identity.model.digest = spec.model_digest
+        self._identity.layout.CopyFrom(layout_message(spec))
+        self._handover.adopt(spec)
 
     @contextlib.contextmanager
     def _signs_of_life(self) -> Iterator[None]:

@@ -111,7 +111,7 @@ class EngineLoop(EngineListener, HandoverListener):
         state.epoch = self._engine.epoch
         state.draining = self._sessions.draining
         state.load.CopyFrom(
-            load_message(self._engine.load(), self._executor.layout, self._handover.transfer_bytes_per_second)
+            load_message(self._engine.load(), self._executor.kv_spec, self._handover.transfer_bytes_per_second)
         )
         state.totals.CopyFrom(totals_message(self._engine.counters()))
         state.flows.extend(self._handover.flows())

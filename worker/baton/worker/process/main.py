@@ -151,7 +151,7 @@ def _make_handover(
     settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
     if executor.kv is not None:
         settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
-    slot_bytes = max(settings.piece_bytes, executor.layout.bytes_per_block_layer)
+    slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
     tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
     encrypted = tls is not None and not config.kv_plain
     paths = make_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
@@ -171,12 +171,12 @@ def _make_handover(
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
     """What of the worker's state never changes."""
-    model, layout = executor.model, executor.layout
+    model, spec = executor.model, executor.kv_spec
     return worker_pb2.WorkerState(
         worker_id=worker_id,
         role=_ROLES[config.role],
-        model=model_message(config.model_name, model, engine.max_model_len, layout.block_size),
-        layout=layout_message(layout),
+        model=model_message(config.model_name, model, engine.max_model_len, spec.block_size),
+        layout=layout_message(spec),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.v1 import control_pb2, types_pb2, worker_pb2
-from baton.worker.executors.base import KvLayout, ModelSpec
+from baton.worker.executors.base import ModelSpec
+from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import EngineCounters, LoadSnapshot
 
 _MIN_INTERVAL_SECONDS = 0.1
@@ -41,7 +42,7 @@ class StateReporter:
         return self._looked_at + _MIN_INTERVAL_SECONDS if changing else self._sent_at + _MAX_INTERVAL_SECONDS
 
 
-def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
+def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
     """The contract's form of the load."""
     return worker_pb2.WorkerLoad(
         num_running=load.num_running,
@@ -54,7 +55,7 @@ def load_message(load: LoadSnapshot, layout: KvLayout, transfer_bytes_per_second
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         decode_step_seconds=load.decode_step_seconds,
         transfer_bytes_per_second=transfer_bytes_per_second,
-        kv_bytes_per_token=layout.bytes_per_block // layout.block_size,
+        kv_bytes_per_token=spec.bytes_per_block // spec.block_size,
         restore_bytes_per_second=load.restore_bytes_per_second,
         num_host_blocks=load.num_host_blocks,
         num_cached_host_blocks=load.num_cached_host_blocks,

@@ -123,7 +123,7 @@ class TracedExecutor:
 
     def __init__(self, executor: Executor, trace: StepTrace) -> None:
         self.model = executor.model
-        self.layout = executor.layout
+        self.kv_spec = executor.kv_spec
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
         self.max_step_tokens = executor.max_step_tokens

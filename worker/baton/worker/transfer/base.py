@@ -24,20 +24,27 @@ class Inbound:
     transfer_id: int
     receiver_epoch: int
     generation: int
-    block_ids: tuple[BlockId, ...]
+    block_ids: tuple[BlockId, ...]  # of the first group
     checksum: bool  # every piece must carry one
+    more_block_ids: tuple[tuple[BlockId, ...], ...] = ()  # of the other groups
+
+    @property
+    def tables(self) -> tuple[tuple[BlockId, ...], ...]:
+        """The blocks of every group."""
+        return self.block_ids, *self.more_block_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some neighbouring layers of some neighbouring blocks of the receiver, and where the sender has them.
+    """Some neighbouring KV layers of some neighbouring blocks of one of the receiver's groups, and where the sender
+    has them.
 
-    Its bytes are [num_blocks, num_layers, bytes_per_block_layer]: what the gather kernel makes in one launch. A layer
-    that is pushed as it finishes is a piece of its own; what is ready at once goes in pieces of several layers.
+    Its bytes are [num_blocks, num_layers, bytes of a block's layer]: what the gather kernel makes in one launch. A
+    layer that is pushed as it finishes is a piece of its own; what is ready at once goes in pieces of several layers.
     """
 
-    layer: int  # the first
-    first_index: int  # into the receiver's block list
+    layer: int  # the first, a KV layer
+    first_index: int  # into the receiver's block list of the group
     num_blocks: int  # of the receiver's size
     block_ids: Sequence[BlockId]  # of the sender
     skip_tokens: int = 0  # of the sender's first block, before the piece begins; under conversion only
@@ -47,8 +54,11 @@ class Piece:
 class KvConversion(Protocol):
     """From the sender's layout to one receiver rank's. Pure."""
 
-    heads: tuple[int, int] | None  # first and number, of the receiver rank's; None: all of them
-    bytes_per_block_layer: int  # of the receiver's blocks, of these heads
+    def heads(self, layer: int) -> tuple[int, int] | None:
+        """Returns the first and the number of the receiver rank's heads that a KV layer's pieces have; None: all."""
+
+    def layer_bytes(self, layer: int) -> int:
+        """Returns the bytes of one of the receiver's blocks in a KV layer, of these heads."""
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
         """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""

@@ -1,23 +1,29 @@
 """KV layouts on the wire, and which pairs KV can pass between. The one place that says what can be served.
 
-Both ends of a hand-over judge with the same function over the same two layouts, the sender's and the receiver's, so
+Both ends of a hand-over judge with the same function over the same two specs, the sender's and the receiver's, so
 they always agree. The sender converts; the rules:
 
-    model_digest, num_layers, num_kv_heads, head_dim   must be equal
-    block_size                                         any, at each end
+    model_digest                                       must be equal
+    groups: number, kind, layers, num_kv_heads,        must be equal, group by group
+            head_dim, window
+    block_size                                         any, at each end; of a group that keeps states: equal
     tp_size, tp_rank                                   any, where one of ranks and heads divides the other
     dtype                                              float32, bfloat16, float16, float8_e4m3: each into each;
                                                        what a conversion loses stands in conversion_torch
     kv_scales                                          equal, where both ends hold 8 bits
+
+The message of a cache of one full group over all layers has no groups: it is that of the releases that know none.
+The message of any other cache has its groups alone, which those releases refuse.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 from baton.rpc.errors import Mismatch
 from baton.v1 import kv_pb2, types_pb2
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
 
 _DTYPES = {
     "float32": kv_pb2.KV_DTYPE_FLOAT32,
@@ -27,118 +33,185 @@ _DTYPES = {
     "simulated": kv_pb2.KV_DTYPE_SIMULATED,
 }
 _NAMES = {number: name for name, number in _DTYPES.items()}
-BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "simulated": 8}
+_KINDS = {
+    KvKind.FULL: kv_pb2.KV_GROUP_KIND_FULL,
+    KvKind.WINDOW: kv_pb2.KV_GROUP_KIND_WINDOW,
+    KvKind.LATENT: kv_pb2.KV_GROUP_KIND_LATENT,
+    KvKind.STATE: kv_pb2.KV_GROUP_KIND_STATE,
+}
+_KIND_OF = {number: kind for kind, number in _KINDS.items()}
 
 _MAX_BLOCK_LAYER_BYTES = 64 << 20  # a piece holds a whole block; a layout that says more is no layout
-_COMPARED = ("model_digest", "num_layers", "num_kv_heads", "head_dim")
+_MAX_LAYERS = 1 << 16  # as many as a piece can name
 
 
-def layout_message(layout: KvLayout) -> kv_pb2.KvLayout:
-    """The contract's form of a layout."""
-    return kv_pb2.KvLayout(
-        model_digest=layout.model_digest,
-        dtype=_DTYPES[layout.dtype],
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        block_size=layout.block_size,
-        tp_size=layout.tp_size,
-        tp_rank=layout.tp_rank,
-        kv_scales=layout.kv_scales,
+def layout_message(spec: KvSpec) -> kv_pb2.KvLayout:
+    """Returns the contract's form of a spec."""
+    message = kv_pb2.KvLayout(
+        model_digest=spec.model_digest, block_size=spec.block_size, tp_size=spec.tp_size, tp_rank=spec.tp_rank
     )
+    if not _is_one_full_group(spec):
+        message.groups.extend(map(_group_message, spec.groups))
+        return message
+    (group,) = spec.groups
+    message.dtype, message.num_layers = _DTYPES[group.dtype], group.num_layers
+    message.num_kv_heads, message.head_dim = group.num_kv_heads, group.head_dim
+    message.kv_scales.extend(group.kv_scales)
+    return message
 
 
-def layout_of(message: kv_pb2.KvLayout) -> KvLayout:
-    """The layout that a message stands for. Raises Mismatch where this version knows no such one."""
-    dtype = _NAMES.get(message.dtype)
-    if dtype is None:
-        raise _mismatch(
-            f"the peer's KV dtype is number {message.dtype}; this worker knows {', '.join(_DTYPES)}", "dtype"
-        )
-    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-        if getattr(message, name) < 1:
-            raise _mismatch(f"the peer's KV layout has {name}=0; it must be at least 1", name)
-    tp_size, num_heads = message.tp_size or 1, message.num_kv_heads
-    if num_heads % tp_size and tp_size % num_heads:
-        raise _mismatch(
-            f"the peer's {num_heads} KV heads are on {tp_size} ranks; one of the two must divide the other", "tp_size"
-        )
+def spec_of(message: kv_pb2.KvLayout) -> KvSpec:
+    """Returns the spec that a message stands for. Raises Mismatch where this version knows no such one."""
+    groups = tuple(map(_group_of, message.groups)) or (_full_group(message),)
+    if message.block_size < 1:
+        raise _mismatch("the peer's KV layout has block_size=0; it must be at least 1", "block_size")
+    tp_size = message.tp_size or 1
+    for group in groups:
+        _check_ranks(group.num_kv_heads, tp_size)
     if message.tp_rank >= tp_size:
         raise _mismatch(f"the peer has rank {message.tp_rank} of {tp_size}; it must be below", "tp_rank")
-    _check_scales(message, dtype)
-    values = math.prod(block_shape(dtype, max(1, num_heads // tp_size), message.block_size, message.head_dim))
-    num_bytes = values * BYTES_PER_VALUE[dtype]
-    if num_bytes > _MAX_BLOCK_LAYER_BYTES:
+    layers = sorted(layer for group in groups for layer in group.layers)
+    if layers != list(range(len(layers))):
+        raise _mismatch("the peer's groups do not have each layer once, from 0 on", "groups")
+    spec = KvSpec(message.model_digest, message.block_size, groups, tp_size, message.tp_rank)
+    if spec.largest_layer_bytes > _MAX_BLOCK_LAYER_BYTES:
         raise _mismatch(
-            f"a block of one layer has {num_bytes} bytes at the peer; at most {_MAX_BLOCK_LAYER_BYTES} are moved",
+            f"a block of one layer has {spec.largest_layer_bytes} bytes at the peer; at most {_MAX_BLOCK_LAYER_BYTES} "
+            "are moved",
             "block_size",
         )
-    return KvLayout(
-        model_digest=message.model_digest,
-        dtype=dtype,
-        num_layers=message.num_layers,
-        num_kv_heads=num_heads,
-        head_dim=message.head_dim,
-        block_size=message.block_size,
-        bytes_per_block_layer=num_bytes,
-        tp_size=tp_size,
-        tp_rank=message.tp_rank,
-        kv_scales=tuple(message.kv_scales),
-    )
+    return spec
 
 
-def block_shape(dtype: str, num_heads: int, block_size: int, head_dim: int) -> tuple[int, int, int, int]:
-    """A block of one layer of one rank: keys and values, heads, tokens, head_dim. The simulator has a word a token."""
-    return (1, 1, block_size, 1) if dtype == "simulated" else (2, num_heads, block_size, head_dim)
-
-
-def check_convertible(sender: KvLayout, receiver: KvLayout) -> None:
+def check_convertible(sender: KvSpec, receiver: KvSpec) -> None:
     """Raises Mismatch, naming what differs on both sides, unless the sender can convert into the receiver's layout.
 
     Says nothing of whether these two ranks have heads in common.
     """
-    different = [name for name in _COMPARED if getattr(sender, name) != getattr(receiver, name)]
-    if sender.dtype != receiver.dtype and "simulated" in (sender.dtype, receiver.dtype):
-        different.append("dtype")
-    if sender.dtype == receiver.dtype and sender.kv_scales != receiver.kv_scales:
-        different.append("kv_scales")
-    if not different and sender.bytes_per_block_layer != _num_bytes(sender):
-        different.append("bytes_per_block_layer")
-    if not different and receiver.bytes_per_block_layer != _num_bytes(receiver):
-        different.append("bytes_per_block_layer")
+    different = list(_differences(sender, receiver))
     if different:
-        at_sender, at_receiver = _values(sender, different), _values(receiver, different)
+        at_sender, at_receiver = (
+            ", ".join(f"{difference[0]}={_shown(difference[side])}" for difference in different) for side in (1, 2)
+        )
         raise _mismatch(
             f"KV cannot be handed over: the prefill worker has {at_sender}, the decode worker has {at_receiver}",
-            different[0],
+            different[0][0],
         )
 
 
-def _num_bytes(layout: KvLayout) -> int:
-    shape = block_shape(layout.dtype, layout.num_rank_kv_heads, layout.block_size, layout.head_dim)
-    return math.prod(shape) * BYTES_PER_VALUE[layout.dtype]
+def _is_one_full_group(spec: KvSpec) -> bool:
+    group = spec.groups[0]
+    whole = len(spec.groups) == 1 and group.layers == tuple(range(group.num_layers))
+    return whole and group.kind is KvKind.FULL
 
 
-def _check_scales(message: kv_pb2.KvLayout, dtype: str) -> None:
-    count, expected = len(message.kv_scales), 2 * message.num_layers
+def _group_message(group: KvGroup) -> kv_pb2.KvGroup:
+    return kv_pb2.KvGroup(
+        kind=_KINDS[group.kind],
+        layers=group.layers,
+        dtype=_DTYPES[group.dtype],
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+        window=group.window,
+        kv_scales=group.kv_scales,
+    )
+
+
+def _full_group(message: kv_pb2.KvLayout) -> KvGroup:
+    dtype = _dtype_of(message.dtype)
+    for name in ("num_layers", "num_kv_heads", "head_dim"):
+        if getattr(message, name) < 1:
+            raise _mismatch(f"the peer's KV layout has {name}=0; it must be at least 1", name)
+    if message.num_layers > _MAX_LAYERS:
+        raise _mismatch(f"the peer has {message.num_layers} layers; at most {_MAX_LAYERS} are moved", "num_layers")
+    _check_scales(message.kv_scales, dtype, message.num_layers)
+    layers = tuple(range(message.num_layers))
+    scales = tuple(message.kv_scales)
+    return KvGroup(KvKind.FULL, layers, dtype, message.num_kv_heads, message.head_dim, kv_scales=scales)
+
+
+def _group_of(message: kv_pb2.KvGroup) -> KvGroup:
+    kind = _KIND_OF.get(message.kind)
+    if kind is None:
+        known = ", ".join(kind.value for kind in KvKind)
+        raise _mismatch(f"the peer has a group of kind number {message.kind}; this worker knows {known}", "groups")
+    dtype = _dtype_of(message.dtype)
+    if not message.layers or message.num_kv_heads < 1 or message.head_dim < 1:
+        raise _mismatch("a group of the peer has no layers, no heads or no values; it must have some of each", "groups")
+    if (kind is KvKind.WINDOW) != (message.window > 0):
+        raise _mismatch(f"a {kind.value} group of the peer has window={message.window}", "groups")
+    _check_scales(message.kv_scales, dtype, len(message.layers))
+    return KvGroup(
+        kind,
+        tuple(message.layers),
+        dtype,
+        message.num_kv_heads,
+        message.head_dim,
+        message.window,
+        tuple(message.kv_scales),
+    )
+
+
+def _dtype_of(number: kv_pb2.KvDtype.ValueType) -> str:
+    dtype = _NAMES.get(number)
+    if dtype is None:
+        raise _mismatch(f"the peer's KV dtype is number {number}; this worker knows {', '.join(_DTYPES)}", "dtype")
+    return dtype
+
+
+def _check_ranks(num_heads: int, tp_size: int) -> None:
+    if num_heads % tp_size and tp_size % num_heads:
+        raise _mismatch(
+            f"the peer's {num_heads} KV heads are on {tp_size} ranks; one of the two must divide the other", "tp_size"
+        )
+
+
+def _check_scales(scales: Sequence[float], dtype: str, num_layers: int) -> None:
+    count, expected = len(scales), 2 * num_layers
     if count and dtype != "float8_e4m3":
         raise _mismatch(f"the peer has {count} kv_scales for {dtype}; only float8_e4m3 takes any", "kv_scales")
     if count not in (0, expected):
         raise _mismatch(f"the peer has {count} kv_scales; it must be {expected} of them, or none", "kv_scales")
-    for scale in message.kv_scales:
+    for scale in scales:
         if not 0 < scale < math.inf:
             raise _mismatch(f"the peer has a KV scale of {scale}; it must be above 0 and finite", "kv_scales")
+
+
+def _differences(sender: KvSpec, receiver: KvSpec) -> Iterator[tuple[str, object, object]]:
+    """What must be equal and is not: its name, and both values."""
+    if sender.model_digest != receiver.model_digest:
+        yield "model_digest", sender.model_digest, receiver.model_digest
+    if len(sender.groups) != len(receiver.groups):
+        yield "groups", len(sender.groups), len(receiver.groups)
+        return
+    if sender.block_size != receiver.block_size and any(group.kind is KvKind.STATE for group in sender.groups):
+        yield "block_size", sender.block_size, receiver.block_size
+    for index, pair in enumerate(zip(sender.groups, receiver.groups, strict=True)):
+        prefix = f"groups[{index}]." if len(sender.groups) > 1 else ""
+        for name, ours, theirs in _group_differences(*pair):
+            yield prefix + name, ours, theirs
+
+
+def _group_differences(sender: KvGroup, receiver: KvGroup) -> Iterator[tuple[str, object, object]]:
+    for name in ("kind", "num_layers", "num_kv_heads", "head_dim", "window"):
+        ours, theirs = getattr(sender, name), getattr(receiver, name)
+        if ours != theirs:
+            yield name, ours, theirs
+    if sender.num_layers == receiver.num_layers and sender.layers != receiver.layers:
+        yield "layers", sender.layers, receiver.layers
+    if sender.dtype != receiver.dtype and "simulated" in (sender.dtype, receiver.dtype):
+        yield "dtype", sender.dtype, receiver.dtype
+    if sender.dtype == receiver.dtype and sender.kv_scales != receiver.kv_scales:
+        yield "kv_scales", sender.kv_scales, receiver.kv_scales
 
 
 def _mismatch(message: str, name: str) -> Mismatch:
     return Mismatch(message, field=f"layout.{name}", phase=types_pb2.PHASE_TRANSFER)
 
 
-def _values(layout: KvLayout, names: list[str]) -> str:
-    return ", ".join(f"{name}={_shown(getattr(layout, name))}" for name in names)
-
-
 def _shown(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, KvKind):
+        return value.value
     return [f"{number:g}" for number in value] if isinstance(value, tuple) else value

@@ -15,7 +15,7 @@ from baton.worker.transfer.base import KvConversion, Piece
 _SMALL_BYTES = 4096  # of a block's layer: two copies by numpy are faster than one in a loop
 
 
-def block_views(kv_bytes: NDArray[np.uint8], layers: range, block_ids: Sequence[BlockId]) -> list[memoryview]:
+def block_views(kv_bytes: Sequence[NDArray[np.uint8]], layers: range, block_ids: Sequence[BlockId]) -> list[memoryview]:
     """The blocks as they lie in host memory: one buffer for each block and layer, in a piece's order."""
     rows = [kv_bytes[layer] for layer in layers]
     return [row[block_id].data for block_id in block_ids for row in rows]
@@ -34,7 +34,7 @@ def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None
 def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | None, out: NDArray[np.uint8]) -> None:
     """The piece's bytes, in the receiver's layout, to the start of `out`. Raises InvalidRequest where it is short."""
     num_blocks, num_layers = len(piece.block_ids), piece.num_layers
-    block_bytes = executor.layout.bytes_per_block_layer
+    block_bytes = executor.kv_spec.layer_bytes(piece.layer)
     num_bytes = num_blocks * num_layers * block_bytes
     if conversion is None and executor.kv_bytes is not None and num_bytes <= out.nbytes:
         blocks = out[:num_bytes].reshape(num_blocks, num_layers, block_bytes)

@@ -51,10 +51,10 @@ class Transports:
         self._paths = {"tcp": None} if paths is None else dict(paths)
         self._identity = host_identity() if identity is None else identity
         self._advertised_host = advertised_host
-        self._tp_rank = executor.layout.tp_rank
+        self._tp_rank = executor.kv_spec.tp_rank
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
-        self._transfers = OpenTransfers(executor.layout, self._events)
+        self._transfers = OpenTransfers(executor.kv_spec, self._events)
         self._dialer = Dialer(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
         self._links: dict[tuple[Route, ...], OutboundConnection] = {}
         self._pushes: dict[int, tuple[Push, OutboundConnection]] = {}

@@ -89,7 +89,7 @@ class VirtualEngine(Engine):
     ) -> None:
         super().__init__(executor, settings, epoch, clock)
         self._device = device
-        self._block_size = executor.layout.block_size
+        self._block_size = executor.kv_spec.block_size
         self._on_events = on_events  # called with what a coast's step did to the cache, and when
         self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
         self._coast: Coast | None = None

@@ -13,7 +13,8 @@ from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import HostCopies, KvLayout, LayerHook, ModelSpec
+from baton.worker.executors.base import HostCopies, LayerHook, ModelSpec
+from baton.worker.kv_spec import full_spec
 
 VOCAB_SIZE = 1 << 31
 _DIGEST = bytes(range(16))
@@ -42,14 +43,8 @@ class VirtualExecutor:
             )
         self.model = ModelSpec(_DIGEST, VOCAB_SIZE, max_model_len, ())
         # bfloat16 K and V of heads of one value: kv_bytes_per_token in all layers together.
-        self.layout = KvLayout(
-            model_digest=_DIGEST,
-            dtype="bfloat16",
-            num_layers=_NUM_LAYERS,
-            num_kv_heads=per_layer,
-            head_dim=1,
-            block_size=block_size,
-            bytes_per_block_layer=4 * per_layer * block_size,
+        self.kv_spec = full_spec(
+            _DIGEST, "bfloat16", _NUM_LAYERS, num_kv_heads=per_layer, head_dim=1, block_size=block_size
         )
         self.num_blocks = num_blocks
         self.depth = 1
@@ -57,7 +52,7 @@ class VirtualExecutor:
         self.kv = None
         self._layer_hook: LayerHook | None = None
         self.host: HostCopies | None = None
-        self.kv_bytes: NDArray[np.uint8] | None = None
+        self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
         self._device = device
         self._clock = clock
         self._launched: deque[_Launched] = deque()

@@ -83,7 +83,7 @@ class SimWorker(EngineListener):
             worker_id=worker_id,
             role=_ROLES[role],
             model=model_message(MODEL, self._executor.model, self.engine.max_model_len, settings.block_size),
-            layout=layout_message(self._executor.layout),
+            layout=layout_message(self._executor.kv_spec),
         )
         self._reported_at = float("-inf")
         self._is_changed = True  # since the last report
@@ -179,7 +179,7 @@ class SimWorker(EngineListener):
         state.CopyFrom(self._identity)
         state.epoch = self.engine.epoch
         rate = self.handover.transfer_bytes_per_second
-        state.load.CopyFrom(load_message(self.engine.load(), self._executor.layout, rate))
+        state.load.CopyFrom(load_message(self.engine.load(), self._executor.kv_spec, rate))
         return state
 
     # The loop.
@@ -367,13 +367,13 @@ class SimWorker(EngineListener):
             self.observable_at = min(due, self._reports[0][0]) if self._reports else due
 
     def _make_handover(self, network: Network) -> Handover:
-        layout = self._executor.layout
+        spec = self._executor.kv_spec
         transport = VirtualTransport(
             network,
             self,
             self.clock,
-            layout.num_layers,
-            layout.bytes_per_block_layer,
+            spec.num_layers,
+            spec.layer_bytes(0),
             self._settings.device.transfer_bytes_per_second,
         )
         wire = Wire(network, self, self.clock)

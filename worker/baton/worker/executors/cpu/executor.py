@@ -15,7 +15,7 @@ from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import KvLayout, LayerHook, ModelSpec, NewWeights
+from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
 from baton.worker.executors.cpu.prompt_logprobs import PromptLogprobs
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs
@@ -27,6 +27,7 @@ from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
+from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.weights import ModelWeights
 from baton.worker.sampling.sampler import Sampler
 from baton.worker.weights.loading import check_same, load_model, read_config
@@ -57,22 +58,22 @@ class CpuExecutor:
         self._load_format = config.load_format
         self._dtype = dtype
         self._asleep = False
-        self.layout = _layout(loaded.config, loaded.digest, config.block_size, dtype)
-        self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.layout.bytes_per_block)
+        self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
+        self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.kv_spec.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
         self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
         self._layer_hook: LayerHook | None = None
-        self._memory = KvMemory(self.layout, self.num_blocks, dtype)
-        self.kv_bytes: NDArray[np.uint8] | None = self._memory.bytes
-        num_slots = config.num_host_blocks(self.layout.bytes_per_block)
+        self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
+        self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
+        num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
-        self._scratch = Scratch(self._memory.tensor)
+        self._scratch = Scratch(self._memory.tensors[0])
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
         self._prompt_logprobs = PromptLogprobs(self._rows)
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
-        self._device = CpuDevice(self._memory.tensor, cos_sin)
+        self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
         self._results: list[StepResult] = []
         self._ended: float | None = None  # when the last step was computed
@@ -132,7 +133,7 @@ class CpuExecutor:
         self._decoder = Decoder(self._config, new.weights, self._device)
         self._source = new.model
         self.model = dataclasses.replace(self.model, digest=new.digest)
-        self.layout = dataclasses.replace(self.layout, model_digest=new.digest)
+        self.kv_spec = dataclasses.replace(self.kv_spec, model_digest=new.digest)
 
     def sleep(self, level: int) -> int:
         """Gives the blocks' pages back, those of host memory too; from level 2 on drops the weights."""
@@ -165,7 +166,7 @@ class CpuExecutor:
     def _compute(self, plan: StepPlan, result: StepResult) -> None:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
-        inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensor[0], self._scratch)
+        inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensors[0], self._scratch)
         hook = self._layer_hook
         decoder.on_written = None if hook is None else partial(hook, plan)
         hidden = decoder.forward(inputs)
@@ -181,18 +182,6 @@ class CpuExecutor:
         token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, plan.masks)
         self._rows.append(rows, token_ids)
         result.token_ids = token_ids.astype(np.int32)
-
-
-def _layout(config: ModelConfig, digest: bytes, block_size: int, dtype: torch.dtype) -> KvLayout:
-    return KvLayout(
-        model_digest=digest,
-        dtype=str(dtype).removeprefix("torch."),
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        bytes_per_block_layer=2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize,
-    )
 
 
 def _num_blocks_for(memory: int, bytes_per_block: int) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import KvLayout, LayerHook, ModelSpec, NewWeights
+from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.completions import DeviceWatch
 from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of
@@ -45,11 +45,13 @@ from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_st
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, Progress, graph_sizes
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Computed, Stepper
+from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
+from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.weights import ModelWeights
 from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 
@@ -85,9 +87,9 @@ class CudaExecutor:
         max_model_len = _max_model_len(config.max_model_len, model_config)
         self._kv_dtype = kv_dtype(config, dtype)
         self.model = ModelSpec(loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids)
-        self.layout = _layout(model_config, loaded, config.block_size, self._kv_dtype)
+        self.kv_spec = _kv_spec(model_config, loaded, config.block_size, self._kv_dtype)
         self._layer_hook: LayerHook | None = None
-        self.kv_bytes: NDArray[np.uint8] | None = None
+        self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
         self.host: HostCache | None = None
         self._config = config
         self._model_config = model_config
@@ -175,7 +177,7 @@ class CudaExecutor:
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
         """Copies one layer of these blocks to the host, on a stream of its own."""
-        num_bytes = len(block_ids) * self.layout.bytes_per_block_layer
+        num_bytes = len(block_ids) * self.kv_spec.layer_bytes(layer)
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._copies), torch.inference_mode():
             staged = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
@@ -190,7 +192,7 @@ class CudaExecutor:
         """Copies one layer of these blocks from the host. Returns when they are in. Takes no part of the heads."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
-        expected = len(block_ids) * self.layout.bytes_per_block_layer
+        expected = len(block_ids) * self.kv_spec.layer_bytes(layer)
         if data.nbytes != expected:
             raise InvalidRequest(
                 f"{data.nbytes} bytes for {len(block_ids)} blocks; it must be {expected}", field="data"
@@ -219,8 +221,8 @@ class CudaExecutor:
         load_format = self._config.load_format
         check_same(self._model_config, read_config(source, load_format), source)
         loaded = load_model(source, load_format, self._dtype)
-        layout = _layout(self._model_config, loaded, self.layout.block_size, self._kv_dtype)
-        if layout.kv_scales != self.layout.kv_scales:
+        kv_spec = _kv_spec(self._model_config, loaded, self.kv_spec.block_size, self._kv_dtype)
+        if kv_spec.groups != self.kv_spec.groups:
             raise Mismatch(
                 f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
             )
@@ -248,7 +250,7 @@ class CudaExecutor:
     def _adopt(self, new: NewWeights) -> None:
         self._source = new.model
         self.model = replace(self.model, digest=new.digest)
-        self.layout = replace(self.layout, model_digest=new.digest)
+        self.kv_spec = replace(self.kv_spec, model_digest=new.digest)
 
     # Steps.
 
@@ -302,7 +304,7 @@ class CudaExecutor:
         self._paged = PagedAttention(
             model.layers[0].attention,
             model.windows,
-            allocate_kv(self.layout, self._kv_dtype, 1, device),
+            allocate_kv(self.kv_spec, self._kv_dtype, 1, device),
             self._batch.block_table,
             rows,
             dtype,
@@ -328,10 +330,10 @@ class CudaExecutor:
 
     def _make_host_cache(self, phases: StartPhases) -> HostCache | None:
         config = self._config
-        num_slots = config.num_host_blocks(self.layout.bytes_per_block)
+        num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
         if not num_slots:
             return None
-        cache = HostCache(self.kv, self.layout, num_slots, config.max_num_batched_tokens, self._device, self._wait)
+        cache = HostCache(self.kv, self.kv_spec, num_slots, config.max_num_batched_tokens, self._device, self._wait)
         self.kv.warm_up()
         phases.end(f"{num_slots} blocks of host memory")
         return cache
@@ -358,7 +360,7 @@ class CudaExecutor:
             self.collect()
 
     def _allocate(self) -> Tensor:
-        return allocate_kv(self.layout, self._kv_dtype, self.num_blocks, self._device)
+        return allocate_kv(self.kv_spec, self._kv_dtype, self.num_blocks, self._device)
 
     def _forget_addresses(self) -> None:
         """Drops whatever was made for weights and pool as they lie now."""
@@ -385,7 +387,7 @@ class CudaExecutor:
 
     def _num_blocks(self, model: ModelConfig, dtype: torch.dtype) -> int:
         config = self._config
-        per_block = self.layout.bytes_per_block
+        per_block = self.kv_spec.bytes_per_block
         if config.num_blocks:
             return config.num_blocks
         if config.kv_cache_memory:
@@ -408,18 +410,10 @@ def _kv_scale(loaded: LoadedModel, device: torch.device) -> Tensor:
     return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)
 
 
-def _layout(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvLayout:
+def _kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvSpec:
     scaled = dtype == torch.float8_e4m3fn and bool((loaded.kv_scales != 1).any())
-    return KvLayout(
-        model_digest=loaded.digest,
-        dtype=dtype_name(dtype),
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        bytes_per_block_layer=2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize,
-        kv_scales=tuple(loaded.kv_scales.flatten().tolist()) if scaled else (),
-    )
+    kv_scales = tuple(loaded.kv_scales.flatten().tolist()) if scaled else ()
+    return kv_spec_of(config, loaded.digest, block_size, dtype_name(dtype), kv_scales)
 
 
 def _max_model_len(wanted: int, config: ModelConfig) -> int:

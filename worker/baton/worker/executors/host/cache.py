@@ -16,11 +16,13 @@ from baton.worker.executors.host.resources import usable_memory
 
 
 class HostMemory:
-    """Implements baton.worker.executors.base.HostCopies. A slot is [num_layers, bytes of a block's layer]."""
+    """Implements baton.worker.executors.base.HostCopies for the one group of today's models: a slot holds a block's
+    layers, one behind the other."""
 
     def __init__(self, memory: KvMemory, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._blocks = memory.bytes  # [num_layers, num_blocks, bytes of a block's layer]
+        (group,) = memory.groups
+        self._blocks = group.bytes  # [num_layers, num_blocks, bytes of a block's layer]
         num_layers, _, size = self._blocks.shape
         pages = reserve_slots(num_slots, num_layers * size)
         self._pages = pages

@@ -1,4 +1,7 @@
-"""The KV blocks' memory in the host: one tensor for the model, the same bytes for transfers. Knows no requests."""
+"""The KV blocks' memory in the host: one tensor a group for the model, the same bytes for transfers.
+
+Knows no requests.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,70 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvGroup, KvSpec
 
 
 class KvMemory:
+    """The memory of all groups: `num_blocks` blocks and the null block in each."""
+
+    def __init__(self, spec: KvSpec, num_blocks: int, dtype: torch.dtype) -> None:
+        self.null_block = num_blocks
+        self.groups = tuple(GroupMemory(spec, group, num_blocks, dtype) for group in spec.groups)
+        self.layers = [blocks for group in self.groups for blocks in group.bytes]  # a KV layer: [num_blocks + 1, bytes]
+        self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values
+        self._places = [(group, index) for group in self.groups for index in range(len(group.bytes))]
+
+    def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
+        """Returns a copy of one KV layer of these blocks of its group."""
+        group, index = self._place(layer)
+        return group.read(index, block_ids)
+
+    def write(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        """Copies one KV layer of these blocks in: all heads, or so many from the first on."""
+        group, index = self._place(layer)
+        group.write(index, block_ids, data, heads)
+
+    def free(self) -> int:
+        """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
+        return sum(group.free() for group in self.groups)
+
+    def _place(self, layer: int) -> tuple[GroupMemory, int]:
+        if not 0 <= layer < len(self._places):
+            raise InvalidRequest(
+                f"layer {layer} does not exist: allowed are 0 to {len(self._places) - 1}", field="layer"
+            )
+        return self._places[layer]
+
+
+class GroupMemory:
     """Zeroed pages that cost nothing until they are written. One block more than asked for: the null block.
 
     Padded block tables name the null block, so that what other requests computed, be it infinite, is never read.
+    Layers are numbered within the group.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> None:
-        self.null_block = num_blocks
+    def __init__(self, spec: KvSpec, group: KvGroup, num_blocks: int, dtype: torch.dtype) -> None:
+        parts, self._num_heads, tokens, values = spec.block_shape(group)
         self._num_blocks = num_blocks
-        self._block_bytes = layout.bytes_per_block_layer
-        self._num_heads = layout.num_rank_kv_heads
-        shape = (layout.num_layers, num_blocks + 1, 2, self._num_heads, layout.block_size, layout.head_dim)
-        memory = reserve(layout.bytes_per_block * (num_blocks + 1), f"{num_blocks} KV blocks", "kv_cache_memory")
+        self._block_bytes = spec.bytes_per_block_layer(group)
+        shape = (group.num_layers, num_blocks + 1, parts, self._num_heads, tokens, values)
+        num_bytes = group.num_layers * self._block_bytes * (num_blocks + 1)
+        memory = reserve(num_bytes, f"{num_blocks} KV blocks", "kv_cache_memory")
         self._pages = memory
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
         # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.
-        self.bytes = np.frombuffer(memory, dtype=np.uint8).reshape(layout.num_layers, num_blocks + 1, self._block_bytes)
+        self.bytes = np.frombuffer(memory, np.uint8).reshape(group.num_layers, num_blocks + 1, self._block_bytes)
 
     @property
     def _heads(self) -> NDArray[np.uint8]:
         num_layers, num_blocks, _ = self.bytes.shape
-        return self.bytes.reshape(num_layers, num_blocks, 2, self._num_heads, -1)
+        return self.bytes.reshape(num_layers, num_blocks, self.tensor.shape[2], self._num_heads, -1)
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """A copy of one layer of these blocks."""
-        blocks = self._check(layer, block_ids)
+        blocks = self._check(block_ids)
         data = bytearray(len(blocks) * self._block_bytes)
         np.take(
             self.bytes[layer], blocks, axis=0, out=np.frombuffer(data, np.uint8).reshape(len(blocks), -1), mode="clip"
@@ -51,7 +89,7 @@ class KvMemory:
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
         """Copies one layer of these blocks in: all heads, or so many from the first on."""
-        blocks = self._check(layer, block_ids)
+        blocks = self._check(block_ids)
         num_heads = self._num_heads
         first, count = heads or (0, num_heads)
         if not 0 <= first < first + count <= num_heads:
@@ -68,17 +106,16 @@ class KvMemory:
             if heads is None:
                 self.bytes[layer, blocks] = values.reshape(len(blocks), -1)
             else:
-                self._heads[layer, blocks, :, first : first + count] = values.reshape(len(blocks), 2, count, -1)
+                self._heads[layer, blocks, :, first : first + count] = values.reshape(
+                    len(blocks), self.tensor.shape[2], count, -1
+                )
 
     def free(self) -> int:
         """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
         return free_pages(self._pages)
 
-    def _check(self, layer: int, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _check(self, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         blocks = np.fromiter(block_ids, np.int64, len(block_ids))
-        num_layers = self.bytes.shape[0]
-        if not 0 <= layer < num_layers:
-            raise InvalidRequest(f"layer {layer} does not exist: allowed are 0 to {num_layers - 1}", field="layer")
         if blocks.size and not 0 <= blocks.min() <= blocks.max() < self._num_blocks:
             wrong = blocks[(blocks < 0) | (blocks >= self._num_blocks)][0]
             raise InvalidRequest(

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, Int32, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
-from baton.worker.executors.base import KvLayout, LayerHook, ModelSpec, NewWeights
+from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
+from baton.worker.kv_spec import full_spec
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 16
@@ -118,21 +119,13 @@ class SimExecutor:
         self.model = ModelSpec(
             settings.model_digest, settings.vocab_size, settings.max_model_len, settings.eos_token_ids
         )
-        self.layout = KvLayout(
-            model_digest=settings.model_digest,
-            dtype="simulated",
-            num_layers=settings.num_layers,
-            num_kv_heads=1,
-            head_dim=1,
-            block_size=settings.block_size,
-            bytes_per_block_layer=settings.block_size * _WORD_BYTES,
-        )
+        self.kv_spec = full_spec(settings.model_digest, "simulated", settings.num_layers, 1, 1, settings.block_size)
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
         self.max_step_tokens = settings.max_step_tokens
         self.kv = None
         self._layer_hook: LayerHook | None = None
-        self.kv_bytes: NDArray[np.uint8] | None = None
+        self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
@@ -201,7 +194,7 @@ class SimExecutor:
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one layer of these blocks out."""
-        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        blocks = self._kv.words[layer].reshape(-1, self.kv_spec.block_size)
         return bytearray(blocks[np.asarray(block_ids, np.int64)].tobytes())
 
     def write_blocks(
@@ -210,10 +203,10 @@ class SimExecutor:
         """Copies one layer of these blocks in. There is one head."""
         if heads not in (None, (0, 1)):
             raise InvalidRequest(f"KV heads {heads} do not exist: there is one", field="heads")
-        expected = len(block_ids) * self.layout.bytes_per_block_layer
+        expected = len(block_ids) * self.kv_spec.layer_bytes(layer)
         if len(data) != expected:
             raise Mismatch(f"{len(block_ids)} blocks of one layer are {expected} bytes, not {len(data)}")
-        blocks = self._kv.words[layer].reshape(-1, self.layout.block_size)
+        blocks = self._kv.words[layer].reshape(-1, self.kv_spec.block_size)
         words = np.frombuffer(data, np.uint64).reshape(len(block_ids), -1)
         blocks[np.asarray(block_ids, np.int64)] = words
 
@@ -225,7 +218,7 @@ class SimExecutor:
         """Another model's values: there are no weights."""
         source = model or self._source
         if self._read_settings is None or not source:
-            return NewWeights(source, self.layout.model_digest, None)
+            return NewWeights(source, self.kv_spec.model_digest, None)
         new = self._read_settings(source)
         for name in ("vocab_size", "max_model_len", "eos_token_ids"):
             ours, theirs = getattr(self._settings, name), getattr(new, name)
@@ -240,7 +233,7 @@ class SimExecutor:
         """Only the digest changes."""
         self._source = new.model
         self.model = replace(self.model, digest=new.digest)
-        self.layout = replace(self.layout, model_digest=new.digest)
+        self.kv_spec = replace(self.kv_spec, model_digest=new.digest)
 
     def sleep(self, level: int) -> int:
         """Frees the blocks' words, whatever the level."""
@@ -265,7 +258,7 @@ class SimExecutor:
         hook = self._layer_hook
         if hook is None:
             return
-        num_layers = self.layout.num_layers
+        num_layers = self.kv_spec.num_layers
         for layer in range(num_layers):
             if step.plan.num_decodes < len(step.plan.rows):
                 self._wait(step.starts + (step.ends - step.starts) * (layer + 1) / num_layers)

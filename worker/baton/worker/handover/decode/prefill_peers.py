@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
-from baton.worker.executors.base import KvLayout
 from baton.worker.handover.decode.backoff import PeerBackoff
 from baton.worker.handover.decode.remote_prefill import PrefillPeer
 from baton.worker.handover.settings import HandoverSettings
+from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.conversion.blocks import worker_conversion
-from baton.worker.transfer.layout import layout_of
+from baton.worker.transfer.layout import spec_of
 
 Message = worker_pb2.PrefillStreamRequest
 
@@ -22,7 +22,7 @@ class PrefillPeers:
     def __init__(
         self,
         hello: kv_pb2.PeerHello,
-        layout: KvLayout,
+        kv_spec: KvSpec,
         settings: HandoverSettings,
         open_peer: Callable[[int, str], None],
         send: Callable[[int, Message], None],
@@ -31,7 +31,7 @@ class PrefillPeers:
     ) -> None:
         self.backoff = PeerBackoff()
         self._hello = hello
-        self.layout = layout
+        self.kv_spec = kv_spec
         self._settings = settings
         self._open_peer = open_peer
         self._send = send
@@ -73,7 +73,7 @@ class PrefillPeers:
 
     def greeted(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
         """The peer said who it is. Raises Mismatch where its KV cannot be made into ours."""
-        worker_conversion(layout_of(hello.layout), self.layout)  # the peer converts
+        worker_conversion(spec_of(hello.layout), self.kv_spec)  # the peer converts
         peer.greeted = True
         peer.epoch = hello.epoch
         peer.patience = self._settings.silence_seconds

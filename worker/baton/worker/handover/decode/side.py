@@ -18,7 +18,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request, TransferTimes
 from baton.worker.engine.engine import Engine
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.decode.landed_requests import LandedRequests
 from baton.worker.handover.decode.peer_totals import PeerTotals
@@ -28,6 +28,7 @@ from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
 from baton.worker.handover.records import TransferRecord
 from baton.worker.handover.settings import HandoverSettings
+from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import PrefillWanted, StepOutputs
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed, Transport
 from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
@@ -67,7 +68,7 @@ class DecodeSide:
         self._listener = listener
         self.landed = LandedRequests(engine, listener)
         self.peer_totals = PeerTotals()
-        self._peers = PrefillPeers(hello, executor.layout, settings, open_peer, send, close_peer, clock)
+        self._peers = PrefillPeers(hello, executor.kv_spec, settings, open_peer, send, close_peer, clock)
         self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
         self._transfer_ids = itertools.count(1)
@@ -99,9 +100,9 @@ class DecodeSide:
         """Requests that are being handed over."""
         return len(self._prefills)
 
-    def adopt(self, layout: KvLayout) -> None:
+    def adopt(self, spec: KvSpec) -> None:
         """Other weights are served: prefill workers are greeted again. No prefill is open."""
-        self._peers.layout = layout
+        self._peers.kv_spec = spec
         self._peers.close_all()
 
     @property
@@ -295,7 +296,7 @@ class DecodeSide:
             self._accept(prefill, block_ids)
 
     def _accept(self, prefill: RemotePrefill, block_ids: list[BlockId]) -> None:
-        settings, block_size = self._settings, self._executor.layout.block_size
+        settings, block_size = self._settings, self._executor.kv_spec.block_size
         prefill.stage = Stage.LEASED
         prefill.leased_at = self._clock()
         prefill.block_ids = tuple(block_ids)

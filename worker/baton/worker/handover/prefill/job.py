@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from baton.worker.core import Request
-from baton.worker.executors.base import KvLayout
 from baton.worker.handover.prefill.push_progress import PushProgress
+from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import KvConversion
 from baton.worker.transfer.lease import SenderLease
 
@@ -20,7 +20,7 @@ class DecodePeer:
     heard_at: float
     worker_id: str = ""
     greeted: bool = False
-    layout: KvLayout | None = None  # since it greeted
+    kv_spec: KvSpec | None = None  # since it greeted
     conversion: KvConversion | None = None  # into its layout; None: equal to ours
     open: bool = True
     jobs: dict[int, PrefillJob] = field(default_factory=dict)  # by prefill id

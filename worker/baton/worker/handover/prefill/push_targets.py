@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2
-from baton.worker.executors.base import KvLayout
 from baton.worker.handover.prefill.job import PrefillJob
-from baton.worker.handover.prefill.push_progress import PushTarget
+from baton.worker.handover.prefill.push_progress import PushTarget, TargetGroup
+from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import Outbound, Transport
 
 
 class PushTargets:
-    """Of one worker: its epoch, its layout, and the most bytes that a piece shall have."""
+    """Of one worker: its epoch, its KV spec, and the most bytes that a piece shall have."""
 
-    def __init__(self, transport: Transport, epoch: int, layout: KvLayout, piece_bytes: int) -> None:
+    def __init__(self, transport: Transport, epoch: int, kv_spec: KvSpec, piece_bytes: int) -> None:
         self._transport = transport
         self._epoch = epoch
-        self.layout = layout
+        self.kv_spec = kv_spec
         self._piece_bytes = piece_bytes
 
     def open(self, job: PrefillJob, transfer: kv_pb2.TransferDescriptor) -> PushTarget:
         """Begins the push. Raises a ServiceError where nothing can be pushed there."""
         if job.progress is None:
             raise InvalidRequest("the accept came before the prefill had started", field="transfer")
-        receiver = job.peer.layout
+        receiver = job.peer.kv_spec
         assert receiver is not None, "a prefill is taken after the hello"
-        self._check(transfer, job.progress.num_blocks_of(receiver.block_size), receiver.block_size)
+        tables = tables_of(transfer)
+        self._check(transfer, tables, job.progress.num_blocks_of(receiver.block_size), receiver)
         outbound = Outbound(
             push_id=job.push_id,
             addresses=tuple(transfer.transports),
@@ -40,27 +42,48 @@ class PushTargets:
         self._transport.connect(outbound)
         return PushTarget(
             block_size=receiver.block_size,
-            first_block=transfer.first_block,
-            max_block_layers=max(1, self._piece_bytes // self._bytes_to_handle(receiver)),
+            groups=[
+                TargetGroup(table.first_block, max(1, self._piece_bytes // self._bytes_to_handle(receiver, index)))
+                for index, table in enumerate(tables)
+            ],
             push=functools.partial(self._transport.push, job.push_id),
             finish=functools.partial(self._transport.finish, job.push_id),
         )
 
-    def _check(self, transfer: kv_pb2.TransferDescriptor, num_blocks: int, block_size: int) -> None:
-        expected = num_blocks - transfer.first_block
-        if expected < 1 or len(transfer.block_ids) != expected or not transfer.lease_ms:
+    def _check(
+        self,
+        transfer: kv_pb2.TransferDescriptor,
+        tables: Sequence[kv_pb2.GroupBlocks],
+        num_blocks: int,
+        receiver: KvSpec,
+    ) -> None:
+        if len(tables) != len(receiver.groups):
             raise InvalidRequest(
-                f"the transfer has {len(transfer.block_ids)} blocks from block {transfer.first_block} on and a lease "
-                f"of {transfer.lease_ms} ms; the prompt has {num_blocks} blocks of {block_size} tokens",
-                field="transfer.block_ids",
+                f"the transfer has blocks of {len(tables)} groups; the layout has {len(receiver.groups)}",
+                field="transfer.more_groups",
             )
+        for table in tables:
+            expected = num_blocks - table.first_block
+            if expected < 1 or len(table.block_ids) != expected or not transfer.lease_ms:
+                raise InvalidRequest(
+                    f"the transfer has {len(table.block_ids)} blocks from block {table.first_block} on and a lease "
+                    f"of {transfer.lease_ms} ms; the prompt has {num_blocks} blocks of {receiver.block_size} tokens",
+                    field="transfer.block_ids",
+                )
         if transfer.sender_epoch != self._epoch:
             raise Mismatch(
                 f"the transfer is for epoch {transfer.sender_epoch} of this worker, which is {self._epoch}",
                 field="transfer.sender_epoch",
             )
 
-    def _bytes_to_handle(self, receiver: KvLayout) -> int:
-        """For one layer of one of the receiver's blocks, read here or written there."""
-        ours = self.layout
-        return max(receiver.bytes_per_block_layer, ours.bytes_per_block_layer * receiver.block_size // ours.block_size)
+    def _bytes_to_handle(self, receiver: KvSpec, index: int) -> int:
+        """For one layer of one of the receiver's blocks of a group, read here or written there."""
+        ours, theirs = self.kv_spec, receiver
+        num_bytes = ours.bytes_per_block_layer(ours.groups[index])
+        return max(theirs.bytes_per_block_layer(theirs.groups[index]), num_bytes * theirs.block_size // ours.block_size)
+
+
+def tables_of(transfer: kv_pb2.TransferDescriptor) -> list[kv_pb2.GroupBlocks]:
+    """Returns the receiver's blocks of each group."""
+    first = kv_pb2.GroupBlocks(first_block=transfer.first_block, block_ids=transfer.block_ids)
+    return [first, *transfer.more_groups]

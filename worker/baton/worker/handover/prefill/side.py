@@ -18,21 +18,22 @@ from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request
 from baton.worker.engine.engine import Engine
 from baton.worker.engine.submit import prefill_of
-from baton.worker.executors.base import Executor, KvLayout
+from baton.worker.executors.base import Executor
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.prefill.computing_rows import ComputingRows
 from baton.worker.handover.prefill.job import DecodePeer, PrefillJob
-from baton.worker.handover.prefill.push_progress import PushProgress
+from baton.worker.handover.prefill.push_progress import PushProgress, SourceGroup
 from baton.worker.handover.prefill.push_targets import PushTargets
 from baton.worker.handover.records import PushRecord
 from baton.worker.handover.settings import HandoverSettings
+from baton.worker.kv_spec import KvSpec
 from baton.worker.link.prompts import Prompt
 from baton.worker.requests.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion.blocks import worker_conversion
-from baton.worker.transfer.layout import layout_of
+from baton.worker.transfer.layout import spec_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class PrefillSide:
         self._jobs: dict[Request, PrefillJob] = {}
         self._pushes: dict[int, PrefillJob] = {}
         self._computing = ComputingRows()
-        self._targets = PushTargets(transport, hello.epoch, executor.layout, settings.piece_bytes)
+        self._targets = PushTargets(transport, hello.epoch, executor.kv_spec, settings.piece_bytes)
         self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
         self._handlers: dict[str, Callable[[DecodePeer, worker_pb2.PrefillStreamRequest], None]] = {
             "accept": self._on_accept,
@@ -169,8 +170,8 @@ class PrefillSide:
     def _on_hello(self, peer: DecodePeer, hello: kv_pb2.PeerHello) -> None:
         peer.worker_id = hello.worker_id
         try:
-            peer.layout = layout_of(hello.layout)
-            peer.conversion = worker_conversion(self._executor.layout, peer.layout)
+            peer.kv_spec = spec_of(hello.layout)
+            peer.conversion = worker_conversion(self._executor.kv_spec, peer.kv_spec)
         except Mismatch:
             self._counters.num_mismatches += 1
             raise
@@ -240,14 +241,13 @@ class PrefillSide:
         job = self._jobs.get(started.request)
         if job is None:
             return
-        layout = self._executor.layout
+        spec = self._executor.kv_spec
         job.started_at, job.num_cached_tokens = self._clock(), started.num_cached_tokens
         job.progress = PushProgress(
-            layout.num_layers,
-            layout.block_size,
+            [SourceGroup(layers, started.block_ids) for layers in spec.spans],
+            spec.block_size,
             len(started.request.token_ids),
             started.num_cached_tokens,
-            started.block_ids,
         )
         self._computing.begin(started.row, started.step, job.progress)
         message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
@@ -327,9 +327,9 @@ class PrefillSide:
             elif now >= job.peer.heard_at + self._settings.silence_seconds:
                 self._fail(job, DeadlineExceeded("the decode worker fell silent"))
 
-    def adopt(self, layout: KvLayout, error: ServiceError) -> None:
+    def adopt(self, spec: KvSpec, error: ServiceError) -> None:
         """Other weights are served: decode workers shall greet again. No prefill runs."""
-        self._targets.layout = layout
+        self._targets.kv_spec = spec
         for channel in list(self._peers):
             self._close_peer(channel, error)
 

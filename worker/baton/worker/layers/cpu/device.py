@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -26,9 +26,9 @@ class CpuKernels:
 class CpuDevice:
     """Implements baton.worker.layers.device.Device."""
 
-    def __init__(self, cache: Tensor, cos_sin: Mapping[RopeConfig, Tensor]) -> None:
+    def __init__(self, cache: Sequence[Tensor], cos_sin: Mapping[RopeConfig, Tensor]) -> None:
         self.kernels = CpuKernels()
-        self._cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
+        self._cache = cache  # a layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
 

@@ -7,6 +7,7 @@ change of dtype loses is said in conversion_torch, which is loaded only for one,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import Mismatch
 from baton.v1 import types_pb2
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import BYTES_PER_VALUE, KvGroup, KvKind, KvSpec
 from baton.worker.transfer.base import KvConversion, Piece
-from baton.worker.transfer.conversion.heads import SharedHeads, heads_of, shared_heads
-from baton.worker.transfer.layout import BYTES_PER_VALUE, block_shape, check_convertible
+from baton.worker.transfer.conversion.heads import heads_of, shared_heads
+from baton.worker.transfer.layout import check_convertible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,27 +28,17 @@ if TYPE_CHECKING:
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def conversion_to(sender: KvLayout, receiver: KvLayout) -> KvConversion | None:
+def conversion_to(sender: KvSpec, receiver: KvSpec) -> KvConversion | None:
     """From one sender rank's layout to one receiver rank's. None: the sender's blocks are the receiver's, as they are.
 
     Raises Mismatch, naming both sides, where there is no conversion, or where these ranks have no heads to pass on.
     """
     check_convertible(sender, receiver)
-    heads = shared_heads(sender, receiver)
-    if heads is None:
-        raise Mismatch(
-            f"rank {sender.tp_rank} of {sender.tp_size} has no KV heads to send to rank {receiver.tp_rank} of "
-            f"{receiver.tp_size}",
-            field="layout.tp_rank",
-            phase=types_pb2.PHASE_TRANSFER,
-        )
-    same_values = (sender.dtype, sender.block_size) == (receiver.dtype, receiver.block_size)
-    if same_values and heads_of(sender) == heads_of(receiver):
-        return None
-    return BlockConversion(sender, receiver, heads)
+    groups = [GroupConversion(sender, receiver, index) for index in range(len(sender.groups))]
+    return BlockConversion(groups) if any(group.changes for group in groups) else None
 
 
-def worker_conversion(sender: KvLayout, receiver: KvLayout) -> KvConversion | None:
+def worker_conversion(sender: KvSpec, receiver: KvSpec) -> KvConversion | None:
     """conversion_to between two workers of one rank each, as both ends of a hand-over ask for it.
 
     Raises Mismatch for workers of several ranks too: an engine pushes to one receiver.
@@ -64,48 +55,91 @@ def worker_conversion(sender: KvLayout, receiver: KvLayout) -> KvConversion | No
 
 
 class BlockConversion:
-    """A KvConversion. Thread-safe."""
+    """A KvConversion: each group has its own. Thread-safe."""
 
-    def __init__(self, sender: KvLayout, receiver: KvLayout, heads: SharedHeads) -> None:
-        self._sender = sender
-        self._receiver = receiver
-        self._from_heads = slice(heads.at_sender, heads.at_sender + heads.count)
-        self._cast: Cast | None = None
-        whole = heads.count == receiver.num_rank_kv_heads
-        self.heads = None if whole else (heads.at_receiver, heads.count)
-        shape = block_shape(receiver.dtype, heads.count, receiver.block_size, receiver.head_dim)
-        self.bytes_per_block_layer = math.prod(shape) * BYTES_PER_VALUE[receiver.dtype]
+    def __init__(self, groups: Sequence[GroupConversion]) -> None:
+        self._groups = groups
+
+    def heads(self, layer: int) -> tuple[int, int] | None:
+        """Returns the receiver rank's heads that a KV layer's pieces have; None: all."""
+        return self._group(layer).heads
+
+    def layer_bytes(self, layer: int) -> int:
+        """Returns the bytes of one of the receiver's blocks in a KV layer, of these heads."""
+        return self._group(layer).layer_bytes
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
-        """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
-        sender, receiver = self._sender, self._receiver
-        shape = block_shape(sender.dtype, sender.num_rank_kv_heads, sender.block_size, sender.head_dim)
-        words = np.frombuffer(data, _WORDS[BYTES_PER_VALUE[sender.dtype]])
-        blocks = words.reshape(len(piece.block_ids), piece.num_layers, *shape)[:, :, :, self._from_heads]
-        moved = regroup(blocks, piece.skip_tokens, piece.num_blocks, receiver.block_size)
-        if sender.dtype != receiver.dtype:
-            moved = self._caster().on_host(moved, piece.layer)
-        return moved.data.cast("B")
+        """Returns the piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
+        return self._group(piece.layer).on_host(data, piece)
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
         """The same of [len(piece.block_ids), num_layers, 2, kv heads of the rank, block_size, head_dim], in the
         sender's dtype or as integers of its width: [num_blocks, num_layers, 2, heads, block_size, head_dim]."""
+        return self._group(piece.layer).on_device(values, piece)
+
+    def _group(self, layer: int) -> GroupConversion:
+        for group in self._groups:
+            if layer in group.layers:
+                return group
+        raise IndexError(f"no group has KV layer {layer}")
+
+
+class GroupConversion:
+    """The conversion of one group's pieces. Raises Mismatch where the two ranks have no heads of it in common."""
+
+    def __init__(self, sender: KvSpec, receiver: KvSpec, index: int) -> None:
+        ours, theirs = sender.groups[index], receiver.groups[index]
+        shared = shared_heads(sender, receiver, index)
+        if shared is None:
+            raise Mismatch(
+                f"rank {sender.tp_rank} of {sender.tp_size} has no KV heads to send to rank {receiver.tp_rank} of "
+                f"{receiver.tp_size}",
+                field="layout.tp_rank",
+                phase=types_pb2.PHASE_TRANSFER,
+            )
+        self.layers = sender.spans[index]  # KV layers
+        same_values = (ours.dtype, _tokens_a_block(sender, ours)) == (theirs.dtype, _tokens_a_block(receiver, theirs))
+        self.changes = not same_values or heads_of(sender, index) != heads_of(receiver, index)
+        whole = shared.count == receiver.num_rank_heads(theirs)
+        self.heads = None if whole else (shared.at_receiver, shared.count)
+        self.layer_bytes = receiver.bytes_per_block_layer(theirs, shared.count)
+        self._from, self._to = ours, theirs
+        self._shape = sender.block_shape(ours)
+        self._from_heads = slice(shared.at_sender, shared.at_sender + shared.count)
+        self._to_tokens = receiver.block_shape(theirs)[2]
+        self._cast: Cast | None = None
+
+    def on_host(self, data: memoryview, piece: Piece) -> memoryview:
+        """As BlockConversion.on_host."""
+        words = np.frombuffer(data, _WORDS[BYTES_PER_VALUE[self._from.dtype]])
+        blocks = words.reshape(len(piece.block_ids), piece.num_layers, *self._shape)[:, :, :, self._from_heads]
+        moved = regroup(blocks, piece.skip_tokens, piece.num_blocks, self._to_tokens)
+        if self._from.dtype != self._to.dtype:
+            moved = self._caster().on_host(moved, piece.layer - self.layers.start)
+        return moved.data.cast("B")
+
+    def on_device(self, values: Tensor, piece: Piece) -> Tensor:
+        """As BlockConversion.on_device."""
         from baton.worker.transfer.conversion import tensors as conversion_torch
 
         moved = conversion_torch.regroup(
             conversion_torch.as_words(values)[:, :, :, self._from_heads],
             piece.skip_tokens,
             piece.num_blocks,
-            self._receiver.block_size,
+            self._to_tokens,
         )
-        return self._caster().on_device(moved, piece.layer)
+        return self._caster().on_device(moved, piece.layer - self.layers.start)
 
     def _caster(self) -> Cast:
         if self._cast is None:
             from baton.worker.transfer.conversion.tensors import Cast
 
-            self._cast = Cast(self._sender, self._receiver)
+            self._cast = Cast(self._from, self._to)
         return self._cast
+
+
+def _tokens_a_block(spec: KvSpec, group: KvGroup) -> int:
+    return 1 if group.kind is KvKind.STATE else spec.block_size
 
 
 def regroup(blocks: NDArray[Any], skip_tokens: int, num_blocks: int, block_size: int) -> NDArray[Any]:

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +29,34 @@ class SharedHeads:
     count: int
 
 
-def heads_of(layout: KvLayout) -> range:
-    """The model's KV heads that this rank holds."""
-    first = layout.tp_rank * layout.num_kv_heads // layout.tp_size
-    return range(first, first + layout.num_rank_kv_heads)
+def heads_of(spec: KvSpec, index: int = 0) -> range:
+    """The model's KV heads that this rank holds of a group."""
+    group = spec.groups[index]
+    first = spec.tp_rank * group.num_kv_heads // spec.tp_size
+    return range(first, first + spec.num_rank_heads(group))
 
 
-def shared_heads(sender: KvLayout, receiver: KvLayout) -> SharedHeads | None:
-    """What this sender rank sends this receiver rank. None: nothing."""
-    ours, theirs = heads_of(sender), heads_of(receiver)
+def shared_heads(sender: KvSpec, receiver: KvSpec, index: int = 0) -> SharedHeads | None:
+    """What this sender rank sends this receiver rank of a group. None: nothing."""
+    ours, theirs = heads_of(sender, index), heads_of(receiver, index)
     first, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
-    if first >= stop or not _is_chosen(sender, receiver):
+    if first >= stop or not _is_chosen(sender, receiver, index):
         return None
     return SharedHeads(first - ours.start, first - theirs.start, stop - first)
 
 
-def targets_of(sender: KvLayout, receivers: Sequence[KvLayout]) -> dict[int, SharedHeads]:
+def targets_of(sender: KvSpec, receivers: Sequence[KvSpec]) -> dict[int, SharedHeads]:
     """By rank, the receivers that this sender rank pushes to. Empty for a rank whose heads its twins send."""
     shared = {receiver.tp_rank: shared_heads(sender, receiver) for receiver in receivers}
     return {rank: heads for rank, heads in shared.items() if heads is not None}
 
 
-def ranks_of(layout: KvLayout) -> list[KvLayout]:
-    """The layouts of all ranks of the worker that this is one of."""
-    return [dataclasses.replace(layout, tp_rank=rank) for rank in range(layout.tp_size)]
+def ranks_of(spec: KvSpec) -> list[KvSpec]:
+    """The specs of all ranks of the worker that this is one of."""
+    return [dataclasses.replace(spec, tp_rank=rank) for rank in range(spec.tp_size)]
 
 
-def _is_chosen(sender: KvLayout, receiver: KvLayout) -> bool:
+def _is_chosen(sender: KvSpec, receiver: KvSpec, index: int) -> bool:
     """Whether, of the sender ranks with the same heads, this one serves this receiver rank."""
-    num_twins = max(1, sender.tp_size // sender.num_kv_heads)
+    num_twins = max(1, sender.tp_size // sender.groups[index].num_kv_heads)
     return sender.tp_rank % num_twins == receiver.tp_rank % num_twins

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvGroup
 
 _DTYPES = {
     "float32": torch.float32,
@@ -52,13 +52,13 @@ def regroup(blocks: Tensor, skip_tokens: int, num_blocks: int, block_size: int) 
 
 
 class Cast:
-    """From the sender's dtype and scales to the receiver's. Thread-safe.
+    """From the sender's dtype and scales to the receiver's. Layers are numbered within the group. Thread-safe.
 
     The host's processors convert 8-bit floats one by one: there, what any value of 8 or 16 bits becomes is computed
     once, and looked up.
     """
 
-    def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
+    def __init__(self, sender: KvGroup, receiver: KvGroup) -> None:
         self._from, self._to = _DTYPES[sender.dtype], _DTYPES[receiver.dtype]
         self._from_scales, self._to_scales = _Scales(sender), _Scales(receiver)
         self._scaled = bool(sender.kv_scales or receiver.kv_scales)
@@ -108,13 +108,13 @@ class Cast:
 
 
 class _Scales:
-    """A layout's, on whichever device they are needed.
+    """A group's, on whichever device they are needed.
 
     They stay tensors of that device: torch divides by a number of the host's by multiplying with its inverse.
     """
 
-    def __init__(self, layout: KvLayout) -> None:
-        self._numbers = layout.kv_scales
+    def __init__(self, group: KvGroup) -> None:
+        self._numbers = group.kv_scales
         self._on: dict[torch.device, Tensor] = {}
 
     def of(self, layer: int, num_layers: int, device: torch.device) -> Tensor | None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import threading
 
 from baton.rpc.errors import DataLoss
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed
-from baton.worker.transfer.conversion.heads import heads_of
 from baton.worker.transfer.event_queue import EventQueue
-from baton.worker.transfer.receive.coverage import Coverage, Part
+from baton.worker.transfer.receive.coverage import Coverage, Grid, Part
 from baton.worker.transfer.wire.frames import PieceHeader
 
 
@@ -32,17 +31,20 @@ class OpenTransfer:
 class OpenTransfers:
     """All that are open."""
 
-    def __init__(self, layout: KvLayout, events: EventQueue) -> None:
-        self._num_layers = layout.num_layers
-        self._num_heads = len(heads_of(layout))
-        self._block_bytes = layout.bytes_per_block_layer
+    def __init__(self, spec: KvSpec, events: EventQueue) -> None:
+        self._spec = spec
+        self._num_heads = [spec.num_rank_heads(group) for group in spec.groups]
+        self._block_bytes = [spec.bytes_per_block_layer(group) for group in spec.groups]
         self._events = events
         self._open: dict[int, OpenTransfer] = {}
 
     def open(self, inbound: Inbound) -> None:
         """Pieces of this transfer may be written from now on."""
-        coverage = Coverage(self._num_layers, len(inbound.block_ids), self._num_heads)
-        self._open[inbound.transfer_id] = OpenTransfer(inbound, coverage)
+        grids = [
+            Grid(layers, len(block_ids), num_heads)
+            for layers, block_ids, num_heads in zip(self._spec.spans, inbound.tables, self._num_heads, strict=True)
+        ]
+        self._open[inbound.transfer_id] = OpenTransfer(inbound, Coverage(grids))
 
     def is_open(self, transfer_id: int) -> bool:
         """It has neither landed nor been fenced."""
@@ -89,8 +91,10 @@ class OpenTransfers:
 
     def problem(self, transfer: OpenTransfer, header: PieceHeader) -> str:
         """What is wrong with a header, whatever its bytes are. Empty: nothing."""
-        num_heads = self._num_heads if header.heads is None else header.heads[1]
-        expected = header.num_blocks * header.num_layers * (self._block_bytes * num_heads // self._num_heads)
+        group = self._spec.group_of(header.layer)
+        block_bytes, rank_heads = self._block_bytes[group], self._num_heads[group]
+        num_heads = rank_heads if header.heads is None else header.heads[1]
+        expected = header.num_blocks * header.num_layers * (block_bytes * num_heads // rank_heads)
         if header.num_bytes != expected:
             return f"a piece of {header.num_blocks} blocks has {header.num_bytes} bytes, expected {expected}"
         if transfer.inbound.checksum and header.checksum is None:
@@ -134,6 +138,7 @@ class OpenTransfers:
             self._events.post(InboundFenced(transfer_id))
 
     def _heads_of(self, header: PieceHeader) -> tuple[int, int] | None:
-        if header.heads is not None and header.heads[0] + header.heads[1] > self._num_heads:
-            raise DataLoss(f"a piece of KV heads {header.heads} came; this rank has {self._num_heads}")
+        num_heads = self._num_heads[self._spec.group_of(header.layer)]
+        if header.heads is not None and header.heads[0] + header.heads[1] > num_heads:
+            raise DataLoss(f"a piece of KV heads {header.heads} came; this rank has {num_heads}")
         return header.heads

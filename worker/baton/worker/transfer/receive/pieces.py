@@ -177,4 +177,4 @@ class PieceAdmission:
 
 def block_ids_of(transfer: OpenTransfer, part: Part) -> tuple[BlockId, ...]:
     """The receiver's blocks that a part fills."""
-    return transfer.inbound.block_ids[part.blocks.start : part.blocks.stop]
+    return transfer.inbound.tables[part.group][part.blocks.start : part.blocks.stop]

@@ -96,7 +96,7 @@ class Dialer:
         path = self._paths[route.name]
         try:
             offer = b"" if path is None else _translated(path.offer, route.name)
-            opened = Open(NAMES[route.name], self._executor.layout.tp_rank, self._epoch, offer, route.key)
+            opened = Open(NAMES[route.name], self._executor.kv_spec.tp_rank, self._epoch, offer, route.key)
             sock.sendall(encode_open(opened))
             slots = receive_welcome(sock)
             totals = self._totals.of(route.name)

@@ -211,9 +211,10 @@ class SlotPieceSender:
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         self._check()
         conversion = outbound.conversion
-        block_bytes = self._executor.layout.bytes_per_block_layer
-        if conversion is not None:
-            block_bytes = conversion.bytes_per_block_layer
+        if conversion is None:
+            block_bytes = self._executor.kv_spec.layer_bytes(piece.layer)
+        else:
+            block_bytes = conversion.layer_bytes(piece.layer)
         num_bytes = piece.num_blocks * piece.num_layers * block_bytes
         if num_bytes > self._slot_bytes:
             raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
@@ -355,6 +356,6 @@ def header_of(outbound: Outbound, piece: Piece, num_bytes: int, checksum: int | 
         num_bytes=num_bytes,
         checksum=checksum,
         num_layers=piece.num_layers,
-        heads=None if outbound.conversion is None else outbound.conversion.heads,
+        heads=None if outbound.conversion is None else outbound.conversion.heads(piece.layer),
         slot=slot,
     )

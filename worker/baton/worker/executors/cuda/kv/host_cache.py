@@ -27,11 +27,12 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, HostSlot
-from baton.worker.executors.base import KvLayout, LandedCopies, RestoreCopy
+from baton.worker.executors.base import LandedCopies, RestoreCopy
 from baton.worker.executors.cuda.failures import raise_if_lost
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.executors.cuda.kv.staging_ring import StagingRing, runs
 from baton.worker.executors.host.cache import reserve_slots
+from baton.worker.kv_spec import KvSpec
 
 _log = logging.getLogger(__name__)
 
@@ -61,17 +62,17 @@ class HostCache:
     def __init__(
         self,
         kv: KvCopies,
-        layout: KvLayout,
+        spec: KvSpec,
         num_slots: int,
         tokens_per_step: int,
         device: torch.device,
         synchronize: Callable[[], None],
     ) -> None:
-        size = layout.bytes_per_block
-        staged = min(-(-tokens_per_step // layout.block_size), _MOST_STAGING_BYTES // size, num_slots)
+        size = spec.bytes_per_block
+        staged = min(-(-tokens_per_step // spec.block_size), _MOST_STAGING_BYTES // size, num_slots)
         self.num_slots = num_slots
         self._kv = kv
-        self._layers = range(layout.num_layers)
+        self._layers = range(spec.num_layers)
         self._wait_for_device = synchronize
         self._ring = StagingRing(max(1, staged))
         self._piece = max(1, _PIECE_BYTES // size)

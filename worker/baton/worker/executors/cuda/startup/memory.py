@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
-from baton.worker.executors.base import KvLayout
+from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.build import weight_bytes
 
@@ -67,14 +67,17 @@ def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.dev
         )
 
 
-def allocate_kv(layout: KvLayout, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
-    """[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of zeros. Raises InvalidRequest beyond memory.
+def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
+    """Returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of zeros, the only group's blocks.
+
+    Raises InvalidRequest beyond memory.
 
     Zeros: kernels read beyond a sequence's end, and weigh what they find there with 0.
     """
-    shape = (layout.num_layers, num_blocks, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    (group,) = spec.groups
+    shape = (group.num_layers, num_blocks, *spec.block_shape(group))
     try:
-        size = num_blocks * layout.bytes_per_block
+        size = num_blocks * spec.bytes_per_block
         return torch.zeros(size, dtype=torch.uint8, device=device).view(dtype).view(shape)
     except torch.OutOfMemoryError as error:
         free, _ = torch.cuda.mem_get_info(device)

@@ -27,7 +27,7 @@ def kv_dtype(config: WorkerConfig, compute: torch.dtype) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As KvLayout has it."""
+    """As KvSpec has it."""
     return str(dtype).removeprefix("torch.").removesuffix("fn")
 
 

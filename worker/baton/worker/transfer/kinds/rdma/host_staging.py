@@ -78,11 +78,10 @@ class HostSlots:
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Raises InvalidRequest for a slot, layer, block or head that does not exist."""
-        layout = self._executor.layout
-        num_bytes = layout.bytes_per_block_layer
-        if heads is not None:
-            num_bytes = num_bytes // layout.num_rank_kv_heads * heads[1]
-        data = self._bytes(slot, len(block_ids) * len(layers) * num_bytes)
+        spec = self._executor.kv_spec
+        group = spec.groups[spec.group_of(layers.start)]
+        num_bytes = spec.bytes_per_block_layer(group, None if heads is None else heads[1])
+        data = self._bytes(slot, num_bytes * len(block_ids) * len(layers))
         write_piece(self._executor, data, layers, block_ids, heads)
         return EndedCopy()
 

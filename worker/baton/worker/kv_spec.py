@@ -1,0 +1,139 @@
+"""What a worker's KV cache consists of: groups of layers whose blocks are of one kind and one shape. Knows no memory.
+
+A block holds what `block_size` tokens leave in all layers of one group. Each request has one block table a group.
+
+kind      a block of one layer                       a prefix of n tokens needs
+full      keys and values of every token             the blocks of [0, n)
+window    keys and values of every token             the blocks of the last `window` of these tokens
+latent    one vector a token, the same on all ranks  the blocks of [0, n)
+state     one state, as it is at the block's end     the last block
+
+KV layers are numbered group by group: first the layers of group 0, in their order, then those of group 1. With one
+group these are the model's numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BYTES_PER_VALUE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "simulated": 8}
+
+
+class KvKind(enum.Enum):
+    """What a group's blocks hold; mirrors baton.v1.KvGroupKind."""
+
+    FULL = "full"
+    WINDOW = "window"
+    LATENT = "latent"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share a block table."""
+
+    kind: KvKind
+    layers: tuple[int, ...]  # of the model, ascending
+    dtype: str  # a key of BYTES_PER_VALUE
+    num_kv_heads: int  # of the whole model; of LATENT: 1
+    head_dim: int  # of STATE: values of one head's state
+    window: int = 0  # tokens, of WINDOW
+    # Of float8_e4m3: what the keys and the values of the first layer, the second.. are multiplied with. Empty: all 1.
+    kv_scales: tuple[float, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Of this group."""
+        return len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpec:
+    """The KV cache of one rank of a worker."""
+
+    model_digest: bytes  # 16 bytes
+    block_size: int  # tokens
+    groups: tuple[KvGroup, ...]
+    tp_size: int = 1
+    tp_rank: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Of all groups."""
+        return sum(group.num_layers for group in self.groups)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """One block of every group, all layers."""
+        return sum(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
+
+    @property
+    def spans(self) -> tuple[range, ...]:
+        """The KV layers of each group."""
+        starts, start = [], 0
+        for group in self.groups:
+            starts.append(range(start, start + group.num_layers))
+            start += group.num_layers
+        return tuple(starts)
+
+    def group_of(self, layer: int) -> int:
+        """Returns the index of the group that a KV layer belongs to; the last one for layers that do not exist."""
+        for index, group in enumerate(self.groups):
+            if layer < group.num_layers:
+                return index
+            layer -= group.num_layers
+        return len(self.groups) - 1
+
+    def layer_bytes(self, layer: int) -> int:
+        """Returns the bytes of one block in one KV layer."""
+        return self.bytes_per_block_layer(self.groups[self.group_of(layer)])
+
+    @property
+    def largest_layer_bytes(self) -> int:
+        """Of one block in the layer where it is largest."""
+        return max(map(self.bytes_per_block_layer, self.groups))
+
+    def num_rank_heads(self, group: KvGroup) -> int:
+        """Returns the KV heads that this rank holds: its share, or one where there are more ranks than heads."""
+        return max(1, group.num_kv_heads // self.tp_size)
+
+    def block_shape(self, group: KvGroup, num_heads: int | None = None) -> tuple[int, int, int, int]:
+        """Returns a block of one layer: parts, heads, tokens, values. `num_heads`: of some heads; None: of the rank's.
+
+        The simulator has a word a token.
+        """
+        if group.dtype == "simulated":
+            return 1, 1, self.block_size, 1
+        heads = self.num_rank_heads(group) if num_heads is None else num_heads
+        match group.kind:
+            case KvKind.FULL | KvKind.WINDOW:
+                return 2, heads, self.block_size, group.head_dim
+            case KvKind.LATENT:
+                return 1, heads, self.block_size, group.head_dim
+            case KvKind.STATE:
+                return 1, heads, 1, group.head_dim
+
+    def bytes_per_block_layer(self, group: KvGroup, num_heads: int | None = None) -> int:
+        """Returns the bytes of a block in one layer of a group."""
+        return math.prod(self.block_shape(group, num_heads)) * BYTES_PER_VALUE[group.dtype]
+
+
+def full_spec(
+    model_digest: bytes,
+    dtype: str,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    *,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    kv_scales: tuple[float, ...] = (),
+) -> KvSpec:
+    """Returns the spec of a model whose layers all keep every token in one shape."""
+    layers = tuple(range(num_layers))
+    group = KvGroup(KvKind.FULL, layers, dtype, num_kv_heads, head_dim, kv_scales=kv_scales)
+    return KvSpec(model_digest, block_size, (group,), tp_size, tp_rank)

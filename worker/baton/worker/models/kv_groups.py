@@ -1,0 +1,21 @@
+"""Which groups a model's KV cache has. Today's architectures keep every token in all layers, those with windows too."""
+
+from __future__ import annotations
+
+from baton.worker.kv_spec import KvSpec, full_spec
+from baton.worker.models.config import ModelConfig
+
+
+def kv_spec_of(
+    config: ModelConfig, digest: bytes, block_size: int, dtype: str, kv_scales: tuple[float, ...] = ()
+) -> KvSpec:
+    """Returns the spec of a model on one rank. `dtype`: of the cache."""
+    return full_spec(
+        digest,
+        dtype,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        kv_scales=kv_scales,
+    )
