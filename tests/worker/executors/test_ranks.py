@@ -175,5 +175,5 @@ def test_every_executor_is_a_group_of_one_rank(config):
         assert group.size == 1
         new = group.read_weights("")
         group.use_weights(new)
-        assert group.layout.model_digest == group.model.digest == new.digest
+        assert group.kv_spec.model_digest == group.model.digest == new.digest
         group.close()

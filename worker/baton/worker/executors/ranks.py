@@ -18,12 +18,12 @@ from baton.worker.core import BlockId, StepPlan, StepResult
 from baton.worker.executors.base import (
     DeviceLost,
     HostCopies,
-    KvLayout,
     LayerHook,
     ModelSpec,
     NewWeights,
     ServingExecutor,
 )
+from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -68,11 +68,11 @@ class RankGroup:
         return self._leader.model
 
     @property
-    def layout(self) -> KvLayout:
-        return self._leader.layout
+    def kv_spec(self) -> KvSpec:
+        return self._leader.kv_spec
 
     @property
-    def kv_bytes(self) -> NDArray[np.uint8] | None:
+    def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:
         return self._leader.kv_bytes
 
     @property

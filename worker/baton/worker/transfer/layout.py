@@ -9,7 +9,7 @@ they always agree. The sender converts; the rules:
     block_size                                         any, at each end; of a group that keeps states: equal
     tp_size, tp_rank                                   any, where one of ranks and heads divides the other
     dtype                                              float32, bfloat16, float16, float8_e4m3: each into each;
-                                                       what a conversion loses stands in conversion_torch
+                                                       what a conversion loses stands in conversion/tensors.py
     kv_scales                                          equal, where both ends hold 8 bits
 
 The message of a cache of one full group over all layers has no groups: it is that of the releases that know none.

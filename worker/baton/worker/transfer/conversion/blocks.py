@@ -1,7 +1,7 @@
 """Pieces of KV in another worker's layout: other block size, other share of the heads, other dtype.
 
 The sender converts, so that a piece is always whole blocks of the receiver. Moving values about is exact; what a
-change of dtype loses is said in conversion_torch, which is loaded only for one, or on a device.
+change of dtype loses is said in `tensors`, which is loaded only for one, or on a device.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class GroupConversion:
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
         """As BlockConversion.on_device."""
-        from baton.worker.transfer.conversion import tensors as conversion_torch
+        from baton.worker.transfer.conversion import tensors
 
-        moved = conversion_torch.regroup(
-            conversion_torch.as_words(values)[:, :, :, self._from_heads],
+        moved = tensors.regroup(
+            tensors.as_words(values)[:, :, :, self._from_heads],
             piece.skip_tokens,
             piece.num_blocks,
             self._to_tokens,
