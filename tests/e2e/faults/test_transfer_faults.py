@@ -81,7 +81,7 @@ def test_a_failure_can_tell_what_each_thread_was_at(sim: TransferRig) -> None:
     for text in found.values():
         assert text.startswith("alive\n")
         assert text.count("Fatal Python error: Aborted") == 2, "of front and engine"
-        assert "engine_loop.py" in text
+        assert "process/loop.py" in text
     asyncio.run(sim.assert_transfers())
 
 
