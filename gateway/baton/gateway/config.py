@@ -18,7 +18,7 @@ from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Flags, variables and --help are derived from this."""
+    """Settings of the gateway. Flags, environment variables and --help are derived from the fields."""
 
     rest_listen: str = field(
         default="127.0.0.1:8000",
@@ -58,7 +58,7 @@ class GatewayConfig:
         default="auto",
         metadata={
             "help": "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, qwen3_xml, "
-            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: as its chat template tells.",
+            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: from its chat template.",
             "metavar": "NAME",
         },
     )
@@ -66,7 +66,7 @@ class GatewayConfig:
         default="auto",
         metadata={
             "help": "How the model writes its reasoning: deepseek_r1, qwen3, mistral, glm45, gpt-oss, kimi_k2, a "
-            "plugin's, or none. auto: as its chat template tells.",
+            "plugin's, or none. auto: from its chat template.",
             "metavar": "NAME",
         },
     )
@@ -134,7 +134,7 @@ class GatewayConfig:
     )
     allow_anonymous: bool = field(
         default=False,
-        metadata={"help": "Listen on any address without api_keys: whoever reaches this gateway may use it."},
+        metadata={"help": "Listen on any address without api_keys: every client that reaches this gateway may use it."},
     )
     cors_origins: tuple[str, ...] = field(
         default=(),
@@ -250,8 +250,8 @@ class GatewayConfig:
     worker_silence_ms: int = field(
         default=300,
         metadata={
-            "help": "Milliseconds without a sign of life after which a worker's requests go on on another one; a "
-            "worker gives one whatever it computes. 0: never.",
+            "help": "Milliseconds without a message after which a worker's requests continue on another one; a "
+            "worker sends heartbeats during every step. 0: never.",
             "minimum": 0,
             "maximum": 600_000,
         },
@@ -259,33 +259,39 @@ class GatewayConfig:
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """default_chat_template_kwargs. Raises InvalidRequest for what is no JSON object."""
+        """Returns default_chat_template_kwargs. Raises InvalidRequest if it is not a JSON object."""
         text, field = self.default_chat_template_kwargs, "default_chat_template_kwargs"
         try:
             value = json.loads(text) if text else {}
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from error
+            raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{field} is {text}; it must be a JSON object, such as {{}}", field=field)
         return value
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        """Returns the TLS files for connections between services, or None for plain text. Raises InvalidRequest for an
+        incomplete set.
+        """
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     @property
     def rest_tls(self) -> TlsFiles | None:
-        """What REST clients are shown; None: plain text. Raises InvalidRequest for half a set."""
+        """Returns the TLS files of the REST API, or None for plain text. Raises InvalidRequest for an
+        incomplete set.
+        """
         return edge_files(self.rest_tls_certificate, self.rest_tls_key, "rest_tls")
 
     @property
     def grpc_tls(self) -> TlsFiles | None:
-        """What clients of the gRPC API are shown; None: plain text. Raises InvalidRequest for half a set."""
+        """Returns the TLS files of the public gRPC API, or None for plain text. Raises InvalidRequest for an incomplete
+        set.
+        """
         return edge_files(self.grpc_tls_certificate, self.grpc_tls_key, "grpc_tls")
 
     def validate(self) -> None:
-        """Raises InvalidRequest for what only shows in several fields, or needs parsing."""
+        """Raises InvalidRequest for values that must be parsed or that contradict each other."""
         _ = self.tls, self.rest_tls, self.grpc_tls
         for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
             _check_address(name, address)
@@ -308,7 +314,7 @@ class GatewayConfig:
 
     @property
     def access(self) -> AccessSettings:
-        """Keys and limits."""
+        """Returns the settings of access control."""
         return AccessSettings(self.api_keys, self.redis_url, self.limit_replicas, self.limit_timeout_ms / 1000)
 
     def _check_access(self) -> None:
@@ -320,7 +326,7 @@ class GatewayConfig:
             if not is_loopback(address.rpartition(":")[0]):
                 raise InvalidRequest(
                     f"{name}={address} can be reached from elsewhere, and there are no API keys: give api_keys (`baton "
-                    "keys create` makes one), listen on 127.0.0.1, or say allow_anonymous to let everybody in",
+                    "keys create` makes one), listen on 127.0.0.1, or set allow_anonymous to admit every client",
                     field=name,
                 )
 
@@ -330,11 +336,11 @@ class GatewayConfig:
             return
         _check_address("ext_authz_listen", address)
         if address in (self.rest_listen, self.grpc_listen) and not address.endswith(":0"):
-            message = f"ext_authz_listen={address} is another port's address too; give one of its own"
+            message = f"ext_authz_listen={address} is the address of another port; give a different one"
             raise InvalidRequest(message, field="ext_authz_listen")
         if not self.api_keys:
             raise InvalidRequest(
-                "ext_authz_listen without api_keys would let everybody through Envoy; give api_keys",
+                "ext_authz_listen without api_keys would let every client through Envoy; give api_keys",
                 field="ext_authz_listen",
             )
 

@@ -1,4 +1,4 @@
-"""Memory that large work took, given back to the system: the C library would keep it."""
+"""Returns memory to the system after large requests, because the C library would keep it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import ctypes
 import sys
 
 LARGE_BYTES = 1 << 20
-_TRIM_SECONDS = 0.2  # after the work: what held its objects has ended, and more may have
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_SECONDS = 0.2  # delay after the work, so that its objects are freed and other work may end too
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 _KEPT_BYTES = 8 << 20
 
 
 def trim_memory() -> None:
-    """Returns free memory to the system, where the C library is glibc."""
+    """Returns free memory to the system. Does nothing without glibc."""
     trim = _glibc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 def return_large_blocks() -> None:
-    """Has every large block returned when it is freed, where the C library is glibc.
-
-    Left alone, it raises its threshold with every larger block: a body of 16 MB would stay with the process.
+    """Makes glibc return every large block when it is freed. Does nothing without glibc.\n\nBy default glibc raises its
+    threshold with every larger block: after a body of 16 MB the memory would stay allocated.
     """
     set_option = _glibc("mallopt")
     if set_option is not None:
@@ -31,13 +30,13 @@ def return_large_blocks() -> None:
 
 
 class Trimmer:
-    """Trims soon after large work, once for all that ends meanwhile."""
+    """Trims memory shortly after large work, once for all work that ends in the meantime."""
 
     def __init__(self) -> None:
         self._is_due = False
 
     def trim_soon(self) -> None:
-        """Waits for nothing; needs a running event loop."""
+        """Schedules a trim without waiting. Needs a running event loop."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)

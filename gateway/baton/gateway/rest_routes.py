@@ -35,9 +35,8 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 def rest_routes(
     desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
 ) -> list[Route]:
-    """The table. `missing` says in words what the gateway waits for before it can serve.
-
-    `fleet`: what admin routes operate; None: there are none.
+    """Returns all routes. `missing` describes what the gateway still needs before it can serve.\n\n`fleet` is what the
+    admin routes operate on; without it there are none.
     """
     service = ResponseService(desk, shelf)
     responses = responses_routes(service, desk.config.strict_fields)
@@ -57,7 +56,7 @@ def rest_routes(
         *api,
         *system,
         Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
-        Route("GET", "/docs", description.docs, "This API, for people.", content_type="text/html", scope=None),
+        Route("GET", "/docs", description.docs, "This API as a page for people.", content_type="text/html", scope=None),
     ]
     return [*routes, *playground_routes(not desk.config.no_playground), *console_routes(desk, fleet)]
 
@@ -98,7 +97,7 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             "POST",
             "/tokenize",
             tokens.tokenize,
-            "A text or chat as token ids.",
+            "Tokenizes a text or a chat.",
             types.TokenizeRequest,
             answers.TokenizeResponse,
             errors=(*_BODY, 503),
@@ -107,22 +106,27 @@ def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Ro
             "POST",
             "/detokenize",
             tokens.detokenize,
-            "Token ids as text.",
+            "Turns token ids into text.",
             types.DetokenizeRequest,
             answers.DetokenizeResponse,
             errors=_BODY,
         ),
-        Route("GET", "/health", status.health, "The process is alive.", public=True, any_host=True),
+        Route("GET", "/health", status.health, "Returns 200 while the process is alive.", public=True, any_host=True),
         Route("GET", "/ping", status.health, "As /health.", public=True, any_host=True),
         Route("POST", "/ping", status.health, "As /health.", public=True, any_host=True),
         Route(
-            "GET", "/load", status.load, "How many generations run.", response=answers.ServerLoad, scope=Scope.METRICS
+            "GET",
+            "/load",
+            status.load,
+            "Returns the number of running generations.",
+            response=answers.ServerLoad,
+            scope=Scope.METRICS,
         ),
         Route(
             "GET",
             "/ready",
             status.ready,
-            "A model can be asked.",
+            "Returns whether the gateway can serve a model.",
             response=answers.Readiness,
             errors=(503,),
             public=True,

@@ -1,4 +1,4 @@
-"""The gateway's composition: REST, the public gRPC API, and what both stand on."""
+"""The gateway process: composes the REST server, the public gRPC server and the parts that both share."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ from baton.v1 import inference_pb2_grpc
 _log = logging.getLogger(__name__)
 
 _READY_POLL_SECONDS = 0.1
-_LAST_WORDS_SECONDS = 0.5  # in which clients read why their answer ends
+_LAST_WORDS_SECONDS = 0.5  # time for clients to read why their stream ends
 _SERVICE = "baton.v1.InferenceService"
 
-# Objects made and not yet freed before a collection looks at them, and how often it looks at older ones. Requests leave
-# few for it: with Python's own 700 it took 6 % of the CPU of small chats.
+# Allocations before a young collection, and its ratio to older ones. Requests leave few cycles: with Python's default
+# of 700 collections took 6 % of the CPU of small chats.
 _GC_THRESHOLDS = (2_000, 10, 10)
-# How long a thread that reads, renders or encodes keeps the interpreter from the event loop. With Python's own 5 ms the
-# loop woke 50 ms late beside three such threads, 300 ms at p99; so it is 3 and 20 ms, and no less work is done.
+# How long a worker thread (parsing, rendering, encoding) may hold the interpreter. With Python's default of 5 ms the
+# event loop woke 50 ms late beside three such threads, and 300 ms at p99; now 3 and 20 ms, at the same throughput.
 _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """What REST and gRPC have in common."""
+    """The parts that REST and gRPC share."""
 
     catalog: ModelCatalog
     counters: GenerationCounters
@@ -93,7 +93,7 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class _AllTls:
-    """What this process shows, and to whom. None: plain text."""
+    """TLS identities of this process. None: plain text."""
 
     services: Tls | None
     rest: EdgeTls | None
@@ -101,7 +101,7 @@ class _AllTls:
 
 
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
-    """Runs the gateway until `stop` is set and the running answers are out."""
+    """Runs the gateway until `stop` is set and the running requests have ended."""
     config.validate()
     switch_access_log(not config.no_access_log)
     catalog = ModelCatalog([served_model(config)])
@@ -157,21 +157,21 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
                 seconds = config.drain_timeout
                 cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
                 draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), shelf.close(seconds))
-            # Leaving the gRPC server has drained it meanwhile.
+            # Leaving the gRPC server's context drains it at the same time.
             await draining
             cut_short.cancel()
     _log.info("drained")
 
 
 def served_model(config: GatewayConfig) -> ServedModel:
-    """The model, as the settings say. Raises ServiceError that names the file or flag that is missing or wrong."""
+    """Loads the model named by the settings. Raises ServiceError that names the missing or wrong file or flag."""
     templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
     return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
 
 
 @contextlib.asynccontextmanager
 async def _stream_store(config: GatewayConfig) -> AsyncIterator[StreamStore | None]:
-    """Where streams are written down; None: they are not."""
+    """Opens the store of resumable streams, or yields None if they are disabled."""
     if not config.resumable_streams:
         yield None
         return
@@ -180,19 +180,21 @@ async def _stream_store(config: GatewayConfig) -> AsyncIterator[StreamStore | No
 
 
 def _keep_for_good() -> None:
-    """Full garbage collections pass over what is there by now: all streams would wait 30 ms for each."""
+    """Excludes the objects made at startup from full garbage collections, each of which would delay all streams by 30
+    ms.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def format_flags(config: GatewayConfig) -> FormatFlags:
-    """What the settings say of the model's outputs."""
+    """Returns the settings of the output parsers."""
     return FormatFlags(config.tool_call_parser, config.reasoning_parser, config.tool_parser_plugin)
 
 
 def missing_parts(core: _Core) -> list[str]:
-    """What the gateway waits for before it can serve, in words."""
+    """Describes what the gateway still needs before it can serve; empty when it is ready."""
     if core.admission.draining:
         return ["the gateway is shutting down"]
     if not core.gate.ready:
@@ -201,8 +203,8 @@ def missing_parts(core: _Core) -> list[str]:
         return []
     unheard = [model.name for model in core.catalog.models() if model.info is None]
     if unheard:
-        return [f"no worker for the model {name} is known to the router" for name in unheard]
-    return ["the router knows no live worker any more"]
+        return [f"the router has no worker for the model {name}" for name in unheard]
+    return ["the router has no live worker any more"]
 
 
 def _load_tls(config: GatewayConfig) -> _AllTls:
@@ -227,7 +229,7 @@ def _front_desk(
 def _http_server(
     config: GatewayConfig, core: _Core, desk: FrontDesk, shelf: ResponseShelf, connections: Connections, tls: _AllTls
 ) -> tuple[HttpServer, ExtAuthzServicer]:
-    """REST, and the servicer that tells Envoy what its routes need."""
+    """Returns the REST server, and the servicer that answers Envoy from the same routes."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
     routes = rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet)
@@ -273,7 +275,7 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
 
 
 async def _until_stopped(core: _Core, rpc: RpcServer, stop: asyncio.Event) -> None:
-    """Keeps the gRPC health true to what /ready says, until the stop."""
+    """Keeps the gRPC health status equal to /ready until `stop` is set."""
     was_ready = False
     while not stop.is_set():
         missing = missing_parts(core)

@@ -162,13 +162,13 @@ def test_scopes_are_held_and_admin_has_them_all(gate):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "it is no JSON"),
-        ("[]", "it must be an object"),
+        ("{", "invalid JSON"),
+        ("[]", "must be an object"),
         ('{"key": []}', "unknown field `key`"),
-        ('{"keys": [{"id": "short", "sha256": "%s"}]}' % ("0" * 64), "must be 10 lower-case letters"),
+        ('{"keys": [{"id": "short", "sha256": "%s"}]}' % ("0" * 64), "give 10 lower-case letters"),
         ('{"keys": [{"id": "aaaaaaaaaa"}]}', "missing required field `sha256`"),
         ('{"keys": [{"id": "aaaaaaaaaa", "sha256": "xyz"}]}', "regex"),
-        ('{"keys": [{"id": "aaaaaaaaaa", "sha256": "%s", "tenant": "x"}]}' % ("0" * 64), "'x', which is not there"),
+        ('{"keys": [{"id": "aaaaaaaaaa", "sha256": "%s", "tenant": "x"}]}' % ("0" * 64), "unknown tenant 'x'"),
         ('{"keys": [{"id": "aaaaaaaaaa", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64), "root"),
         ('{"keys": [{"id": "aaaaaaaaaa", "sha256": "%s", "expires": "soon"}]}' % ("0" * 64), "expires"),
         ('{"tenants": {"a b": {}}}', "1 to 64 letters"),
@@ -187,7 +187,7 @@ def test_a_wrong_file_is_an_error_that_names_the_place(text, problem, tmp_path):
 
 
 async def test_a_missing_or_broken_file_stops_the_start(tmp_path):
-    for path, problem in ((tmp_path / "none.toml", "baton keys create"), (tmp_path, "cannot be read")):
+    for path, problem in ((tmp_path / "none.toml", "baton keys create"), (tmp_path, "cannot read the file")):
         with pytest.raises(InvalidRequest, match=problem):
             async with open_gate(AccessSettings(str(path)), AccessCounters()):
                 raise AssertionError("it started")
@@ -231,7 +231,7 @@ async def test_a_changed_file_is_read_and_a_broken_one_leaves_the_old_state(tmp_
         await ring.poll()
         with pytest.raises(Unauthenticated, match="Incorrect"):
             ring.authenticate(second)
-    assert "what was read before stays in force" in caplog.text
+    assert "the previous keys stay in force" in caplog.text
     assert first[14:] not in caplog.text
 
 

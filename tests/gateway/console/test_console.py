@@ -205,12 +205,12 @@ def test_without_the_scope_admin_nothing_is_shown_and_the_page_asks_for_a_key(
     for path in ("/console/stream", "/console/placement?request_id=x"):
         assert answer_of(guarded, path)[0] == 401
         status, body = answer_of(guarded, path, keys["inference"])
-        assert (status, body["error"]["message"]) == (403, "This API key lacks the scope admin, which is needed here.")
+        assert (status, body["error"]["message"]) == (403, "This API key lacks the required scope admin.")
     with opened(chromium, f"http://{guarded}", **DESKTOP) as tab:
         expect(tab["#sign-in"]).to_contain_text("This gateway shows its fleet to operators only.")
         expect(tab["#api_key"]).to_be_focused()
         expect(tab["#fleet"]).to_be_hidden()
-        for key, reason in (("bt-wrong", "Incorrect API key"), (keys["inference"], "lacks the scope admin")):
+        for key, reason in (("bt-wrong", "Incorrect API key"), (keys["inference"], "lacks the required scope admin")):
             tab["#api_key"].fill(key)
             tab["#api_key"].press("Enter")
             expect(tab["#sign-in-reason"]).to_contain_text(reason)

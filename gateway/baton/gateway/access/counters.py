@@ -1,4 +1,4 @@
-"""What access control counts, for whoever exports it."""
+"""Counters of access control, and their Prometheus collector."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-MAX_TENANTS = 1000  # with figures of their own, of one process
-OTHERS = "(others)"  # no tenant can have this name
+MAX_TENANTS = 1000  # tenants with their own metrics, per process
+OTHERS = "(others)"  # not a valid tenant name
 
 
 @dataclass(slots=True)
 class TenantUse:
-    """One tenant at this gateway, since it started."""
+    """Usage of one tenant at this gateway since the start."""
 
-    requests: int = 0  # admitted
+    requests: int = 0  # admitted requests
     running: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    limited: Counter[str] = field(default_factory=Counter)  # requests, by limit
+    limited: Counter[str] = field(default_factory=Counter)  # limited requests by limit
 
 
 @dataclass(slots=True)
 class AccessCounters:
-    """Totals since the process started. Labels are of fixed sets, never a client's text."""
+    """Totals since the process started. Labels have fixed sets of values and never hold a client's text."""
 
-    refused: Counter[str] = field(default_factory=Counter)  # requests, by reason
-    limited: Counter[str] = field(default_factory=Counter)  # requests, by limit
-    source_errors: int = 0  # keys that could not be read again; the old ones stayed
-    reloads: int = 0  # of keys and tenants
-    redis_errors: Counter[str] = field(default_factory=Counter)  # of limits, by kind
-    redis_lost: int = 0  # tenants whose use was gone from Redis, and told again
-    local_decisions: int = 0  # limits that were enforced by this gateway's share
+    refused: Counter[str] = field(default_factory=Counter)  # refused requests by reason
+    limited: Counter[str] = field(default_factory=Counter)  # limited requests by limit
+    source_errors: int = 0  # failed reads of keys; the previous keys stay in force
+    reloads: int = 0  # reads that changed keys or tenants
+    redis_errors: Counter[str] = field(default_factory=Counter)  # errors of limit checks by kind
+    redis_lost: int = 0  # tenants whose usage was lost in Redis and reported again
+    local_decisions: int = 0  # limit checks decided by this gateway's share
     redis_up: bool = False
     tenants: dict[str, TenantUse] = field(default_factory=dict)  # by name
 
     def tenant(self, name: str) -> TenantUse:
-        """What one tenant has used. Names are of configured tenants; of too many, some share one."""
+        """Returns the usage of one configured tenant. Tenants beyond MAX_TENANTS share one entry."""
         use = self.tenants.get(name)
         if use is None:
             name = name if len(self.tenants) < MAX_TENANTS else OTHERS
@@ -48,31 +48,37 @@ class AccessCounters:
 
 
 class AccessCollector(Collector):
-    """The counters for Prometheus."""
+    """Exports the counters to Prometheus."""
 
     def __init__(self, counters: AccessCounters) -> None:
         self._counters = counters
 
     def collect(self) -> Iterable[Metric]:
         own = self._counters
-        yield _labelled("baton_gateway_access_refused", "Requests without a right to what they ask.", own.refused)
+        yield _labelled(
+            "baton_gateway_access_refused", "Requests without a valid key or the needed scope.", own.refused
+        )
         yield _labelled("baton_gateway_limited", "Requests over a tenant's limit.", own.limited, "limit")
-        yield _labelled("baton_gateway_limits_redis_errors", "Limits that Redis did not decide.", own.redis_errors)
+        yield _labelled(
+            "baton_gateway_limits_redis_errors", "Limit checks that Redis did not decide.", own.redis_errors
+        )
         for name, text, value in (
             ("key_source_errors", "Reads of keys that failed.", own.source_errors),
-            ("key_reloads", "Reads of keys that brought new ones.", own.reloads),
-            ("limits_redis_lost", "Times that a tenant's use was gone from Redis.", own.redis_lost),
-            ("limits_local_decisions", "Requests held to this gateway's share of a limit.", own.local_decisions),
+            ("key_reloads", "Reads of keys that changed them.", own.reloads),
+            ("limits_redis_lost", "Times that a tenant's usage was missing from Redis.", own.redis_lost),
+            ("limits_local_decisions", "Requests decided by this gateway's share of a limit.", own.local_decisions),
         ):
             yield CounterMetricFamily(f"baton_gateway_{name}", text, value=value)
         yield from self._tenants()
-        yield GaugeMetricFamily("baton_gateway_limits_redis_up", "Limits are decided in Redis.", value=own.redis_up)
+        yield GaugeMetricFamily(
+            "baton_gateway_limits_redis_up", "1 while limits are decided in Redis.", value=own.redis_up
+        )
 
     def _tenants(self) -> Iterable[Metric]:
         limited = CounterMetricFamily(
             "baton_gateway_tenant_limited", "A tenant's requests over its limits.", labels=("tenant", "limit")
         )
-        running = GaugeMetricFamily("baton_gateway_tenant_running", "A tenant's requests that run.", labels=("tenant",))
+        running = GaugeMetricFamily("baton_gateway_tenant_running", "A tenant's running requests.", labels=("tenant",))
         counted = {
             name: CounterMetricFamily(f"baton_gateway_tenant_{name}", text, labels=("tenant",))
             for name, text in (

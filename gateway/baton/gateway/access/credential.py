@@ -1,15 +1,15 @@
-"""Where a request carries its key: Authorization: Bearer, or x-api-key as Anthropic's clients do. Raises nothing."""
+"""Reads API keys from requests: Authorization: Bearer, or x-api-key as Anthropic's clients send it. Raises nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 _SCHEME = "bearer "
-NOT_BEARER = ""  # stands for an Authorization of another scheme
+NOT_BEARER = ""  # returned for an Authorization header with another scheme
 
 
 def keys_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str, ...]:
-    """Every key that HTTP headers, by lower-case name, present."""
+    """Returns every key in HTTP headers. Header names are lower-case."""
     authorization, key = headers.get(b"authorization"), headers.get(b"x-api-key")
     if key is None:
         return () if authorization is None else (_bearer(authorization.decode("latin-1")),)
@@ -18,7 +18,7 @@ def keys_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str, ...]:
 
 
 def keys_in_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, ...]:
-    """Every key that a gRPC call's metadata presents."""
+    """Returns every key in a gRPC call's metadata."""
     found = []
     for name, value in metadata or ():
         text = value if isinstance(value, str) else value.decode("latin-1")

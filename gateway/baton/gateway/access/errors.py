@@ -1,4 +1,4 @@
-"""What a client is told that may not, or not now. The forms of OpenAI and Anthropic are made of these elsewhere."""
+"""Errors for denied and rate-limited clients. The formats of OpenAI and Anthropic are applied elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.rpc.errors import NoCapacity, ServiceError
 
 
 class Unauthenticated(ServiceError):
-    """No key, or none that is good. `reason` is for counters; clients are not told it."""
+    """The request has no valid key. `reason` is for counters only and is not sent to clients."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
@@ -21,7 +21,7 @@ class Unauthenticated(ServiceError):
 
 
 class LimitKind(enum.Enum):
-    """Which limit; the value is how messages name it."""
+    """The kind of a limit. The value is its name in messages."""
 
     REQUESTS = "requests per min (RPM)"
     INPUT_TOKENS = "input tokens per min (TPM)"
@@ -31,9 +31,8 @@ class LimitKind(enum.Enum):
 
 
 class RateLimited(NoCapacity):
-    """A tenant's limit. `headers` are what HTTP clients get with it; no retry_after_ms: waiting does not help.
-
-    `standing` has OpenAI's headers of how the tenant stands.
+    """A tenant's limit is reached. `headers` go to HTTP clients; without retry_after_ms, waiting does not
+    help.\n\n`standing` holds OpenAI's headers with the tenant's current usage.
     """
 
     def __init__(
@@ -51,12 +50,11 @@ class RateLimited(NoCapacity):
 
     @property
     def openai_type(self) -> str:
-        """OpenAI's word for the kind of limit."""
+        """Returns OpenAI's error type for the kind of limit."""
         if self.kind is LimitKind.BUDGET:
             return "insufficient_quota"
         return "tokens" if self.kind in (LimitKind.INPUT_TOKENS, LimitKind.OUTPUT_TOKENS) else "requests"
 
     @property
     def openai_code(self) -> str:
-        """OpenAI's code."""
         return "insufficient_quota" if self.kind is LimitKind.BUDGET else "rate_limit_exceeded"

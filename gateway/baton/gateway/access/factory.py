@@ -1,4 +1,4 @@
-"""Access control as a gateway's settings want it: keys from a file or Redis, limits in Redis or in memory."""
+"""Composes access control from the settings: keys from a file or Redis, limits in Redis or in memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def open_gate(settings: AccessSettings, counters: AccessCounters) -> AsyncIterator[Gate]:
-    """The gate for a gateway's lifetime. Raises InvalidRequest for keys that are there and wrong."""
+    """Opens the gate for a gateway's lifetime. Raises InvalidRequest for invalid keys."""
     if not settings.api_keys:
-        _log.warning("no API keys are configured: everybody who reaches this gateway may use it (--api-keys)")
+        _log.warning("no API keys are configured: every client that reaches this gateway may use it (--api-keys)")
         yield OpenGate()
         return
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The one entry for REST, gRPC and whoever else decides about requests: who asks, and whether they may now."""
+"""The entry point of access control for REST, gRPC and Envoy: authenticates requests and applies limits."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ class Ticket(Protocol):
     """An admitted request."""
 
     def settle(self, used: Used) -> None:
-        """It has ended: gives back what it did not use. Idempotent, waits for nothing."""
+        """Ends the request and gives back what it did not use. Idempotent; does not wait."""
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:
-        """How its tenant stands, as HTTP headers."""
+        """Returns the tenant's remaining limits as HTTP headers."""
 
 
 class Gate(Protocol):
-    """Keys, tenants and limits."""
+    """Authenticates requests and applies their tenants' limits."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can tell keys apart."""
+        """Returns whether keys have been read."""
 
     def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
-        """Whose request presents these keys, and may do this. Waits for nothing.
-
-        Raises Unauthenticated, PermissionDenied; Unavailable while no keys could be read.
+        """Returns the identity of these keys and checks their scope. Does not wait.\n\nRaises Unauthenticated,
+        PermissionDenied, or Unavailable while no keys could be read.
         """
 
     def tenant_of(self, keys: Sequence[str]) -> str:
-        """The tenant of these keys; empty where there is none. Counts nothing: it decides only whose turn it is."""
+        """Returns the tenant of these keys, or an empty name. Counts nothing: the name only orders waiting requests."""
 
     async def admit(self, identity: Identity, ask: Ask) -> Ticket:
-        """Reserves of every limit, or raises RateLimited. Returns within the deadline of Redis."""
+        """Reserves capacity of every limit, or raises RateLimited. Returns within the timeout of Redis."""
 
 
 class OpenGate:
-    """Implements Gate for a gateway without keys: everybody may everything."""
+    """Implements Gate for a gateway without keys: every request is admitted."""
 
     ready = True
 
@@ -68,7 +67,7 @@ class OpenGate:
 
 
 class KeyGate:
-    """Implements Gate over keys that were read, and a limiter."""
+    """Implements Gate over a key ring and a limiter."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class KeyGate:
         if not keys:
             raise Unauthenticated(_MISSING, "missing")
         if len(keys) > 1 and any(key != keys[0] for key in keys):
-            # What stands in front of this gateway may have looked at another one.
+            # A proxy in front of this gateway may have checked the other key.
             raise Unauthenticated("The request has more than one API key; give one.", "ambiguous")
         return self._ring.authenticate(keys[0])
 
@@ -152,7 +151,7 @@ class LimitTicket:
 
 
 class CountedTicket:
-    """Implements Ticket: another one, whose use is counted for its tenant."""
+    """Implements Ticket by wrapping another one and counting its usage for the tenant."""
 
     __slots__ = ("_inner", "_num_requests", "_use")
 
@@ -177,14 +176,14 @@ class CountedTicket:
 
 
 class _FreeTicket:
-    """Implements Ticket where there is nothing to count."""
+    """Implements Ticket for requests without limits."""
 
     def settle(self, used: Used) -> None:
-        """Nothing was reserved."""
+        """Does nothing: nothing was reserved."""
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:
         return {}
 
 
 FREE = _FreeTicket()
-_UNCOUNTED = TenantUse()  # of tickets that were settled already
+_UNCOUNTED = TenantUse()  # receives the usage of settled requests

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: tenants, their limits, scopes. Knows no key and no store."""
+"""Tenants, their limits and scopes. Knows nothing of keys or stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MINUTE_MS = 60_000
 
 
 class Scope(enum.Enum):
-    """What a key is for. `admin` includes the others."""
+    """What a key permits. `admin` includes the others."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
@@ -24,17 +24,17 @@ ALL_SCOPES = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may use. 0: no limit."""
+    """Limits of a tenant. 0 means no limit."""
 
     requests_per_minute: int = 0
     input_tokens_per_minute: int = 0
     output_tokens_per_minute: int = 0
     concurrent_requests: int = 0
-    tokens_per_month: int = 0  # input and output together; months are UTC's
+    tokens_per_month: int = 0  # input and output together; months are in UTC
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to count."""
+        """Returns whether there is any limit."""
         return bool(
             self.requests_per_minute
             or self.input_tokens_per_minute
@@ -44,7 +44,9 @@ class Limits:
         )
 
     def share(self, replicas: int) -> Limits:
-        """What one of so many gateways enforces by itself. Never 0 where there is a limit: 0 would be none."""
+        """Returns the part that one of `replicas` gateways enforces alone. At least 1 for each limit, as 0 means no
+        limit.
+        """
 
         def part(limit: int) -> int:
             return max(1, limit // replicas) if limit else 0
@@ -60,42 +62,41 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One customer."""
+    """A customer."""
 
-    name: str = ""  # empty: nobody in particular
-    salt: str = ""  # of its prefix cache; tenants with one salt share blocks. Empty: its name
-    models: frozenset[str] = frozenset()  # that it may use; empty: all
-    priority: int = 0  # lower runs earlier; requests of its own can only come after it
-    weight: float = 1.0  # its share of a full fleet, against the other tenants'
+    name: str = ""  # empty: anonymous
+    salt: str = ""  # namespace of its prefix cache; tenants with the same salt share blocks. Empty: its name
+    models: frozenset[str] = frozenset()  # models it may use; empty: all
+    priority: int = 0  # lower runs earlier; the client's priority can only lower it further
+    weight: float = 1.0  # relative share of a full fleet
     limits: Limits = field(default_factory=Limits)
-    assumed_output_tokens: int = 1024  # reserved for an answer whose request gives no max_tokens
+    assumed_output_tokens: int = 1024  # reserved if a request gives no max_tokens
 
     @property
     def cache_owner(self) -> str:
-        """Who shares what was kept of texts: tenants of one salt, or of one name. Empty: nobody in particular."""
+        """Returns the namespace of cached texts: the salt, or else the name. Empty for anonymous requests."""
         return f"salt {self.salt}" if self.salt else self.name and f"name {self.name}"
 
     def may_use(self, model: str) -> bool:
-        """Whether the model is one of its own."""
         return not self.models or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who one request comes from."""
+    """The authenticated sender of a request."""
 
     tenant: Tenant
     scopes: Collection[Scope] = ALL_SCOPES
     key_id: str = ""  # empty: no key was needed
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDenied where the key is not for this."""
+        """Raises MissingScope if the key lacks the scope."""
         if scope not in self.scopes and Scope.ADMIN not in self.scopes:
-            raise MissingScope(f"This API key lacks the scope {scope.value}, which is needed here.")
+            raise MissingScope(f"This API key lacks the required scope {scope.value}.")
 
 
 class MissingScope(PermissionDenied):
-    """The key is good, but not for this."""
+    """The key is valid but lacks a scope."""
 
 
 ANONYMOUS = Identity(Tenant())

@@ -1,4 +1,4 @@
-"""What counts against a tenant's limits though no generation ran: refused requests, and counting of long texts."""
+"""Charges requests that ran no generation against tenants' limits: refused requests, and tokenizing of long texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 
 _log = logging.getLogger(__name__)
 
-# Larger bodies are read only where the tenant's limits have room; reading smaller ones costs milliseconds.
+# Larger bodies are parsed only if the tenant has requests left; parsing smaller ones takes milliseconds.
 LARGE_BODY = 16 << 10
 _BYTES_PER_REQUEST = 1 << 20
 _REFUSED = frozenset((400, 404, 413, 422))
-_NO_LIMIT = 10**9  # 0 would end the leases of what runs
+_NO_LIMIT = 10**9  # 0 would end the leases of running requests
 
 
 class Refusals:
@@ -31,18 +31,20 @@ class Refusals:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def must_look(self, identity: Identity, num_bytes: int) -> bool:
-        """Whether a request of this size is to be looked at before it is read."""
+        """Returns whether the limits must be checked before a request of this size is parsed."""
         return num_bytes > LARGE_BODY and identity.tenant.limits.any
 
     async def look(self, identity: Identity) -> None:
-        """Raises RateLimited where the tenant has used up its requests."""
+        """Raises RateLimited if the tenant has no requests left."""
         await self._gate.admit(identity, Ask(only_look=True))
 
     @contextlib.asynccontextmanager
     async def reading(
         self, identity: Identity, num_bytes: int, admitted: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[None]:
-        """Around the reading of a call's message. Raises RateLimited; counts what is refused before it is admitted."""
+        """Wraps the parsing of a call's message. Raises RateLimited; counts requests refused before they were
+        admitted.
+        """
         if self.must_look(identity, num_bytes):
             await self.look(identity)
         try:
@@ -52,7 +54,7 @@ class Refusals:
             raise
 
     def ended(self, identity: Identity, status: int, num_bytes: int, admitted: bool) -> None:
-        """A request has been answered: it counts now, unless it was admitted. Waits for nothing."""
+        """Counts an answered request unless it was admitted. Does not wait."""
         if admitted or not identity.tenant.limits.requests_per_minute:
             return
         if status in _REFUSED or (status == 200 and num_bytes > LARGE_BODY):
@@ -67,12 +69,12 @@ class Refusals:
                 ticket = await self._gate.admit(identity, Ask())
                 ticket.settle(Used())
         except RateLimited:
-            return  # the limit is used up
+            return  # the limit is already used up
         except ServiceError as error:
             _log.warning("a refused request of tenant %s was not counted: %s", identity.tenant.name, error.message)
 
 
 def _charged(tenant: Tenant) -> Tenant:
-    """The tenant without the limit that a request which has ended cannot exceed."""
+    """Returns the tenant without its concurrency limit, because the request has already ended."""
     limits = tenant.limits
     return replace(tenant, limits=replace(limits, concurrent_requests=_NO_LIMIT if limits.concurrent_requests else 0))

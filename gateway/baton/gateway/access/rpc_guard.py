@@ -1,4 +1,4 @@
-"""The gate before every public gRPC method but health: reflection too, and methods to come."""
+"""Authentication for every public gRPC method except health, reflection and future methods included."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _REFLECTION = "grpc.reflection."
 
 
 def identity_of(gate: Gate, context: Context) -> Identity:
-    """Who calls. Raises Unauthenticated, PermissionDenied."""
+    """Returns the identity of a call. Raises Unauthenticated, PermissionDenied."""
     return gate.identify(keys_in_metadata(context.invocation_metadata()), Scope.INFERENCE)
 
 
 def is_open(service: str) -> bool:
-    """Whether a gRPC service, by its full name, needs no key."""
+    """Returns whether a gRPC service (full name) needs no key."""
     return service in _OPEN_SERVICES
 
 
 def scope_of(service: str) -> Scope | None:
-    """What a key must be for; None: any key will do."""
+    """Returns the scope that a service requires; None: any valid key."""
     return None if service.startswith(_REFLECTION) else Scope.INFERENCE
 
 
 class KeyGuard(grpc.aio.ServerInterceptor):
-    """Refuses calls without a good key; the error's status is told by the interceptor around this one."""
+    """Refuses calls without a valid key. The outer interceptor turns the error into a status."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -56,7 +56,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
 
 
 def _refusing(handler: Any, error: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
-    """A method of the same kind that raises the error."""
+    """Returns a method of the same kind that raises the error."""
     codec = {
         "request_deserializer": handler.request_deserializer,
         "response_serializer": handler.response_serializer,

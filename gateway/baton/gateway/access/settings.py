@@ -1,4 +1,4 @@
-"""What of a gateway's settings decides about access."""
+"""The settings of access control."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ FROM_REDIS = "redis"
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """Keys and limits."""
-
-    api_keys: str = ""  # a file, or "redis"; empty: no keys
+    api_keys: str = ""  # path of a key file, or "redis"; empty: no keys
     redis_url: str = ""
-    replicas: int = 1  # gateways that share the limits where Redis does not decide them
+    replicas: int = 1  # gateways that share the limits when Redis is unavailable
     redis_timeout: float = 0.05  # seconds

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients know them: {"type": "error", "error": {type, message}}, and Anthropic's statuses."""
+"""Errors in Anthropic's format: {"type": "error", "error": {type, message}}, with Anthropic's status codes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import orjson
 from baton.gateway.errors.http import HttpError
 
 PATH_PREFIX = "/v1/messages"
-MODELS = "/v1/models"  # of OpenAI's API too
+MODELS = "/v1/models"  # also a path of OpenAI's API
 
-# Anthropic says 529 where others say 503: the same request may succeed a little later.
+# Anthropic uses 529 (overloaded) for a temporary failure where others use 503.
 _STATUSES: Mapping[int, int] = {503: 529}
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -27,7 +27,9 @@ _TYPES: Mapping[int, str] = {
 
 
 class AnthropicError(HttpError):
-    """An error in Anthropic's words. The message names the wrong field: there is no other place for it."""
+    """An error in Anthropic's format. The message names the wrong field, because the format has no other place
+    for it.
+    """
 
     def __init__(self, error: HttpError, request_id: str) -> None:
         param = error.param
@@ -38,22 +40,22 @@ class AnthropicError(HttpError):
 
     @property
     def type(self) -> str:
-        """Anthropic's word for the kind of error."""
+        """Returns Anthropic's error type for the status."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
     @property
     def body(self) -> bytes:
-        """The JSON document."""
+        """Returns the JSON body."""
         error = {"type": self.type, "message": self.message}
         return orjson.dumps({"type": "error", "error": error, "request_id": self._request_id or None})
 
 
 def asks_for_anthropic(path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request is for Anthropic's API, where some paths are those of OpenAI's too."""
+    """Returns whether a request is for Anthropic's API. The paths that OpenAI's API shares are decided by a header."""
     shared = path == MODELS or path.startswith(f"{MODELS}/")
     return speaks_anthropic(path) or (shared and b"anthropic-version" in headers)
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether what is asked for is part of Anthropic's API."""
+    """Returns whether the path belongs to Anthropic's API only."""
     return path == PATH_PREFIX or path.startswith(f"{PATH_PREFIX}/")

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}}, a status and headers."""
+"""Errors in OpenAI's format: {"error": {message, type, param, code}}, with a status and headers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _TYPES: Mapping[int, str] = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-# Of statuses that are no standard.
+# Statuses that the HTTP standard does not define.
 _PHRASES: Mapping[int, str] = {499: "Client Closed Request", 529: "Overloaded"}
 _CODES: Mapping[int, str] = {429: "rate_limit_exceeded", 503: "service_unavailable", 504: "timeout"}
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt and answer do not fit the model's context; clients look for this error's code."""
+    """The prompt and its output exceed the model's context. Clients look for the code of this error."""
 
 
 class HttpError(Exception):
-    """An answer that only HTTP knows: no such path, body too large, too slow."""
+    """An HTTP error response, also for errors that exist only in HTTP: unknown path, body too large, timeout."""
 
     def __init__(
         self,
@@ -58,22 +58,22 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
-        self._kind = kind  # None: as the status tells
+        self._kind = kind  # None: derived from the status
 
     @property
     def type(self) -> str:
-        """OpenAI's word for the kind of error."""
+        """Returns OpenAI's error type."""
         return self._kind or _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     @property
     def body(self) -> bytes:
-        """The JSON document."""
+        """Returns the JSON body."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
 
 def http_error_of(error: Exception) -> HttpError:
-    """What a client is told of an exception. Nothing of a defect but that there is one."""
+    """Returns the response for an exception. Hides the details of internal errors."""
     if isinstance(error, HttpError):
         return error
     if not isinstance(error, ServiceError):
@@ -86,19 +86,19 @@ def http_error_of(error: Exception) -> HttpError:
         return HttpError(401, error.message, code=code, headers=headers, kind="invalid_request_error")
     if isinstance(error, MissingScope):
         return HttpError(403, error.message, code="missing_scope")
-    # What this fleet cannot serve, named by its field, is for the client to leave out; clients try a 501 again.
+    # The client should leave out a named field that this fleet does not support, and clients retry a 501: hence 400.
     status = 400 if isinstance(error, Unsupported) and error.field else error.http_status
     headers = {"retry-after": str(_retry_seconds(error))} if status in (429, 503) else {}
     return HttpError(status, error.message, param=_param_of(error), code=_code_of(error), headers=headers)
 
 
 def reason_phrase(status: int) -> str:
-    """The words after the number in the status line."""
+    """Returns the reason phrase of the status line."""
     return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def _param_of(error: ServiceError) -> str | None:
-    """Workers name fields of messages that REST's clients do not know."""
+    """Returns REST's name of the field. Workers report paths in their own messages."""
     return _WORKER_FIELDS.get(error.field, error.field) or None
 
 

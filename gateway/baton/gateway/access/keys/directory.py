@@ -1,4 +1,4 @@
-"""All keys and tenants as they were read last: one immutable value, looked up for every request."""
+"""All keys and tenants of the last read: an immutable value that is looked up for every request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.gateway.access.errors import Unauthenticated
 from baton.gateway.access.identity import Identity, Scope, Tenant
 from baton.gateway.access.keys.api_key import MAX_LENGTH, digest_of, id_of
 
-# Of keys that name none. It need not be written down.
+# The tenant of keys that name none. It need not be configured.
 DEFAULT_TENANT = "default"
 
 _INCORRECT = "Incorrect API key provided."
@@ -18,7 +18,7 @@ _INCORRECT = "Incorrect API key provided."
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is known of one key."""
+    """A stored key: its digest and its properties."""
 
     id: str
     digest: bytes  # SHA-256
@@ -28,21 +28,20 @@ class KeyRecord:
     revoked: bool = False
 
 
-# Compared with for ids that are not known, so that they take the same time; no key has this digest.
+# Compared for unknown ids, so that these take the same time; no key has this digest.
 _NOBODY = KeyRecord("", bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Keys by id, tenants by name. Every key's tenant is there."""
+    """Keys by id and tenants by name. The tenant of every key is present."""
 
     keys: Mapping[str, KeyRecord] = field(default_factory=dict)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     def authenticate(self, key: str, now: float) -> Identity:
-        """Whose key this is. Raises Unauthenticated. `now` in Unix seconds.
-
-        Messages tell more than "incorrect" only to who has the secret.
+        """Returns the identity of a key. Raises Unauthenticated. `now` is in Unix seconds.\n\nOnly a client with the
+        right secret gets a reason other than "incorrect".
         """
         looked_at = key[: MAX_LENGTH + 1]
         record = self.keys.get(id_of(looked_at), _NOBODY)

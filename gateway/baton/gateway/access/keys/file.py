@@ -1,4 +1,4 @@
-"""Keys and tenants in a file, TOML or JSON, read again when it changes. A broken one leaves the old state."""
+"""Keys and tenants in a TOML or JSON file, read again when it changes. An invalid file leaves the previous state."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class KeyFile:
         self._signature: Signature | None = None
 
     async def read_if_changed(self) -> Directory | None:
-        """The file's content; None: it is as it was. Raises InvalidRequest that says what is wrong with it."""
+        """Returns the file's content, or None if it has not changed. Raises InvalidRequest for an invalid file."""
         signature = self._stat()
         if signature == self._signature:
             return None
-        # A file that is broken is not read again until it changes.
+        # An invalid file is not read again until it changes.
         self._signature = signature
         return read_key_file(self._path)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file stays open."""
 
     def _stat(self) -> Signature:
         try:
@@ -46,7 +46,7 @@ class KeyFile:
 
 
 def read_key_file(path: Path) -> Directory:
-    """What the file says. Raises InvalidRequest that names the file and the place."""
+    """Reads and validates a key file. Raises InvalidRequest that names the file and the place."""
     try:
         return directory_of(document_of(parse_key_file(path)))
     except InvalidRequest as error:
@@ -54,28 +54,28 @@ def read_key_file(path: Path) -> Directory:
 
 
 def parse_key_file(path: Path) -> dict[str, Any]:
-    """The file as plain values. A name that ends in .json is JSON, all else is TOML. Raises InvalidRequest."""
+    """Parses a key file: JSON if its name ends in .json, else TOML. Raises InvalidRequest."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise _unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest("it is not UTF-8", field="api_keys") from error
+        raise InvalidRequest("not UTF-8", field="api_keys") from error
     return parse_keys(text, path)
 
 
 def parse_keys(text: str, path: Path) -> dict[str, Any]:
-    """A file's text as plain values. Raises InvalidRequest."""
+    """Parses the text of a key file. Raises InvalidRequest."""
     try:
         content = json.loads(text or "{}") if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise InvalidRequest(f"it is no {kind}: {error}", field="api_keys") from error
+        raise InvalidRequest(f"invalid {kind}: {error}", field="api_keys") from error
     if not isinstance(content, dict):
-        raise InvalidRequest("it must be an object with keys and tenants", field="api_keys")
+        raise InvalidRequest("must be an object with keys and tenants", field="api_keys")
     return content
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidRequest:
-    reason = f"it cannot be read ({error.strerror}); `baton keys create --api-keys {path}` makes one"
+    reason = f"cannot read the file ({error.strerror}); `baton keys create --api-keys {path}` creates one"
     return InvalidRequest(reason, field="api_keys")

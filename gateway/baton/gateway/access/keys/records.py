@@ -1,4 +1,4 @@
-"""Keys and tenants as they are written down, in TOML, JSON or Redis, and what they mean. Reads no file itself."""
+"""The stored form of keys and tenants in TOML, JSON or Redis, and its validation. Reads no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key: never the key itself, but its SHA-256."""
+    """A stored key, with the SHA-256 of the key in place of the key."""
 
     id: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -33,7 +33,7 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class TenantEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One tenant; of limits, 0 is none."""
+    """A stored tenant. A limit of 0 means no limit."""
 
     salt: str = ""
     models: list[str] = []
@@ -48,14 +48,14 @@ class TenantEntry(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
 
 class Document(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A whole file."""
+    """The content of a key file."""
 
     keys: list[KeyEntry] = []
     tenants: dict[str, TenantEntry] = {}
 
 
 def document_of(content: Mapping[str, Any]) -> Document:
-    """Raises InvalidRequest that names the place."""
+    """Validates the content of a key file. Raises InvalidRequest that names the place."""
     try:
         return msgspec.convert(content, Document)
     except msgspec.ValidationError as error:
@@ -63,7 +63,7 @@ def document_of(content: Mapping[str, Any]) -> Document:
 
 
 def directory_of(document: Document) -> Directory:
-    """What a document says. Raises InvalidRequest where it contradicts itself."""
+    """Returns the keys and tenants of a document. Raises InvalidRequest for contradictions."""
     tenants = tenants_of(document.tenants)
     keys: dict[str, KeyRecord] = {}
     for entry in document.keys:
@@ -74,14 +74,14 @@ def directory_of(document: Document) -> Directory:
 
 
 def tenants_of(entries: Mapping[str, TenantEntry]) -> dict[str, Tenant]:
-    """By name, the default one among them. Raises InvalidRequest."""
+    """Returns the tenants by name, including the default tenant. Raises InvalidRequest."""
     return {DEFAULT_TENANT: Tenant(DEFAULT_TENANT), **{name: tenant_of(name, one) for name, one in entries.items()}}
 
 
 def tenant_of(name: str, entry: TenantEntry) -> Tenant:
-    """Raises InvalidRequest for a name that cannot be one."""
+    """Returns a tenant. Raises InvalidRequest for an invalid name."""
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"the tenant {name!r} must have a name of 1 to 64 letters, digits, '.', '_' and '-'")
+        raise InvalidRequest(f"invalid tenant name {name!r}; give 1 to 64 letters, digits, '.', '_' and '-'")
     limits = Limits(
         requests_per_minute=entry.requests_per_minute,
         input_tokens_per_minute=entry.input_tokens_per_minute,
@@ -101,11 +101,11 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
 
 
 def key_of(entry: KeyEntry, tenants: Iterable[str]) -> KeyRecord:
-    """Raises InvalidRequest for a wrong id, an unknown tenant or no scope at all."""
+    """Returns a key's record. Raises InvalidRequest for an invalid id, an unknown tenant or an empty list of scopes."""
     if not is_id(entry.id):
-        raise InvalidRequest(f"the key id {entry.id!r} must be 10 lower-case letters and digits")
+        raise InvalidRequest(f"invalid key id {entry.id!r}; give 10 lower-case letters and digits")
     if entry.tenant not in tenants:
-        raise InvalidRequest(f"the key {entry.id} is of the tenant {entry.tenant!r}, which is not there")
+        raise InvalidRequest(f"the key {entry.id} names the unknown tenant {entry.tenant!r}")
     if not entry.scopes:
         names = ", ".join(scope.value for scope in Scope)
         raise InvalidRequest(f"the key {entry.id} has no scopes; give some of {names}")
@@ -120,5 +120,5 @@ def key_of(entry: KeyEntry, tenants: Iterable[str]) -> KeyRecord:
 
 
 def timestamp_of(moment: datetime) -> float:
-    """Unix seconds; a time without a zone is UTC."""
+    """Returns Unix seconds. A time without a zone is in UTC."""
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,6 @@
-"""Keys and tenants in Redis: baton:keys and baton:tenants, hashes of JSON, and a version that every change raises."""
+"""Keys and tenants in Redis: the JSON hashes baton:keys and baton:tenants, and a version that every change
+increments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _TIMEOUT_SECONDS = 2.0
 
 
 class KeyStore:
-    """Implements KeySource, and what `baton keys` does. Raises Unavailable where Redis cannot be asked."""
+    """Implements KeySource, and the operations of `baton keys`. Raises Unavailable if Redis does not answer."""
 
     name = "redis"
 
@@ -50,12 +52,12 @@ class KeyStore:
     async def read_if_changed(self) -> Directory | None:
         version = await _asked(self._redis.get(VERSION))
         if version is None and self._version is not None:
-            raise Unavailable(f"{VERSION} is gone from Redis: it was wiped, or is another one")
+            raise Unavailable(f"{VERSION} is missing from Redis: Redis was wiped or replaced")
         if version is not None and version == self._version:
             return None
         directory = await self._read()
         if version is None and not directory.keys:
-            raise Unavailable("there are no API keys in Redis yet; `baton keys create --api-keys redis` makes one")
+            raise Unavailable("there are no API keys in Redis yet; `baton keys create --api-keys redis` creates one")
         self._version = version
         return directory
 
@@ -63,20 +65,19 @@ class KeyStore:
         await self._redis.aclose()
 
     async def entries(self) -> tuple[dict[str, KeyEntry], dict[str, TenantEntry]]:
-        """Everything that can be read, by id and by name."""
+        """Returns all valid entries: keys by id, tenants by name."""
         keys = _decoded(await _asked(self._redis.hgetall(KEYS)), KeyEntry, "key", self._counters)  # type: ignore[arg-type]
         tenants = _decoded(await _asked(self._redis.hgetall(TENANTS)), TenantEntry, "tenant", self._counters)  # type: ignore[arg-type]
         return keys, tenants
 
     async def put_key(self, entry: KeyEntry) -> None:
-        """Writes one key."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(KEYS, entry.id, msgspec.json.encode(entry))
             pipeline.incr(VERSION)
             await _asked(pipeline.execute())
 
     async def put_tenants(self, entries: Mapping[str, TenantEntry]) -> None:
-        """Writes all tenants; those that are not among them are removed."""
+        """Replaces all tenants."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(TENANTS)
             for name, entry in entries.items():
@@ -85,7 +86,7 @@ class KeyStore:
             await _asked(pipeline.execute())
 
     async def _read(self) -> Directory:
-        """What makes no sense is left out, so that one wrong record holds up no revocation: its key is refused."""
+        """Reads all entries and skips invalid ones, so that one wrong record does not delay revocations."""
         key_entries, tenant_entries = await self.entries()
         tenants: dict[str, Tenant] = {}
         keys: dict[str, KeyRecord] = {}
@@ -107,7 +108,7 @@ class KeyStore:
 
     def _skip(self, problem: str) -> None:
         self._counters.source_errors += 1
-        _log.error("an entry in Redis is left out: %s", problem)
+        _log.error("skipping an invalid entry in Redis: %s", problem)
 
 
 def _decoded(raw: Mapping[bytes, bytes], kind: type[T], what: str, counters: AccessCounters) -> dict[str, T]:
@@ -118,7 +119,7 @@ def _decoded(raw: Mapping[bytes, bytes], kind: type[T], what: str, counters: Acc
             entries[shown] = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             counters.source_errors += 1
-            _log.error("the %s %r in Redis is left out: %s", what, shown[:64], error)
+            _log.error("skipping the invalid %s %r in Redis: %s", what, shown[:64], error)
     return entries
 
 
@@ -126,4 +127,4 @@ async def _asked(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except (RedisError, OSError, TimeoutError) as error:
-        raise Unavailable(f"Redis does not tell the API keys: {error}", retry_after_ms=1000) from error
+        raise Unavailable(f"cannot read API keys from Redis: {error}", retry_after_ms=1000) from error

@@ -1,4 +1,4 @@
-"""The keys that are good now: read at the start, watched while the gateway runs."""
+"""The valid API keys: read at the start and polled for changes while the gateway runs."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ POLL_SECONDS = 1.0
 
 
 class KeySource(Protocol):
-    """Where keys and tenants are written down."""
+    """A store of keys and tenants."""
 
-    name: str  # without passwords
+    name: str  # for logs, without passwords
 
     async def read_if_changed(self) -> Directory | None:
-        """All of it; None: nothing changed. Raises InvalidRequest (what is there is wrong) or Unavailable."""
+        """Returns all keys and tenants, or None if nothing changed. Raises InvalidRequest (invalid content) or
+        Unavailable.
+        """
 
     async def close(self) -> None:
-        """Ends connections."""
+        """Closes connections."""
 
 
 class KeyRing:
-    """Holds what was read last. While nothing ever was, nobody is let in."""
+    """Holds the keys of the last successful read. Refuses every request until the first one."""
 
     def __init__(self, source: KeySource, counters: AccessCounters, clock: Callable[[], float] = time.time) -> None:
         self._source = source
         self._counters = counters
         self._clock = clock
         self._directory: Directory | None = None
-        self._problem = ""  # that was logged last
+        self._problem = ""  # last logged problem
 
     @property
     def ready(self) -> bool:
-        """Whether keys have been read."""
+        """Returns whether keys have been read."""
         return self._directory is not None
 
     def authenticate(self, key: str) -> Identity:
-        """Whose key it is. Raises Unauthenticated; Unavailable while no keys have been read."""
+        """Returns the identity of a key. Raises Unauthenticated, or Unavailable while no keys have been read."""
         if self._directory is None:
-            raise Unavailable("this gateway has not been able to read its API keys yet", retry_after_ms=1000)
+            raise Unavailable("the API keys have not been read yet", retry_after_ms=1000)
         return self._directory.authenticate(key, self._clock())
 
     @contextlib.asynccontextmanager
     async def watching(self, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[None]:
-        """Reads now, and again when something changed. Raises InvalidRequest where what is there now is wrong."""
+        """Reads the keys and polls for changes. Raises InvalidRequest if the current content is invalid."""
         try:
             await self._read()
         except InvalidRequest:
@@ -72,7 +74,7 @@ class KeyRing:
             await self._source.close()
 
     async def poll(self) -> None:
-        """Reads again where something changed. What is wrong is logged once and counted; the old state stays."""
+        """Reads the keys if they have changed. On failure, counts and logs it once and keeps the previous keys."""
         try:
             await self._read()
         except ServiceError as error:
@@ -101,5 +103,5 @@ class KeyRing:
         if error.message == self._problem:
             return
         self._problem = error.message
-        kept = "what was read before stays in force" if self.ready else "nobody is let in until it can be read"
-        _log.error("the API keys cannot be read; %s: %s", kept, error.message)
+        kept = "the previous keys stay in force" if self.ready else "every request is refused until they are read"
+        _log.error("cannot read the API keys; %s: %s", kept, error.message)

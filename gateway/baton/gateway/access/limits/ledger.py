@@ -1,7 +1,6 @@
-"""What this gateway itself has admitted, by tenant: what it enforces without Redis, and tells Redis again when needed.
-
-Everything is booked here, also what Redis decided; so a gateway that loses Redis goes on with a window that is full of
-its own last minute, and a Redis that was wiped or comes back hears what it missed.
+"""This gateway's own record of admitted requests by tenant, enforced without Redis and reported to it when
+needed.\n\nEvery request is recorded here, also those that Redis decided. A gateway that loses Redis goes on with its
+own usage of the last minute, and a Redis that was wiped or comes back receives what it missed.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from baton.gateway.access.limits.window import INPUT, OUTPUT, REQUESTS, Window
 
 CONCURRENCY_RETRY_MS = 1000
 
-# Redis forgets what is older than a minute too; by its own clock, so that only what is well within is missed.
+# Redis drops usage older than a minute by its own clock, so only younger usage counts as missing.
 _SURE_MS = 1000
 
 
 def month_of(seconds: float) -> int:
-    """Year and month in UTC, as 202611."""
+    """Returns the year and month in UTC, such as 202611."""
     date = time.gmtime(seconds)
     return date.tm_year * 100 + date.tm_mon
 
@@ -32,41 +31,42 @@ Untold = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class Account:
-    """One tenant at this gateway."""
+    """The usage of one tenant at this gateway."""
 
     window: Window = field(default_factory=Window)
-    untold: Window = field(default_factory=Window)  # the part of it that Redis has not heard of
-    running: int = 0  # requests
-    reserved: int = 0  # tokens of them
-    month: int = 0  # 202611
-    spent: int = 0  # tokens of the month, as Redis said last
-    untold_spent: int = 0  # tokens of the month that Redis has not heard of
-    mark: int = 0  # of Redis's record of the last minute; another one: what was there is gone
-    missing: list[int] = field(default_factory=lambda: [0, 0, 0])  # of the window: what was gone, or not heard
-    has_lease: bool = False  # Redis is told how many run
+    untold: Window = field(default_factory=Window)  # part of `window` not yet reported to Redis
+    running: int = 0  # running requests
+    reserved: int = 0  # tokens reserved by running requests
+    month: int = 0  # such as 202611
+    spent: int = 0  # tokens of the month, as last read from Redis
+    untold_spent: int = 0  # tokens of the month not yet reported to Redis
+    mark: int = 0  # id of Redis's record of the last minute; changes if the record was lost
+    # parts of `window` that Redis lost or may not have received
+    missing: list[int] = field(default_factory=lambda: [0, 0, 0])
+    has_lease: bool = False  # whether Redis holds a lease for the running requests
 
     def enter_month(self, month: int) -> None:
-        """A new month's budget is whole. An old month does not come again, whatever a clock says."""
+        """Starts a new month's budget. Never returns to an earlier month, even if a clock goes back."""
         if month > self.month:
             self.month, self.spent, self.untold_spent = month, 0, 0
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What one request holds until it is settled."""
+    """The reserved capacity of one request until it is settled."""
 
     tenant: Tenant
     account: Account
     ask: Ask
     standing: Standing
-    cell: int = 0  # in the account's window
-    redis_cell: int = -1  # in Redis's; -1: Redis knows nothing of it
+    cell: int = 0  # cell in the account's window
+    redis_cell: int = -1  # cell in Redis's window; -1: not recorded in Redis
     redis_mark: int = 0
     open: bool = True
 
 
 class Ledger:
-    """All accounts. Clocks: `clock` in seconds, never back; `wall_clock` in Unix seconds, for months."""
+    """The accounts of all tenants. `clock` is monotonic seconds; `wall_clock` is Unix seconds, for months."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
@@ -77,24 +77,23 @@ class Ledger:
 
     @property
     def now_ms(self) -> float:
-        """This gateway's clock."""
+        """Returns the monotonic time in milliseconds."""
         return self._clock() * 1000
 
     def account(self, tenant: str) -> Account:
-        """The tenant's; a new one where there is none. There are as many as tenants that were ever configured."""
+        """Returns the tenant's account, created on first use. Accounts are kept for every tenant ever configured."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account()
         return account
 
     def busy(self) -> list[tuple[str, Account]]:
-        """The tenants that have requests running."""
+        """Returns the tenants with running requests."""
         return [(name, account) for name, account in self._accounts.items() if account.running]
 
     def decide(self, account: Account, limits: Limits, ask: Ask, replicas: int) -> Standing:
-        """Whether this gateway's share allows it; the request is among `running` and `reserved` already. Books nothing.
-
-        `limits` are the share. Of a month's budget, the share is of what is left.
+        """Checks a request against `limits`, this gateway's share. Records nothing.\n\nThe request is already part of
+        `running` and `reserved`. The month's share is the part of the budget that is left.
         """
         now_ms = self.now_ms
         account.enter_month(month_of(self._wall_clock()))
@@ -115,7 +114,7 @@ class Ledger:
         return standing
 
     def contradicts(self, account: Account, limits: Limits, ask: Ask) -> str:
-        """Why Redis cannot have admitted this, by what this gateway alone has admitted; empty: it may have."""
+        """Returns why Redis cannot have admitted this request, judged by this gateway's own usage; empty if it can."""
         now_ms = self.now_ms
         for kind, index, limit, asked in _window_rows(limits, ask):
             if limit and account.window.surely(index, now_ms, _SURE_MS) + asked > limit:
@@ -127,12 +126,12 @@ class Ledger:
         return ""
 
     def standing(self, account: Account) -> Standing:
-        """The last minute as this gateway knows it."""
+        """Returns the tenant's usage of the last minute."""
         requests, input_tokens, output_tokens = account.window.totals
         return Standing(requests, input_tokens, output_tokens, account.window.reset_ms(self.now_ms))
 
     def book(self, reservation: Reservation, told: bool) -> None:
-        """The request is admitted. `told`: Redis knows."""
+        """Records an admitted request. `told`: Redis has recorded it too."""
         ask, account, now_ms = reservation.ask, reservation.account, self.now_ms
         amounts = (ask.requests, ask.input_tokens, ask.output_tokens)
         reservation.cell = account.window.add(now_ms, amounts)
@@ -140,7 +139,7 @@ class Ledger:
             account.untold.add(now_ms, amounts)
 
     def settle(self, reservation: Reservation, used: Used) -> None:
-        """The request has ended."""
+        """Records the actual usage of a request that has ended."""
         ask, account = reservation.ask, reservation.account
         account.running -= ask.requests
         account.reserved -= ask.tokens
@@ -151,11 +150,13 @@ class Ledger:
             account.untold.correct(reservation.cell, now_ms, changes)
 
     def take_untold(self, account: Account) -> Untold:
-        """What Redis has to hear with the next question: requests, input and output tokens, tokens of the month."""
+        """Takes what the next command must report to Redis: requests, input tokens, output tokens, tokens of
+        the month.
+        """
         now_ms = self.now_ms
         account.untold.advance(now_ms)
         account.window.advance(now_ms)
-        # What was missing may be older than a minute by now.
+        # Missing usage may be older than a minute by now.
         requests, input_tokens, output_tokens = (
             min(amount + missing, total)
             for amount, missing, total in zip(
@@ -168,12 +169,14 @@ class Ledger:
         return requests, input_tokens, output_tokens, spent
 
     def put_back(self, account: Account, untold: Untold) -> None:
-        """Redis may not have heard it."""
+        """Returns usage to the account after a command that Redis may not have received."""
         account.missing = [missing + amount for missing, amount in zip(account.missing, untold, strict=False)]
         account.untold_spent += untold[3]
 
     def heard(self, account: Account, mark: int, month: int, spent: int, untold: Untold) -> bool:
-        """Takes Redis's word. False: its record of the last minute is new, and has only what was told just now."""
+        """Records a reply of Redis. Returns False if its record of the last minute was lost and holds only what was
+        just reported.
+        """
         self.heard_month(account, month, spent)
         known, account.mark = account.mark, mark
         if known in (0, mark) or account.window.reset_ms(self.now_ms) < _SURE_MS:
@@ -183,7 +186,7 @@ class Ledger:
         return False
 
     def heard_month(self, account: Account, month: int, spent: int) -> None:
-        """The month and the tokens of it that Redis tells."""
+        """Records the month and its tokens as Redis reported them."""
         account.enter_month(month)
         if month == account.month:
             account.spent = max(account.spent, spent)

@@ -1,4 +1,4 @@
-"""Who decides limits: this gateway by its share, in its memory. With Redis, redis_limiter.py does."""
+"""The limiter interface, and the limiter in memory that enforces this gateway's share. redis_limiter.py uses Redis."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from baton.gateway.access.limits.usage import Ask, Used
 
 
 class Limiter(Protocol):
-    """Reserves before, settles after."""
+    """Reserves capacity before a request and settles its usage afterwards."""
 
     async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
-        """All of it, or RateLimited."""
+        """Reserves capacity of every limit, or raises RateLimited."""
 
     def settle(self, reservation: Reservation, used: Used) -> None:
-        """The request has ended. Idempotent, waits for nothing."""
+        """Ends a reservation. Idempotent; does not wait."""
 
 
 class LocalLimiter:
-    """Implements Limiter: each of `replicas` gateways enforces its part."""
+    """Implements Limiter in memory: each of `replicas` gateways enforces its share."""
 
     def __init__(self, ledger: Ledger, counters: AccessCounters, replicas: int) -> None:
         self._ledger = ledger
@@ -36,7 +36,7 @@ class LocalLimiter:
         return self.decide(tenant, ask, account)
 
     def decide(self, tenant: Tenant, ask: Ask, account: Account) -> Reservation:
-        """The same for a request that its account counts as running already."""
+        """Reserves capacity for a request already counted in `account.running`."""
         share = tenant.limits.share(self.replicas)
         standing = self._ledger.decide(account, share, ask, self.replicas)
         if standing.refused is not None or ask.only_look:

@@ -1,4 +1,4 @@
-"""Limits as HTTP says them: OpenAI's x-ratelimit headers, Anthropic's, and the words of a refusal. Pure."""
+"""Limits in HTTP: OpenAI's x-ratelimit headers, Anthropic's headers, and error messages. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _Row = tuple[str, int, int]  # name, limit, used
 
 
 def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
-    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}; nothing for what has no limit.
-
-    Where input and output have limits of their own, `tokens` is the one of which the smaller part is left.
+    """Returns x-ratelimit-{limit,remaining,reset}-{requests,tokens} for each limit that is set.\n\nIf input and output
+    tokens have separate limits, `tokens` is the one with the smaller part left.
     """
     rows: list[_Row] = []
     if limits.requests_per_minute:
@@ -34,7 +33,9 @@ def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
 
 
 def anthropic_headers(limits: Limits, standing: Standing, now: float) -> dict[str, str]:
-    """anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}. `now` in Unix seconds."""
+    """Returns anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}. `now` is in Unix
+    seconds.
+    """
     rows = list(_token_rows(limits, standing))
     if limits.requests_per_minute:
         rows.insert(0, ("requests", limits.requests_per_minute, standing.requests))
@@ -55,7 +56,7 @@ def _token_rows(limits: Limits, standing: Standing) -> Iterator[_Row]:
 
 
 def duration(milliseconds: int) -> str:
-    """As OpenAI writes them: 0s, 12ms, 8.64s, 1m0s, 2h5m0s."""
+    """Formats a duration as OpenAI does: 0s, 12ms, 8.64s, 1m0s, 2h5m0s."""
     if milliseconds <= 0:
         return "0s"
     if milliseconds < 1000:
@@ -69,14 +70,14 @@ def duration(milliseconds: int) -> str:
 
 
 def refusal(tenant: Tenant, limits: Limits, ask: Ask, standing: Standing) -> RateLimited:
-    """The error of a standing that refused. `limits` are those that were enforced: the tenant's, or a share of them."""
+    """Returns the error for a refused request. `limits` are the enforced ones: the tenant's or a share of them."""
     kind = standing.refused
     assert kind is not None
     limit, requested = _limit_and_asked(kind, limits, ask)
     if kind is LimitKind.BUDGET:
         message = (
             f"You exceeded your current quota of {kind.value}: Limit {limit}, Used {standing.used}, Requested "
-            f"{requested}. It starts anew with the next month (UTC)."
+            f"{requested}. The quota resets at the start of the next month (UTC)."
         )
     elif standing.retry_ms is None:
         message = f"Request too large for tenant {tenant.name} on {kind.value}: Limit {limit}, Requested {requested}."
@@ -90,7 +91,7 @@ def refusal(tenant: Tenant, limits: Limits, ask: Ask, standing: Standing) -> Rat
 
 
 def retry_headers(retry_ms: int | None) -> dict[str, str]:
-    """When to come back; where that does not help, the header that tells OpenAI's and Anthropic's clients so."""
+    """Returns when to retry, or the header that tells OpenAI's and Anthropic's SDKs not to."""
     if retry_ms is None:
         return {"x-should-retry": "false"}
     return {"retry-after": str(max(1, math.ceil(retry_ms / 1000))), "retry-after-ms": str(retry_ms)}

@@ -1,4 +1,4 @@
-"""Limits that all gateways share, in Redis: one script, one round trip a request. Without it, a share."""
+"""Limits in Redis, shared by all gateways: one script and one round trip per request. Falls back to a local share."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _GATEWAYS = "baton:gateways"
 
 
 class WrongAnswer(Exception):
-    """Redis said no, or what cannot be."""
+    """Redis returned an error or an impossible answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script and the name that Redis keeps it under."""
+    """A Lua script and its SHA-1, by which Redis caches it."""
 
     text: str
     sha: str
 
 
 def load_script(name: str, cell_ms: int = CELL_MS) -> Script:
-    """`window` and what comes after it. A shorter cell makes a shorter minute, for tests."""
+    """Loads a script, preceded by `window`. Tests use shorter cells for a shorter minute."""
     folder = Path(__file__).parent
     texts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("window", name)]
     text = "\n".join((f"local CELL_MS, CELLS = {cell_ms}, {CELLS}", *texts))
@@ -60,12 +60,12 @@ def load_script(name: str, cell_ms: int = CELL_MS) -> Script:
 
 
 def greetings(cell_ms: int = CELL_MS) -> list[tuple[str, ...]]:
-    """What a connection tells Redis first: the scripts."""
+    """Returns the commands that load the scripts on a new connection."""
     return [("SCRIPT", "LOAD", load_script(name, cell_ms).text) for name in ("admit", "settle")]
 
 
 class RedisLimiter:
-    """Implements Limiter."""
+    """Implements Limiter over Redis, with a LocalLimiter as fallback."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class RedisLimiter:
         self._admit = load_script("admit", cell_ms)
         self._settle = load_script("settle", cell_ms)
         self._lease_ms = lease_ms
-        self._name = uuid.uuid4().hex[:16]  # of this gateway, for its leases
-        self._problem = ""  # that was logged last
+        self._name = uuid.uuid4().hex[:16]  # id of this gateway's leases
+        self._problem = ""  # last logged problem
 
     @property
     def num_gateways(self) -> int:
-        """Among how many a limit is divided where Redis does not decide it."""
+        """Returns how many gateways share a limit while Redis is unavailable."""
         return self._local.replicas
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Renews the leases of what runs."""
+        """Renews the leases of running requests."""
         task = asyncio.get_running_loop().create_task(self._beat())
         try:
             yield
@@ -118,13 +118,13 @@ class RedisLimiter:
             answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, ask, account, untold))
             standing, cell, mark, month, spent = _read(answers)
             if standing.refused is None and (lie := self._ledger.contradicts(account, limits, ask)):
-                raise WrongAnswer(f"it admitted {lie}")
+                raise WrongAnswer(f"Redis admitted {lie}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._ledger.put_back(account, untold)
             self._failed(error)
             return self._local.decide(tenant, ask, account)
         except BaseException:
-            # Whoever asked has gone. What Redis may have reserved of the minute is free again when the minute is over.
+            # The caller was cancelled. Capacity that Redis may have reserved becomes free within a minute.
             account.running -= ask.requests
             account.reserved -= ask.tokens
             self._ledger.put_back(account, untold)
@@ -133,7 +133,7 @@ class RedisLimiter:
             raise
         if not self._ledger.heard(account, mark, month, spent, untold):
             self._counters.redis_lost += 1
-            _log.error("what tenant %s used in the last minute is gone from Redis; it is told again", tenant.name)
+            _log.error("Redis lost the last minute's usage of tenant %s; reporting it again", tenant.name)
         if standing.refused is not None or ask.only_look:
             account.running -= ask.requests
             account.reserved -= ask.tokens
@@ -165,7 +165,7 @@ class RedisLimiter:
     def _tell(
         self, tenant: str, account: Account, correction: tuple[int, int, int, int], spent: int, spends: bool
     ) -> None:
-        """Sends a settlement; nobody waits for it. `correction`: cell, mark, input and output tokens."""
+        """Sends a settlement without waiting. `correction` is cell, mark, input tokens and output tokens."""
         amount = spent + account.untold_spent if spends else 0
         if spends:
             account.untold_spent = 0
@@ -186,7 +186,7 @@ class RedisLimiter:
                     return
                 month, spent = _numbers(found, 2)
             except (LinkDown, TimeoutError, WrongAnswer) as error:
-                # It may have been heard; budgets rather count twice than not at all.
+                # Redis may have received it; a budget is rather counted twice than not at all.
                 account.untold_spent += amount
                 self._failed(error)
             else:
@@ -222,7 +222,7 @@ class RedisLimiter:
         self._counters.redis_errors[kind] += 1
         if kind == "refused" and str(error) != self._problem:
             self._problem = str(error)
-            _log.error("the Redis of limits answers wrongly, this gateway enforces its share of them: %s", error)
+            _log.error("invalid answer from the Redis of limits; this gateway enforces its share of them: %s", error)
 
     async def _beat(self) -> None:
         while True:
@@ -235,11 +235,11 @@ class RedisLimiter:
                     self._tell(tenant, account, (-1, 0, 0, 0), 0, False)
 
     async def _count_gateways(self) -> None:
-        """Where Redis goes away, as many share a limit as there were, also where the settings say fewer."""
+        """Updates the number of gateways that share the limits if Redis becomes unavailable, at least as configured."""
         try:
             answer = await self._link.ask(_GATEWAYS, "EVAL", self._gateways, 1, _GATEWAYS, self._name, self._lease_ms)
             if type(answer) is not int:
-                raise WrongAnswer(f"it counts gateways as {answer!r:.100}")
+                raise WrongAnswer(f"invalid number of gateways: {answer!r:.100}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._failed(error)
         else:
@@ -247,7 +247,7 @@ class RedisLimiter:
 
 
 def _place(tenant: str) -> str:
-    """The braces put a tenant's keys into one slot of a cluster."""
+    """Returns the hash tag that puts all keys of a tenant into one slot of a cluster."""
     return f"{{{tenant}}}"
 
 
@@ -259,16 +259,16 @@ def _numbers(answer: Answer, count: int) -> list[int]:
     if isinstance(answer, Exception):
         raise WrongAnswer(str(answer)) from answer
     if not isinstance(answer, list) or len(answer) != count or not all(type(number) is int for number in answer):
-        raise WrongAnswer(f"a script answered {answer!r:.100}")
+        raise WrongAnswer(f"invalid answer of a script: {answer!r:.100}")
     return answer
 
 
 def _read(answer: Answer) -> tuple[Standing, int, int, int, int]:
-    """Standing, cell, mark, month and its tokens. Raises WrongAnswer for what no such script says."""
+    """Returns standing, cell, mark, month and its tokens. Raises WrongAnswer for invalid answers."""
     numbers = _numbers(answer, _NUM_ANSWERS)
     refused, used, retry, requests, input_tokens, output_tokens, reset, cell, mark, month, spent = numbers
     if min(used, requests, input_tokens, output_tokens, reset, cell, month, spent) < 0 or not 0 <= refused <= 5:
-        raise WrongAnswer(f"a script answered {numbers}")
+        raise WrongAnswer(f"invalid answer of a script: {numbers}")
     standing = Standing(
         requests, input_tokens, output_tokens, reset, _KINDS[refused], used, retry if retry >= 0 else None
     )

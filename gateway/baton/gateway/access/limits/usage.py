@@ -1,4 +1,4 @@
-"""The words of limits: what a request asks for, what it used, and how its tenant stands after it."""
+"""The values of limits: what a request reserves, what it used, and the tenant's usage after it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from baton.gateway.access.errors import LimitKind
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is reserved for a request before it runs."""
+    """The capacity reserved for a request before it runs."""
 
     input_tokens: int = 0  # all prompts together
-    output_tokens: int = 0  # the most that may come, all choices together
+    output_tokens: int = 0  # maximum over all choices
     requests: int = 1
-    only_look: bool = False  # tells, or raises, what it would; reserves nothing
+    only_look: bool = False  # check only: raises RateLimited as usual, but reserves nothing
 
     @property
     def tokens(self) -> int:
-        """Both kinds."""
+        """Returns input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What it was in the end."""
+    """The actual usage of a request."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -32,12 +32,12 @@ class Used:
 
 @dataclass(slots=True)
 class Standing:
-    """How a tenant stands, the request at hand counted where it was admitted."""
+    """A tenant's usage, including the current request if it was admitted."""
 
-    requests: int = 0  # of the last minute
+    requests: int = 0  # requests of the last minute
     input_tokens: int = 0
     output_tokens: int = 0
-    reset_ms: int = 0  # until nothing of the last minute counts any more
+    reset_ms: int = 0  # time until the last minute's usage is 0
     refused: LimitKind | None = None
-    used: int = 0  # of the limit that refused
+    used: int = 0  # usage of the limit that refused the request
     retry_ms: int | None = None  # None: waiting does not help

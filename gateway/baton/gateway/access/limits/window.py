@@ -1,7 +1,6 @@
-"""What was used in the last minute, in cells of a quarter second. The Lua scripts do the same in Redis.
-
-A request counts at the moment it was admitted, with what it reserved; when it ends, its cell is corrected to what it
-used. So in no minute more than the limit is admitted, and a tenant that always wants more gets all but 0.4 % of it.
+"""Usage of the last minute, in cells of 250 ms. The Lua scripts do the same in Redis.\n\nA request is counted when it
+is admitted, with its reserved amount; when it ends, its cell is corrected to the actual usage. No minute exceeds the
+limit, and a saturating tenant reaches 99.6 % of it.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from collections import deque
 from collections.abc import Sequence
 
 CELL_MS = 250
-CELLS = 240  # a minute; one more is kept, so that the oldest is out whole
+CELLS = 240  # one minute; one more cell is kept until the oldest has fully expired
 
 REQUESTS, INPUT, OUTPUT = range(3)
 
 
 class Window:
-    """Three sums: requests, input tokens, output tokens. Times in milliseconds, of any clock that does not go back."""
+    """Sums of requests, input tokens and output tokens. Times are in milliseconds of a clock that never goes back."""
 
     __slots__ = ("_cells", "totals")
 
     def __init__(self) -> None:
-        self._cells: deque[list[int]] = deque()  # cell number and the three, the oldest first
+        self._cells: deque[list[int]] = deque()  # cell number and three sums, oldest first
         self.totals = [0, 0, 0]
 
     def advance(self, now_ms: float) -> int:
-        """Forgets what is older than a minute. Returns the cell of now."""
+        """Drops cells older than a minute. Returns the current cell number."""
         now = int(now_ms // CELL_MS)
         oldest = now - CELLS
         cells, totals = self._cells, self.totals
@@ -36,7 +35,7 @@ class Window:
         return now
 
     def add(self, now_ms: float, amounts: Sequence[int]) -> int:
-        """Counts now. Returns the cell, for `correct`."""
+        """Adds to the current cell. Returns its number for `correct`."""
         now = self.advance(now_ms)
         if not self._cells or self._cells[-1][0] != now:
             self._cells.append([now, 0, 0, 0])
@@ -47,7 +46,7 @@ class Window:
         return now
 
     def correct(self, cell: int, now_ms: float, changes: Sequence[int]) -> None:
-        """What was counted in a cell was less, or more, than that. What it was more counts now."""
+        """Corrects the amounts of a cell. Reductions change that cell; increases are added to the current one."""
         more = [max(0, change) for change in changes]
         if any(more):
             self.add(now_ms, more)
@@ -61,7 +60,7 @@ class Window:
             self.totals[kind] -= given_back
 
     def wait_ms(self, kind: int, needed: int, now_ms: float) -> int:
-        """Milliseconds until `needed` of one kind are forgotten; a whole minute where they never are."""
+        """Returns the milliseconds until `needed` of one kind expire, at most a whole minute."""
         freed = 0
         for cell in self._cells:
             freed += cell[kind + 1]
@@ -70,7 +69,7 @@ class Window:
         return CELLS * CELL_MS
 
     def surely(self, kind: int, now_ms: float, slack_ms: int) -> int:
-        """What counts now, and still would on a clock that is `slack_ms` ahead."""
+        """Returns the total that still counts on a clock `slack_ms` ahead."""
         oldest = int((now_ms + slack_ms) // CELL_MS) - CELLS
         total = self.totals[kind]
         for cell in self._cells:
@@ -80,16 +79,15 @@ class Window:
         return total
 
     def reset_ms(self, now_ms: float) -> int:
-        """Milliseconds until nothing counts any more."""
+        """Returns the milliseconds until all usage has expired."""
         return max(0, int((self._cells[-1][0] + CELLS + 1) * CELL_MS - now_ms)) if self._cells else 0
 
     def clear(self) -> None:
-        """Forgets everything."""
         self._cells.clear()
         self.totals = [0, 0, 0]
 
     def _find(self, number: int) -> list[int] | None:
-        # Most corrections are of recent cells.
+        # Most corrections concern recent cells.
         for cell in reversed(self._cells):
             if cell[0] <= number:
                 return cell if cell[0] == number else None

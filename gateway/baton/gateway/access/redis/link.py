@@ -1,7 +1,7 @@
-"""One connection to one Redis for short questions: in order, each with a deadline, and lost without a wait.
-
-redis-py costs 0.1 ms of CPU a question, more than all else that access control does; here questions of one loop turn
-share a write, and hiredis reads the answers. Where Redis does not answer, `up` is False and nothing is asked.
+"""One connection to one Redis for short commands: pipelined in order, each with a deadline, failing fast when
+lost.\n\nredis-py costs 0.1 ms of CPU per command, more than the rest of access control. Here commands of one loop
+iteration share a write, and hiredis parses the replies. While Redis does not answer, `up` is False and no command
+should be sent.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.25
-# Questions in a row without an answer, after which nothing is asked until one has been answered again.
+# Consecutive timeouts after which the connection is closed.
 _MAX_MISSED = 3
 
-Answer = Any  # of RESP2: int, bytes, None, list, or hiredis.ReplyError
+Answer = Any  # a RESP2 reply: int, bytes, None, list, or hiredis.ReplyError
 
 
 class LinkDown(Exception):
-    """Redis is not there, or was lost before it answered."""
+    """Redis is unreachable, or the connection was lost before the reply."""
 
 
 class RedisLink(asyncio.Protocol):
-    """Connects by itself for the lifetime of an `async with`. Each new connection begins with the `greetings`.
-
-    `address`: in place of the URL's.
+    """Keeps a connection for the lifetime of an `async with`. Each new connection begins with the
+    `greetings`.\n\n`address` replaces the address of the URL.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class RedisLink(asyncio.Protocol):
         self.up = False
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._asked: deque[tuple[float, asyncio.Future[Answer]]] = deque()  # deadline and answer, in order
+        self._asked: deque[tuple[float, asyncio.Future[Answer]]] = deque()  # deadline and reply, in order
         self._timer: asyncio.TimerHandle | None = None
         self._missed = 0
         self._lost = asyncio.Event()
@@ -73,7 +72,7 @@ class RedisLink(asyncio.Protocol):
 
     @property
     def host(self) -> str:
-        """Where it connects to."""
+        """Returns the host that it connects to."""
         return str(self._where.get("host", "localhost"))
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,13 +82,15 @@ class RedisLink(asyncio.Protocol):
         if asked := [answer for _, answer in self._asked if not answer.done()]:
             await asyncio.wait(asked, timeout=self._timeout)
         self.up = False
-        self._drop("the gateway leaves")
+        self._drop("the gateway is shutting down")
 
     def ask(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
-        """Sends a command. The future has the answer, an error reply included; or LinkDown or TimeoutError."""
+        """Sends a command. The future gets the reply, which may be an error reply, or raises LinkDown or
+        TimeoutError.
+        """
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self._transport is None:
-            answer.set_exception(LinkDown("Redis is away"))
+            answer.set_exception(LinkDown("Redis is unreachable"))
             return answer
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
         deadline = self._loop.time() + self._timeout
@@ -98,7 +99,7 @@ class RedisLink(asyncio.Protocol):
             self._timer = self._loop.call_at(deadline, self._check_deadlines)
         return answer
 
-    # The transport's side.
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -108,18 +109,16 @@ class RedisLink(asyncio.Protocol):
             self._reader.feed(data)
             while (answer := self._reader.gets()) is not _NOTHING:
                 if not self._asked:
-                    raise hiredis.ProtocolError("an answer that nobody asked for")
+                    raise hiredis.ProtocolError("unexpected reply")
                 _, future = self._asked.popleft()
                 self._missed = 0
                 if not future.done():
                     future.set_result(answer)
         except hiredis.ProtocolError as error:
-            self._drop(f"it does not speak Redis's protocol: {error}")
+            self._drop(f"invalid Redis protocol: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._drop(f"the connection was lost: {error or 'closed'}")
-
-    # Inside.
+        self._drop(f"connection lost: {error or 'closed'}")
 
     def _check_deadlines(self) -> None:
         self._timer = None
@@ -131,16 +130,16 @@ class RedisLink(asyncio.Protocol):
             if not answer.done():
                 self._missed += 1
                 answer.set_exception(TimeoutError(f"Redis did not answer within {self._timeout * 1000:.0f} ms"))
-                answer.exception()  # seen, where nobody waits
+                answer.exception()  # marks it as retrieved if it is not awaited
         if self._missed >= _MAX_MISSED:
-            self._drop(f"{self._missed} questions in a row had no answer within {self._timeout * 1000:.0f} ms")
+            self._drop(f"{self._missed} consecutive commands had no reply within {self._timeout * 1000:.0f} ms")
 
     def _drop(self, why: str) -> None:
         transport, self._transport = self._transport, None
         if transport is None:
             return
         if self.up:
-            _log.error("the Redis of limits is away, this gateway enforces its share of them: %s", why)
+            _log.error("the Redis of limits is unreachable; this gateway enforces its share of them: %s", why)
         self.up = False
         self._problem = why
         if self._timer is not None:
@@ -164,15 +163,15 @@ class RedisLink(asyncio.Protocol):
             except _FAILURES as error:
                 self._tell_once(str(error) or type(error).__name__)
             except Exception:
-                _log.exception("connecting to the Redis of limits failed")
+                _log.exception("cannot connect to the Redis of limits")
 
     def _tell_once(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            _log.warning("the Redis of limits cannot be reached: %s", problem)
+            _log.warning("cannot connect to the Redis of limits: %s", problem)
 
     async def _connect(self) -> None:
-        """Up only once it has answered a question in time."""
+        """Connects. Sets `up` only after a reply within the timeout."""
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._missed = 0
         self._lost.clear()
@@ -192,7 +191,7 @@ class RedisLink(asyncio.Protocol):
             raise
         self.up = self._transport is not None
         if self._problem:
-            _log.warning("the Redis of limits is there again")
+            _log.warning("reconnected to the Redis of limits")
             self._problem = ""
 
     async def _open(self) -> None:

@@ -1,7 +1,6 @@
-"""One Redis, or all masters of a Redis Cluster, behind the same words: `up`, and `ask` with the key that decides where.
-
-Each node has a RedisLink of its own. Which keys it has is learnt when the first answers, and again when an answer says
-that keys have moved or a node is lost.
+"""One Redis, or the masters of a Redis Cluster, behind one interface: `up`, and `ask` with the key that selects the
+node.\n\nEach node has its own RedisLink. The slot map is read when the first node answers, and again when a reply
+reports moved keys or a node is lost.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from baton.gateway.access.redis.link import Answer, LinkDown, RedisLink
 
 _log = logging.getLogger(__name__)
 
-_LEARN_SECONDS = 0.25  # at most so often
-_LOOK_SECONDS = 30.0  # and at least so often, in a cluster
+_LEARN_SECONDS = 0.25  # minimum time between reads of the slot map
+_LOOK_SECONDS = 30.0  # maximum time between reads, in a cluster
 _MAX_REDIRECTS = 2
 
 Address = tuple[str, int]
 
 
 class RedisNodes:
-    """Connects by itself for the lifetime of an `async with`, as RedisLink does."""
+    """Keeps the connections for the lifetime of an `async with`, as RedisLink does."""
 
     def __init__(self, url: str, timeout_seconds: float, greetings: Sequence[tuple[str, ...]] = ()) -> None:
         self._url = url
@@ -35,7 +34,7 @@ class RedisNodes:
         self._greetings = greetings
         self._first = RedisLink(url, timeout_seconds, greetings)
         self._nodes: dict[Address, RedisLink] = {}
-        self._of_slot: list[RedisLink | None] = []  # empty: it is no cluster
+        self._of_slot: list[RedisLink | None] = []  # empty: not a cluster
         self._learnt = False
         self._stale = asyncio.Event()
 
@@ -54,13 +53,13 @@ class RedisNodes:
 
     @property
     def up(self) -> bool:
-        """Whether some of it answers."""
+        """Returns whether any node answers."""
         if not self._learnt:
             return False
         return any(link.up for link in self._nodes.values()) if self._of_slot else self._first.up
 
     def ask(self, key: str, *words: str | bytes | int) -> asyncio.Future[Answer]:
-        """Sends a command whose keys are all in the slot of `key`. The answer is as RedisLink's."""
+        """Sends a command whose keys are all in the slot of `key`. The reply is as RedisLink's."""
         if not self._of_slot:
             return self._first.ask(*words)
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -72,7 +71,7 @@ class RedisNodes:
     ) -> None:
         if link is None or not link.up:
             self._stale.set()
-            answer.set_exception(LinkDown("this part of the Redis Cluster is away"))
+            answer.set_exception(LinkDown("this node of the Redis Cluster is unreachable"))
             return
 
         def heard(asked: asyncio.Future[Answer]) -> None:
@@ -109,11 +108,11 @@ class RedisNodes:
             try:
                 await self._learn()
             except Exception:
-                _log.exception("the nodes of the Redis Cluster of limits could not be learnt")
+                _log.exception("cannot read the nodes of the Redis Cluster of limits")
             await asyncio.sleep(_LEARN_SECONDS)
 
     async def _learn(self) -> None:
-        """Asks whoever answers which node has which keys."""
+        """Reads the slot map from the first node that answers."""
         for link in (self._first, *self._nodes.values()):
             if not link.up:
                 continue
@@ -122,14 +121,14 @@ class RedisNodes:
             except (LinkDown, TimeoutError):
                 continue
             if not isinstance(answer, list):
-                self._learnt = True  # "cluster support disabled", and what else a single one may say
+                self._learnt = True  # "cluster support disabled", or another error of a single Redis
                 return
             if await self._take(answer, link.host):
                 self._learnt = True
                 return
 
     async def _take(self, answer: Answer, host: str) -> bool:
-        """Whether the answer was one."""
+        """Applies a slot map. Returns False if the reply is not one."""
         try:
             ranges = [(int(row[0]), int(row[1]), _address(row[2], host)) for row in answer]
         except (TypeError, ValueError, IndexError, AttributeError):
@@ -155,7 +154,7 @@ def _address(node: Any, host: str) -> Address:
 
 
 def _elsewhere(error: hiredis.ReplyError) -> tuple[str, Address] | None:
-    """`MOVED 1234 host:port`, or ASK: which, and where. The host may be empty: as who says so."""
+    """Parses `MOVED 1234 host:port` or `ASK ...`. An empty host means the host that replied."""
     words = str(error).split(" ")
     if len(words) != 3 or words[0] not in ("MOVED", "ASK"):
         return None
