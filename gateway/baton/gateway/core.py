@@ -92,8 +92,9 @@ class Usage:
 
 
 class Sink(Protocol):
-    """Receives a generation's output. Called synchronously from the worker's stream: must neither block nor
-    raise.\n\nThere are no further calls after on_done or on_error, nor after Generation.abort().
+    """Receives a generation's output. Called synchronously from the worker's stream: must neither block nor raise.
+
+    There are no further calls after on_done or on_error, nor after Generation.abort().
     """
 
     @property

@@ -20,8 +20,10 @@ def trim_memory() -> None:
 
 
 def return_large_blocks() -> None:
-    """Makes glibc return every large block when it is freed. Does nothing without glibc.\n\nBy default glibc raises its
-    threshold with every larger block: after a body of 16 MB the memory would stay allocated.
+    """Makes glibc return every large block when it is freed. Does nothing without glibc.
+
+    By default glibc raises its threshold with every larger block: after a body of 16 MB the memory would stay
+    allocated.
     """
     set_option = _glibc("mallopt")
     if set_option is not None:

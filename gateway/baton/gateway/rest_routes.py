@@ -35,8 +35,9 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 def rest_routes(
     desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
 ) -> list[Route]:
-    """Returns all routes. `missing` describes what the gateway still needs before it can serve.\n\n`fleet` is what the
-    admin routes operate on; without it there are none.
+    """Returns all routes. `missing` describes what the gateway still needs before it can serve.
+
+    `fleet` is what the admin routes operate on; without it there are none.
     """
     service = ResponseService(desk, shelf)
     responses = responses_routes(service, desk.config.strict_fields)

@@ -31,8 +31,9 @@ class LimitKind(enum.Enum):
 
 
 class RateLimited(NoCapacity):
-    """A tenant's limit is reached. `headers` go to HTTP clients; without retry_after_ms, waiting does not
-    help.\n\n`standing` holds OpenAI's headers with the tenant's current usage.
+    """A tenant's limit is reached. `headers` go to HTTP clients; without retry_after_ms, waiting does not help.
+
+    `standing` holds OpenAI's headers with the tenant's current usage.
     """
 
     def __init__(

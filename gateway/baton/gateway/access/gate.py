@@ -40,8 +40,9 @@ class Gate(Protocol):
         """Returns whether keys have been read."""
 
     def identify(self, keys: Sequence[str], scope: Scope | None = None) -> Identity:
-        """Returns the identity of these keys and checks their scope. Does not wait.\n\nRaises Unauthenticated,
-        PermissionDenied, or Unavailable while no keys could be read.
+        """Returns the identity of these keys and checks their scope. Does not wait.
+
+        Raises Unauthenticated, PermissionDenied, or Unavailable while no keys could be read.
         """
 
     def tenant_of(self, keys: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Beam search over any Generator: at each place every beam asks for its likeliest next tokens, and the best go on.
+"""Beam search over any Generator: each step asks for every beam's most likely next tokens and keeps the best beams.
 
-The beams share their prompt's blocks on the workers. Scores are sums of the model's own log-probabilities, divided by
-the length to the power of the length penalty.
+The beams share their prompt's blocks on the workers. A score is the sum of the model's log-probabilities divided by
+length ** length_penalty.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A continuation so far."""
+    """A partial or complete continuation."""
 
     token_ids: tuple[int, ...] = ()
-    logprob: float = 0.0  # of all its tokens together
-    end: tuple[str, int | None] | None = None  # finish reason and stop token; None: it goes on
+    logprob: float = 0.0  # sum over its tokens
+    end: tuple[str, int | None] | None = None  # finish reason and stop token; None while it continues
 
     def score(self, length_penalty: float) -> float:
-        """What beams are compared by; higher is better."""
+        """Returns the score by which beams are compared; higher is better."""
         return self.logprob / float(max(1, len(self.token_ids)) ** length_penalty)
 
 
 def expanded(
     beams: Sequence[Beam], nexts: Sequence[TokenLogprob], resolved: ResolvedRequest, width: int
 ) -> tuple[list[Beam], list[Beam]]:
-    """The best beams that go on, at most `width`, and those that end here. nexts[i] follows beams[i]."""
+    """Returns the best `width` beams that continue, and the beams that end here. nexts[i] follows beams[i]."""
     going: list[Beam] = []
     ended: list[Beam] = []
     for beam, entry in zip(beams, nexts, strict=True):
@@ -52,7 +52,7 @@ def expanded(
 
 
 def is_settled(going: Sequence[Beam], ended: Sequence[Beam], width: int, length_penalty: float) -> bool:
-    """Whether no beam that goes on can be among the best any more, as far as its score tells now."""
+    """Returns whether no continuing beam can still be among the best, judged by the current scores."""
     if not going:
         return True
     best = sorted((beam.score(length_penalty) for beam in ended), reverse=True)[:width]
@@ -60,7 +60,7 @@ def is_settled(going: Sequence[Beam], ended: Sequence[Beam], width: int, length_
 
 
 class BeamSearchGenerator:
-    """Implements Generator: the request's n choices are the n best beams of as many, the best first."""
+    """Implements Generator: the request's n choices are its n best beams, best first."""
 
     def __init__(self, inner: Generator, catalog: ModelCatalog, limits: Limits, length_penalty: float) -> None:
         self._inner = inner
@@ -71,14 +71,14 @@ class BeamSearchGenerator:
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         if 2 * request.n > self._limits.max_logprobs:
             most = self._limits.max_logprobs // 2
-            raise InvalidRequest(f"n is {request.n}; a beam search has at most {most} beams", field="n")
+            raise InvalidRequest(f"n is {request.n}; at most {most} beams are allowed in a beam search", field="n")
         model = self._catalog.get(request.model)
         resolved = resolve(request, model.defaults, model.require_info(), self._limits)
         return _Search(self._inner, request, resolved, model, sink, self._length_penalty)
 
 
 class _Search:
-    """A search that runs."""
+    """Implements Generation for a running search."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Search:
         self._sink = sink
         self._length_penalty = length_penalty
         self._cached_tokens = 0
-        self._num_tokens = 0  # of all beams, those that were given up too
+        self._num_tokens = 0  # over all beams, dropped ones included
         self._task = asyncio.get_running_loop().create_task(self._run())
         if request.on_end is not None:
             self._task.add_done_callback(partial(self._tell_end, request.on_end))
@@ -105,7 +105,7 @@ class _Search:
         self._task.cancel()
 
     def resume(self) -> None:
-        """All is told at the end."""
+        """Does nothing: all deltas are sent at the end."""
 
     async def _run(self) -> None:
         milliseconds = self._request.timeout_ms
@@ -113,7 +113,7 @@ class _Search:
             async with asyncio.timeout(milliseconds / 1000 if milliseconds else None):
                 beams = await self._search()
         except TimeoutError:
-            message = f"the answer was not complete within timeout_ms={milliseconds}"
+            message = f"the generation did not finish within timeout_ms={milliseconds}"
             self._sink.on_error(DeadlineExceeded(message, field="timeout_ms", phase=types_pb2.PHASE_DECODE))
         except ServiceError as error:
             self._sink.on_error(error)
@@ -135,7 +135,7 @@ class _Search:
         return ended
 
     async def _nexts(self, beams: Sequence[Beam]) -> list[TokenLogprob]:
-        """Each beam's next tokens."""
+        """Returns each beam's next token with its alternatives."""
         steps = [_Step(self._step_request(index, beam)) for index, beam in enumerate(beams)]
         try:
             for step in steps:
@@ -177,7 +177,7 @@ class _Search:
 
 
 class _Step:
-    """The Sink of one beam's next token."""
+    """Implements Sink for one beam's next token."""
 
     writable = True
 
@@ -197,7 +197,7 @@ class _Step:
         if self.entry.done():
             return
         if self._found is None:
-            self.entry.set_exception(InternalError("the worker gave no log-probabilities"))
+            self.entry.set_exception(InternalError("the worker returned no log-probabilities"))
         else:
             self.entry.set_result(self._found)
 
@@ -206,9 +206,9 @@ class _Step:
             self.entry.set_exception(error)
 
     def abort(self) -> None:
-        """Nobody waits any more."""
+        """Ends the step, whose result is no longer needed."""
         self.entry.cancel()
         if self.entry.done() and not self.entry.cancelled():
-            self.entry.exception()  # seen, so that it is not logged as forgotten
+            self.entry.exception()  # marks it as retrieved, so that asyncio does not log it
         if self.generation is not None:
             self.generation.abort()

@@ -1,4 +1,4 @@
-"""One choice on one worker: what comes from the worker's stream, told to the choice and to its request."""
+"""One choice on one worker: passes events of the worker's stream to the choice and to its request."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON
 
 
 class ChoiceOwner(Protocol):
-    """The request that a choice belongs to, as the choice's run sees it."""
+    """The interface of a request that its choices' runs call."""
 
     outlet: DeltaOutlet
 
     def take(
         self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
     ) -> None:
-        """Takes a choice's new tokens."""
+        """Receives a choice's new tokens."""
 
     def stop_early(self, run: ChoiceRun) -> None:
-        """Ends the worker's part of a choice that a stop string ended."""
+        """Aborts a choice on its worker after a stop string."""
 
     def find_better(self, run: ChoiceRun) -> None:
-        """Looks for another worker: the device of this one is stuck."""
+        """Looks for another worker because the device of this one is stuck."""
 
     def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
         """Handles the death of a prefill worker that computed the choice's prompt."""
 
     def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
-        """Takes a finished choice's counts; None: they will not come."""
+        """Receives a finished choice's token counts; None if they will not arrive."""
 
     def lose(self, run: ChoiceRun, error: ServiceError) -> None:
         """Moves the choice to another worker, or fails the request."""
 
 
 class ChoiceRun:
-    """A slot's receiver: implements SlotReceiver."""
+    """Implements SlotReceiver for one choice on one worker."""
 
     __slots__ = ("_generation", "_num_before", "choice", "slot", "stream", "use", "waits")
 
@@ -54,7 +54,7 @@ class ChoiceRun:
         self.use = use
         self.stream = stream
         self.slot = -1
-        self.waits = False  # for tokens from a device that is stuck
+        self.waits = False  # whether it waits for tokens from a stuck device
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
         if self.choice.prompt_logprobs is not None:
@@ -65,7 +65,7 @@ class ChoiceRun:
         self.waits = False
         if self.use.waits:
             self.use.first_token()
-        # Tokens that were on their way when a stop string matched or the client left.
+        # Tokens that were in flight when a stop string matched or the client disconnected.
         if choice.finished:
             return
         self._generation.take(choice, token_ids, logprobs)
@@ -79,7 +79,7 @@ class ChoiceRun:
         self._generation.lose_prefill(self, worker_id, message)
 
     def leave(self) -> None:
-        """The worker goes on without it."""
+        """Leaves the worker without waiting for its reply."""
         self.stream.leave(self.slot)
         self._close(None, worker_failed=True)
 
@@ -87,7 +87,7 @@ class ChoiceRun:
         cached = finish.num_cached_tokens + finish.num_prefill_cached_tokens
         if not self.choice.finished and finish.reason not in _FINISH_REASONS:
             error = Unavailable(
-                f"worker {self.stream.worker_id} gave the request up",
+                f"worker {self.stream.worker_id} aborted the request",
                 phase=types_pb2.PHASE_DECODE,
                 worker_id=self.stream.worker_id,
             )

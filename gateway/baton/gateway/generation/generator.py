@@ -1,4 +1,4 @@
-"""Starts generations: validates and fills in a request, hashes its blocks, and sets it running on workers."""
+"""Starts generations: validates a request, applies defaults, hashes its blocks and runs it on workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WorkerGenerator:
         return generation
 
     def shut_down(self) -> None:
-        """Ends what runs; clients are told why."""
+        """Ends the running generations with an error for their clients."""
         for generation in tuple(self._ways.running):
             generation.shut_down()
 
@@ -67,17 +67,17 @@ def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: 
 
 
 def _salt_of(request: GenerationRequest) -> str:
-    """No two tenants have one salt, whatever they ask for, but those that the operator gave one."""
+    """Returns a salt that differs between tenants, unless the operator gave them the same one."""
     owner = request.tenant_salt or request.tenant
     if not owner and not request.cache_salt:
         return ""
-    # A salt that is another tenant's name is not that tenant's.
+    # The marker separates an operator's salt from a tenant's name.
     kind = "=" if request.tenant_salt else ""
     return f"{kind}{len(owner)}:{owner}{request.cache_salt}"
 
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
-    """One choice of a request, before its first token."""
+    """Returns one choice of a request, before its first token."""
     include_stop = request.stop.include_stop_str_in_output
     reading = request.reading if request.detokenize else None
     detokenizer = (
@@ -90,7 +90,7 @@ def make_choice(index: int, request: GenerationRequest, resolved: ResolvedReques
         else NoText()
     )
     name_logprobs = logprob_namer(model.tokenizer)
-    # The choices have one prompt: the first one asks.
+    # All choices share the prompt, so only the first one requests its log-probabilities.
     asks = index == 0 and resolved.sampling.HasField("prompt_logprobs")
     return Choice(
         index=index,

@@ -1,15 +1,15 @@
-"""How often a request may start anew on another worker, and when it is taken for the cause. Pure; knows no worker.
+"""Limits how often a request restarts on another worker, and blames it for deaths it causes. Pure; knows no worker.
 
-A worker that died, or failed a step, while it computed the request counts against the request, once, however many of
-its choices ran there. A prefill worker that died while it computed the prompt counts too. A worker where the request
-only waited does not. The second death that counts ends the request: no third worker gets it.
+A worker that dies, or fails a step, while it computes the request counts once against the request, however many of its
+choices ran there. So does a prefill worker that dies while it computes the prompt. A worker where the request was only
+queued does not count. The second counted death ends the request, so that no third worker gets it.
 
-A request that has run on for LET_OFF_TOKENS since the last death starts from zero: it was only near that one, while a
-request that ends workers does so at the same place again. MAX_DEATHS workers end even such a request.
+After LET_OFF_TOKENS tokens since the last death the count restarts: the death was a coincidence, because a request that
+kills workers does so at the same token again. MAX_DEATHS deaths end even such a request.
 
-A worker that was never reached, is silent, or hands its requests back to drain does not count. A choice moves
-MAX_MOVES times in a row without a token in between, from the FREE_MOVES-th on after a growing pause, and leaves a stuck
-device MAX_STALLS times. A refusal is passed on MAX_REFUSALS times.
+A worker that was never reached, is silent, or drains does not count. A choice moves at most MAX_MOVES times in a row
+without a new token, with growing pauses after FREE_MOVES, and leaves a stuck device MAX_STALLS times. A refusal is
+retried MAX_REFUSALS times.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ MAX_REFUSALS = 2
 class Loss(enum.Enum):
     """How a worker lost a choice."""
 
-    DIED = "died"  # it ran the choice when its process or its step failed
-    GONE = "gone"  # nothing says that it ran the choice, or that the choice is the cause
-    REFUSED = "refused"  # it is there, and said no
+    DIED = "died"  # its process or step failed while it ran the choice
+    GONE = "gone"  # nothing shows that it ran the choice, or that the choice is the cause
+    REFUSED = "refused"  # it is reachable and refused the choice
 
 
 class PoisonousRequest(InternalError):
-    """A request whose workers die. Not retryable: another try would end another worker."""
+    """A request whose workers die. Not retryable, because another attempt would kill another worker."""
 
 
 class WorkerLost(Unavailable):
-    """The stream to a worker ended. `loss`: what it means for a request that was on it."""
+    """The stream to a worker ended. `loss` classifies it for a request on the stream."""
 
     loss = Loss.GONE
 
 
 def loss_of(error: ServiceError) -> Loss:
-    """What a failure says of the worker."""
+    """Returns how a worker lost a choice, judged by the error."""
     if isinstance(error, WorkerLost):
         return error.loss
     if isinstance(error, InternalError):
@@ -57,27 +57,27 @@ def loss_of(error: ServiceError) -> Loss:
 
 
 def may_move(error: ServiceError) -> bool:
-    """Whether another worker may do better."""
+    """Returns whether another worker may succeed."""
     return error.retryable or loss_of(error) is Loss.DIED
 
 
 class RetryBudget:
-    """One request's. Raises what ends it."""
+    """The retry budget of one request. Raises the error that ends the request."""
 
     def __init__(self, num_choices: int) -> None:
         self._refusals = [0] * num_choices
         self._moves = [0] * num_choices
         self._stalls = [0] * num_choices
-        self._tokens = [0] * num_choices  # of the output, at the choice's last move
-        self._tokens_at_death = [0] * num_choices  # at the last one that is held against the request
-        self._stories: list[str] = []  # of the workers held against it
+        self._tokens = [0] * num_choices  # output tokens at the choice's last move
+        self._tokens_at_death = [0] * num_choices  # output tokens at the last death counted against the request
+        self._stories: list[str] = []  # one text per death counted against the request
         self._last_death: object = None
         self._num_deaths = 0
 
     def spend(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
-        """A choice lost its worker, after so many tokens of output. Raises the error that the client is to be told.
+        """Pays for moving a choice that lost its worker. Raises the error for the client if the budget is spent.
 
-        `worker`: the same for choices that were lost together.
+        `num_tokens` is the choice's output so far. `worker` is the same for choices that were lost together.
         """
         if not may_move(error):
             raise error
@@ -93,16 +93,18 @@ class RetryBudget:
             self._blame(choice, num_tokens, error, worker)
 
     def pause_seconds(self, choice: int) -> float:
-        """How long the move that was just paid for waits: where several in a row brought nothing, time may."""
+        """Returns how long the current move waits; it grows with consecutive moves without a token."""
         fruitless = self._moves[choice] - FREE_MOVES
         return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (fruitless - 1)) if fruitless > 0 else 0.0
 
     def blame_prefill(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
-        """A prefill worker died with the request's prompt. Raises PoisonousRequest where it is not the first."""
+        """Counts the death of a prefill worker that had the request's prompt. Raises PoisonousRequest for repeated
+        deaths.
+        """
         self._blame(choice, num_tokens, error, worker)
 
     def may_leave(self, choice: int, num_tokens: int) -> bool:
-        """Whether a choice is taken from a worker whose device is stuck; if so, it counts as taken."""
+        """Returns whether a choice may leave a worker whose device is stuck, and counts it as a move."""
         self._note(choice, num_tokens)
         self._stalls[choice] += 1
         return self._stalls[choice] <= MAX_STALLS
@@ -123,7 +125,7 @@ class RetryBudget:
         self._stories.append(f"{error.worker_id or 'a worker'} after {num_tokens} tokens: {error.message}")
         if len(self._stories) >= MAX_BLAMED_DEATHS or self._num_deaths >= MAX_DEATHS:
             raise PoisonousRequest(
-                f"{self._num_deaths} workers died or failed while they ran this request, and it is not given to "
+                f"{self._num_deaths} workers died or failed while they ran this request; it is not sent to "
                 f"another one ({'; '.join(self._stories)})",
                 phase=error.phase,
                 worker_id=error.worker_id,

@@ -1,4 +1,4 @@
-"""A request that runs: places it, submits its choices, moves them when their worker fails, and ends it."""
+"""A running request: places it, submits its choices, moves them when their worker fails, and ends it."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
 
-# While a worker's device is stuck, a better place is looked for so often.
+# Minimum time between searches for a better worker while a device is stuck.
 _LOOK_SECONDS = 1.0
 
-# How long the end of an answer waits for the worker's counts after a stop string.
+# How long the end of a choice waits for the worker's token counts after a stop string.
 _COUNTS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pathways:
-    """What a generation works with."""
+    """The services that a running generation uses."""
 
     router: RouterClient
     streams: WorkerStreams
     counters: GenerationCounters
-    tracing: GatewayTracing | None = None  # None: no request is traced
+    tracing: GatewayTracing | None = None  # None: tracing is disabled
     running: set[RunningGeneration] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as routers and workers know it."""
+    """A prompt with its block hashes, as sent to routers and workers."""
 
     token_ids: Sequence[int]
     namespace: bytes
@@ -75,15 +75,15 @@ class RunningGeneration:
         self._ways = ways
         self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
         self.outlet = DeltaOutlet(sink, ways.counters.finished_choices)
-        self._runs: dict[int, ChoiceRun] = {}  # by choice, while a worker has it
-        self._cached: dict[int, int] = {}  # by choice
+        self._runs: dict[int, ChoiceRun] = {}  # by choice, while on a worker
+        self._cached: dict[int, int] = {}  # cached tokens by choice
         self._unsettled = len(choices)
         self._lost: list[tuple[Choice, ServiceError]] = []
         self._excluded: list[str] = []
-        self._silent: set[str] = set()  # of those excluded, the ones that may be there
+        self._silent: set[str] = set()  # excluded workers that may still be alive
         self._budget = RetryBudget(len(choices))
         self._failover: asyncio.Task[None] | None = None
-        self._search: asyncio.Task[None] | None = None  # for a better place
+        self._search: asyncio.Task[None] | None = None  # search for a better worker
         self._search_again_at = 0.0
         self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
         self._timers: list[asyncio.TimerHandle] = []
@@ -91,7 +91,7 @@ class RunningGeneration:
         self._on_end = request.on_end
 
     async def begin(self) -> None:
-        """Sets it running; what is raised ends it."""
+        """Starts the generation. An exception ends it."""
         self._ways.running.add(self)
         try:
             await self._begin()
@@ -100,7 +100,7 @@ class RunningGeneration:
             raise
 
     async def _begin(self) -> None:
-        """Places and submits all choices on one worker; those of a resumed stream that are not complete."""
+        """Places and submits all choices on one worker, or the incomplete choices of a resumed stream."""
         choices = self._choices if self._request.journal is None else self._replay(self._request.journal)
         if not choices:
             self._end(self._usage())
@@ -118,12 +118,12 @@ class RunningGeneration:
     def take(
         self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
     ) -> None:
-        """New tokens of a choice."""
+        """Receives new tokens of a choice."""
         journal = self._request.journal
         if journal is None:
             self.outlet.emit(choice.take(token_ids, logprobs))
             return
-        # What the client has and what it has not are never one piece.
+        # Tokens before and after the client's position never share a delta.
         cut = journal.split(choice.index, len(choice.output_token_ids), len(token_ids))
         for start, end in ((0, cut), (cut, len(token_ids))):
             if start < end and not choice.finished:
@@ -132,11 +132,11 @@ class RunningGeneration:
                 self.outlet.emit(choice.take(token_ids[start:end], part))
 
     def _replay(self, journal: Journal) -> list[Choice]:
-        """Takes the tokens that the client of a resumed stream has; the choices that are to go on."""
+        """Replays the tokens of a resumed stream. Returns the choices that continue."""
         journal.check_length(self._resolved.stop.max_tokens)
         sampling = self._resolved.sampling
         if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
-            # They were not written down: all is computed again.
+            # Log-probabilities are not recorded, so everything is computed again.
             return list(self._choices)
         going = []
         for choice in self._choices:
@@ -162,18 +162,20 @@ class RunningGeneration:
         self.outlet.resume()
 
     def shut_down(self) -> None:
-        """The gateway ends. A stream that can be resumed is not told so: it has not failed, it goes on elsewhere."""
+        """Ends the generation because the gateway stops. A resumable stream gets no error: it continues at another
+        gateway.
+        """
         if self._request.journal is None:
-            self._fail(Unavailable("the gateway shut down before the answer was complete; ask again"))
+            self._fail(Unavailable("the gateway shut down before the generation finished; retry"))
 
     def stop_early(self, run: ChoiceRun) -> None:
-        """A stop string ended the choice: the worker stops, and its answer brings the counts."""
+        """Aborts a choice that a stop string ended. The worker's reply brings the token counts."""
         run.stream.abort(run.slot)
         if run.choice.index in self._runs:
             self._later(_COUNTS_SECONDS, lambda: self.settle(run, None))
 
     def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
-        """The choice is finished and its counts are in, or will not come."""
+        """Settles a finished choice after its token counts arrived or will not arrive."""
         if self._runs.pop(run.choice.index, None) is None:
             return
         cached = run.use.predicted_cached_tokens if num_cached_tokens is None else num_cached_tokens
@@ -183,13 +185,13 @@ class RunningGeneration:
             self._end(self._usage())
 
     def lose(self, run: ChoiceRun, error: ServiceError) -> None:
-        """The choice's worker failed it: it goes on elsewhere, or the request fails."""
+        """Moves a choice whose worker failed to another worker, or fails the request."""
         choice = run.choice
         if self._stopped:
             return
         end = self._resolved.end_of(choice.output_token_ids)
         if end is not None:
-            # Only the worker's last word was lost.
+            # Only the worker's finish message was lost.
             self.outlet.emit(choice.end(*end))
             self.settle(run, None)
             return
@@ -209,7 +211,7 @@ class RunningGeneration:
             self._failover = asyncio.get_running_loop().create_task(self._move_lost())
 
     def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
-        """A prefill worker died with the choice's prompt; the choice goes on where it is, unless it is the cause."""
+        """Records the death of a prefill worker. The choice continues on its worker unless the request is to blame."""
         choice = run.choice
         if self._stopped or choice.finished:
             return
@@ -220,7 +222,7 @@ class RunningGeneration:
             self._refuse(final)
 
     def find_better(self, run: ChoiceRun) -> None:
-        """The device of the choice's worker is stuck: the request moves where there is another, and stays otherwise."""
+        """Searches for another worker while the device of this one is stuck. Without one, the request stays."""
         now = time.monotonic()
         if not self._stopped and self._search is None and now >= self._search_again_at:
             self._search_again_at = now + _LOOK_SECONDS
@@ -243,9 +245,9 @@ class RunningGeneration:
             self._submit([run.choice for run in runs], placed)
             self._ways.counters.failovers += len(runs)
         except ServiceError as error:
-            _log.info("a request stays with a stuck device: %s", error.message)
+            _log.info("no other worker for a request on a stuck device: %s", error.message)
         except Exception as error:
-            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            _log.exception("failed to move a request", extra={"request_id": self._request.request_id})
             self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
         finally:
             self._search = None
@@ -262,7 +264,7 @@ class RunningGeneration:
                 lost, self._lost = self._lost, []
                 await self._move(lost)
         except Exception as error:
-            _log.exception("moving a request failed", extra={"request_id": self._request.request_id})
+            _log.exception("failed to move a request", extra={"request_id": self._request.request_id})
             self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))
         finally:
             self._failover = None
@@ -270,7 +272,7 @@ class RunningGeneration:
     async def _move(self, lost: list[tuple[Choice, ServiceError]]) -> None:
         cause = lost[0][1]
         _log.warning(
-            "%d of %d choices move to another worker: %s",
+            "moving %d of %d choices to another worker: %s",
             len(lost),
             len(self._choices),
             cause.message,
@@ -342,7 +344,7 @@ class RunningGeneration:
             submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
         if choice.prompt_logprobs is None:
             submit.sampling.ClearField("prompt_logprobs")
-        # Prefill workers keep the prompt's log-probabilities to themselves.
+        # Prefill workers do not transfer the prompt's log-probabilities.
         if placed.HasField("prefill") and choice.prompt_logprobs is None:
             submit.prefill.CopyFrom(placed.prefill)
         if request.reading is not None and request.reading.constraint is not None:
@@ -375,7 +377,7 @@ class RunningGeneration:
 
     def _too_late(self) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"the answer was not complete within timeout_ms={self._request.timeout_ms}",
+            f"the generation did not finish within timeout_ms={self._request.timeout_ms}",
             field="timeout_ms",
             phase=types_pb2.PHASE_DECODE,
         )
@@ -397,7 +399,7 @@ class RunningGeneration:
         self.outlet.end(usage)
 
     def _note_end(self) -> None:
-        """It runs no more. Idempotent."""
+        """Unregisters the generation and calls `on_end`. Idempotent."""
         self._ways.running.discard(self)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:

@@ -1,4 +1,4 @@
-"""Generations over gRPC take the places that REST's take: no more run at this gateway than it was set to."""
+"""Admits gRPC generations under the same limit of running generations as REST."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GENERATE = "/baton.v1.InferenceService/Generate"
 
 
 class Places(grpc.aio.ServerInterceptor):
-    """Admits each call of Generate, for as long as it lasts; what it raises becomes a status around it."""
+    """Admits each call of Generate for as long as it lasts. The outer interceptor turns its errors into a status."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -45,12 +45,12 @@ class Places(grpc.aio.ServerInterceptor):
 
 
 def edge_options(config: GatewayConfig) -> dict[str, int]:
-    """What strangers may send to the public gRPC port, as gRPC's options: the limits of REST's."""
+    """Returns gRPC options with REST's limits for what untrusted clients may send to the public port."""
     return {
         "grpc.max_receive_message_length": config.max_body_bytes,
         "grpc.max_metadata_size": config.max_header_bytes,
         "grpc.absolute_max_metadata_size": config.max_header_bytes,
         "grpc.server_handshake_timeout_ms": int(config.header_timeout * 1000),
-        # Of one connection. Beyond, clients wait in silence; so places run out first, and are refused aloud.
+        # Per connection. Calls beyond it wait without an error, so the admission limit must be reached first.
         "grpc.max_concurrent_streams": config.max_streams + _SPARE_STREAMS,
     }

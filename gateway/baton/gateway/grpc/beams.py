@@ -1,4 +1,4 @@
-"""Beam search over the public gRPC API: what cannot go with it, and who runs it."""
+"""Beam search in the public gRPC API: rejects incompatible fields and selects the generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.gateway.models.served import ModelCatalog
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import inference_pb2, types_pb2
 
-# Of SamplingParams: they change a draw, and beams are not drawn; or ask for what beams do not tell.
+# Fields of SamplingParams that change sampling, which beams do not use, or request output that beams do not return.
 _SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
@@ -29,7 +29,7 @@ _MOST_PENALTY = 10.0
 def generator_for(
     request: inference_pb2.GenerateRequest, generator: Generator, catalog: ModelCatalog, limits: Limits
 ) -> Generator:
-    """Who runs such a request. Raises InvalidRequest for what beams cannot do."""
+    """Returns the generator for a request. Raises InvalidRequest for fields that beam search does not support."""
     if not request.HasField("beam_search"):
         return generator
     wanted = request.beam_search
@@ -38,7 +38,7 @@ def generator_for(
     penalty = wanted.length_penalty if wanted.HasField("length_penalty") else 1.0
     if not -_MOST_PENALTY <= penalty <= _MOST_PENALTY:
         field = "beam_search.length_penalty"
-        raise InvalidRequest(f"{field} is {penalty:g}; it must be from -10 to 10", field=field)
+        raise InvalidRequest(f"{field} is {penalty:g}; give -10 to 10", field=field)
     return BeamSearchGenerator(generator, catalog, limits, penalty)
 
 

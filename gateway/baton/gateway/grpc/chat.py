@@ -1,4 +1,4 @@
-"""Chats of the public gRPC API: what is asked of templates, tools and the reading of outputs. No calls, no wire."""
+"""Chats of the public gRPC API: converts them for templates, tools and output parsers. Makes no calls."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ _MODES: Mapping[int, ToolMode] = {
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat that was checked."""
+    """A validated chat."""
 
-    messages: list[dict[str, Any]]  # as templates expect them
+    messages: list[dict[str, Any]]  # in the form that templates expect
     use: ToolUse
     variables: dict[str, Any]
-    going_on: bool  # the answer continues the last message
+    going_on: bool  # whether the output continues the last message
     include_reasoning: bool
     documents: list[dict[str, str]] | None
-    template: str | None  # instead of the model's own
+    template: str | None  # replaces the model's own
     opens_answer: bool
     add_special_tokens: bool
 
 
 def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
-    """The chat. Raises InvalidRequest, ContextTooLong; fields are named as in the public messages."""
+    """Validates and converts a chat. Raises InvalidRequest, ContextTooLong with the field names of the public
+    messages.
+    """
     num_calls = sum(len(message.tool_calls) for message in prompt.messages)
     check_item_count(len(prompt.messages) + len(prompt.tools) + num_calls + len(prompt.documents), max_items)
     if prompt.continue_final_message and prompt.messages:
@@ -61,7 +63,7 @@ def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
 
 
 async def encode_chat(model: ServedModel, chat: Chat, whole: bool = False) -> list[int]:
-    """The prompt's token ids; `whole`: also more than the context has. Raises InvalidRequest, ContextTooLong."""
+    """Returns the prompt's token ids. `whole` allows more than the context. Raises InvalidRequest, ContextTooLong."""
     model.check_tools(chat.use)
     return await model.encode_chat(
         chat.messages,
@@ -122,27 +124,28 @@ def _tool_use(prompt: inference_pb2.ChatPrompt) -> ToolUse:
 def _tool(tool: inference_pb2.Tool, field: str) -> Tool:
     if _TOOL_NAME.fullmatch(tool.name) is None:
         raise InvalidRequest(
-            f"{field}.name {tool.name!r} must be 1 to 256 letters, digits and any of _ . : / -", field=f"{field}.name"
+            f"{field}.name {tool.name!r} is not allowed; give 1 to 256 letters, digits and any of _ . : / -",
+            field=f"{field}.name",
         )
     schema = json_object(tool.parameters_schema, f"{field}.parameters_schema") if tool.parameters_schema else None
     return Tool(tool.name, tool.description or None, schema, tool.strict)
 
 
 def json_object(text: str, field: str) -> dict[str, Any]:
-    """A JSON text's object. Raises InvalidRequest."""
+    """Parses a JSON object. Raises InvalidRequest."""
     data = text.encode()
     check_json_size(data, field)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{field} must be a JSON object, not {type(value).__name__}", field=field)
     return value
 
 
 def variables_of(prompt: inference_pb2.ChatPrompt | inference_pb2.CreateResponseRequest) -> dict[str, Any]:
-    """What the template may read. Raises InvalidRequest."""
+    """Returns the template's variables. Raises InvalidRequest."""
     variables = {name: _plain(value) for name, value in prompt.template_variables.items()}
     check_variables(variables)
     if prompt.reasoning_effort:
@@ -156,7 +159,7 @@ def variables_of(prompt: inference_pb2.ChatPrompt | inference_pb2.CreateResponse
 
 
 def _plain(value: inference_pb2.TemplateValue) -> Any:
-    """Messages are nested 100 levels deep at most."""
+    """Converts a value to plain Python. Protobuf limits the nesting to 100 levels."""
     match value.WhichOneof("value"):
         case None:
             return None
@@ -169,7 +172,7 @@ def _plain(value: inference_pb2.TemplateValue) -> Any:
 
 
 def _documents(prompt: inference_pb2.ChatPrompt) -> list[dict[str, str]] | None:
-    """As templates expect them; None: the prompt says nothing of documents."""
+    """Returns the documents in the form that templates expect, or None without documents."""
     documents = [
         {"title": document.title, "text": document.text} if document.title else {"text": document.text}
         for document in prompt.documents

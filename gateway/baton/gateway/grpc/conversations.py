@@ -1,4 +1,4 @@
-"""Conversations over the public gRPC API. What it keeps, REST finds, and the other way round."""
+"""Conversations in the public gRPC API, shared with REST."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ITEM = re.compile(r"items\.(\d+)\.(.+)")
 
 
 class ConversationMethods:
-    """The methods of InferenceService that are about conversations."""
+    """The methods of InferenceService for conversations."""
 
     @abstractmethod
     def _identity(self, context: Context) -> Identity:
@@ -34,7 +34,7 @@ class ConversationMethods:
     @property
     @abstractmethod
     def _conversations(self) -> ConversationShelf:
-        """Where conversations are kept."""
+        """Returns the store of conversations."""
 
     async def CreateConversation(  # noqa: N802
         self, request: pb.CreateConversationRequest, context: Context

@@ -1,4 +1,4 @@
-"""Deltas as messages of the public gRPC API."""
+"""Converts deltas to messages of the public gRPC API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISH_REASONS: Mapping[str, types_pb2.FinishReason.ValueType] = {
 
 
 def responses_of(request_id: str, delta: Delta) -> list[inference_pb2.GenerateResponse]:
-    """One response, or more where reasoning, text and calls come in another order than one can tell."""
+    """Returns one response, or more if the order of reasoning, text and calls does not fit into one."""
     first = inference_pb2.GenerateResponse(request_id=request_id, index=delta.index, token_ids=delta.token_ids)
     if delta.logprobs is not None:
         first.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
@@ -43,7 +43,7 @@ def responses_of(request_id: str, delta: Delta) -> list[inference_pb2.GenerateRe
 
 
 def usage_response(request_id: str, usage: Usage) -> inference_pb2.GenerateResponse:
-    """The stream's last response."""
+    """Returns the stream's last response."""
     return inference_pb2.GenerateResponse(
         request_id=request_id,
         usage=inference_pb2.Usage(
@@ -56,7 +56,7 @@ def usage_response(request_id: str, usage: Usage) -> inference_pb2.GenerateRespo
 
 
 def _follows(event: Event, response: inference_pb2.GenerateResponse) -> bool:
-    """Whether a response can say that this came after what it has: reasoning is before text, and text before calls."""
+    """Returns whether a response can hold an event in order: reasoning precedes text, and text precedes calls."""
     if isinstance(event, ReasoningText):
         return not response.text and not response.tool_calls
     return not (isinstance(event, ContentText) and response.tool_calls)

@@ -1,4 +1,4 @@
-"""`resume` of gRPC: the stream that a request began, and how far its client has come."""
+"""Resumption in gRPC: finds the stream that a request began, and its client's position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PATH = "baton.v1.InferenceService/Generate"
 async def find_stream(
     store: StreamStore | None, request: inference_pb2.GenerateRequest, identity: Identity
 ) -> tuple[inference_pb2.GenerateRequest, Journal]:
-    """The request that the stream began with, and its journal. Raises ServiceError."""
+    """Returns the stream's original request and its journal. Raises ServiceError."""
     if store is None:
-        raise InvalidRequest("streams cannot be resumed here: resumable_streams is off", field="resume")
+        raise InvalidRequest("cannot resume streams: resumable_streams is disabled", field="resume")
     given = request.resume.choices
     positions = [ChoicePosition(one.num_tokens, one.finished) for one in given] if given else None
     journal = await store.resume(identity.tenant.name, request.request_id, _PATH, positions, "resume")
@@ -30,7 +30,7 @@ async def find_stream(
 def begin_stream(
     store: StreamStore | None, request: inference_pb2.GenerateRequest, identity: Identity
 ) -> Journal | None:
-    """The journal of a stream that its client named. Its seed is drawn now, so that another gateway has it too."""
+    """Starts a journal if the client named the stream. Draws the seed now, so that other gateways can use it."""
     if store is None or not request.request_id or request.HasField("beam_search"):
         return None
     seed = request.sampling.seed if request.sampling.HasField("seed") else random.getrandbits(64)

@@ -38,10 +38,10 @@ from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
 
-# Responses that wait for a slow client before deltas are merged.
+# Responses that are queued for a slow client before deltas are merged.
 _MAX_WAITING = 16
 
-# Where the generator's field names are in GenerateRequest.
+# Maps the generator's field names to those of GenerateRequest.
 _FIELDS: Mapping[str, str] = {
     **{
         name: f"sampling.{name}"
@@ -57,7 +57,7 @@ _FIELDS: Mapping[str, str] = {
 
 
 def _dotted(field: str) -> str:
-    """Where a field of the generation side is in the public messages."""
+    """Returns the name in the public messages of the generator's field."""
     if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
         return f"chat.{field.replace('.function.', '.')}"
     name, dot, rest = field.partition(".")
@@ -72,7 +72,7 @@ class _Prompt:
 
 
 class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceServiceServicer):
-    """Text, chats or token ids in; a stream of deltas out."""
+    """Implements InferenceService: takes text, chats or token ids and streams deltas."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             line.write(sink.request_id, sink.outcome, identity)
             sink.end_journal()
             raise
-        # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
+        # A call that is cancelled during a write leaves its iterator to the garbage collector.
         context.add_done_callback(lambda _: generation.abort())  # type: ignore[arg-type]
         context.add_done_callback(lambda _: sink.end_journal())  # type: ignore[arg-type]
         admitted.close()
@@ -223,7 +223,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     @property
     def _kept(self) -> ResponseCalls:
         if self._responses is None:
-            raise Unsupported("no responses are kept here")
+            raise Unsupported("responses are not stored here")
         return self._responses
 
     async def _start(
@@ -236,7 +236,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     ) -> tuple[Generation, AdmittedGenerator]:
         if not is_request_id(sink.request_id):
             raise InvalidRequest(
-                "request_id must be 1 to 256 visible ASCII characters, without spaces", field="request_id"
+                "invalid request_id; give 1 to 256 visible ASCII characters without spaces", field="request_id"
             )
         constraint = request.constraint if request.HasField("constraint") else None
         if constraint is not None:
@@ -293,13 +293,13 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         if request.HasField("text"):
             bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
             return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
-        raise InvalidRequest("a prompt is missing: give chat, text or token ids", field="prompt")
+        raise InvalidRequest("prompt is missing; give chat, text or token_ids", field="prompt")
 
 
 def _form_of(
     model: ServedModel, prompt: _Prompt, constraint: types_pb2.Constraint | None
 ) -> tuple[Reading | None, types_pb2.Constraint | None]:
-    """How the output is read, and what the client's constraint becomes beside the tools'."""
+    """Returns the output's parser, and the client's constraint combined with the tools."""
     reading = prompt.reading
     if constraint is None or reading is None:
         return reading, constraint
@@ -313,7 +313,7 @@ def _form_of(
 def _sampling_of(
     model: ServedModel, request: inference_pb2.GenerateRequest, prompt: _Prompt
 ) -> types_pb2.SamplingParams:
-    """A copy of the request's, with the limit of its reasoning."""
+    """Returns a copy of the request's sampling with the limit of reasoning tokens."""
     sampling = types_pb2.SamplingParams()
     sampling.CopyFrom(request.sampling)
     if request.HasField("chat") and request.chat.HasField("thinking_token_budget"):
@@ -323,13 +323,13 @@ def _sampling_of(
 
 
 class _StreamSink:
-    """Deltas as responses, in a queue that a gRPC stream empties at its client's speed."""
+    """Implements Sink as a queue of responses that a gRPC stream reads at its client's speed."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.traceparent = ""  # of the generation's trace
         self.journal: Journal | None = None
-        self.prompt_token_ids: list[int] = []  # that the first response of choice 0 tells
+        self.prompt_token_ids: list[int] = []  # sent with the first response of choice 0
         self._waiting: deque[inference_pb2.GenerateResponse] = deque()
         self._news = asyncio.Event()
         self._done = False
@@ -337,18 +337,18 @@ class _StreamSink:
 
     @property
     def writable(self) -> bool:
-        # What the client has is not sent: it must come in the pieces in which it is known.
+        # Deltas that the client already has are not sent, and must not be merged with new ones.
         return len(self._waiting) < _MAX_WAITING or (self.journal is not None and self.journal.cursor.behind)
 
     @property
     def outcome(self) -> str:
-        """The name of the status that the call ends with."""
+        """Returns the name of the call's final status."""
         if self._error is not None:
             return self._error.code.name
         return "OK" if self._done else "CANCELLED"
 
     def end_journal(self) -> None:
-        """Nothing more is told. Idempotent."""
+        """Ends the journal. Idempotent."""
         if self.journal is not None:
             self.journal.end()
 
@@ -375,7 +375,7 @@ class _StreamSink:
         self._news.set()
 
     async def responses(self, generation: Generation) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Everything, in order. Raises the error that ended the generation."""
+        """Yields all responses in order. Raises the error that ended the generation."""
         while True:
             while self._waiting:
                 was_full = not self.writable
@@ -391,7 +391,7 @@ class _StreamSink:
 
 
 def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
-    """The tokens go with the last of a delta's responses: a client that has them has all that they say."""
+    """Moves the tokens to the last of a delta's responses, so that a client that has them has all of the delta."""
     first, last = responses[0], responses[-1]
     if last is not first:
         last.token_ids.extend(first.token_ids)
@@ -400,7 +400,7 @@ def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
 
 
 def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
-    """Returns what is known of the model, under one of its names."""
+    """Returns the model's info under one of its names."""
     info = types_pb2.ModelInfo()
     if model.info is not None:
         info.CopyFrom(model.info)
@@ -409,8 +409,9 @@ def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
 
 
 class _AccessLine:
-    """One call's line of the access log. The peer is read at once: a call that has ended no longer has one, and gRPC
-    crashes where it is asked."""
+    """One call's line in the access log. Reads the peer at once, because gRPC crashes if it is read after the call's
+    end.
+    """
 
     def __init__(self, method: str, context: Context) -> None:
         self._method = method

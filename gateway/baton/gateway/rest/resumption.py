@@ -34,7 +34,7 @@ class Resumable:
 
     async def _find(self, exchange: Exchange, last: str) -> None:
         if self._store is None:
-            raise InvalidRequest("streams cannot be resumed here: resumable_streams is off", field=_HEADER)
+            raise InvalidRequest("cannot resume streams: resumable_streams is disabled", field=_HEADER)
         request_id, slash, position = last.rpartition("/")
         if not slash:
             raise InvalidRequest(f"{_HEADER} is {last[:40]!r}; give the id of the last event as it came", field=_HEADER)

@@ -1,4 +1,4 @@
-"""What another gateway needs to go on with a stream: the request as it came, its seed, and the tokens so far."""
+"""What another gateway needs to continue a stream: the original request, its seed and the tokens so far."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from baton.gateway.resume.position import ChoicePosition, Cursor
 from baton.rpc.errors import InvalidRequest
 
-_ENTRY = struct.Struct("<II")  # choice, number of tokens; the tokens follow, 4 bytes each
+_ENTRY = struct.Struct("<II")  # choice and number of tokens, followed by 4 bytes per token
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """What of a stream never changes."""
+    """The immutable part of a stream's record."""
 
     tenant: str
     request_id: str
-    path: str  # of the REST route; the method's name under gRPC
-    body: bytes  # the request
+    path: str  # of the REST route, or the method's full name in gRPC
+    body: bytes  # the serialized request
     num_choices: int
     seed: int
     created: int  # Unix seconds
@@ -27,17 +27,17 @@ class StreamHead:
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """One stream's, while this gateway runs it. `on_news` is told when there is something to write down."""
+    """The record of one stream while this gateway runs it. `on_news` is called when there is something to write."""
 
     head: StreamHead
     cursor: Cursor
     positions: tuple[ChoicePosition, ...]
-    known: tuple[tuple[int, ...], ...]  # of each choice: tokens that were written down before
+    known: tuple[tuple[int, ...], ...]  # tokens already stored, by choice
     on_news: Callable[[Journal], None]
-    field_name: str = ""  # of the position in the client's request
+    field_name: str = ""  # the client's field with the position
     unwritten: list[bytes] = field(default_factory=list)
     ended: bool = False
-    _everything: bytearray = field(default_factory=bytearray)  # written down or not
+    _everything: bytearray = field(default_factory=bytearray)  # all entries, stored or not
     _counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -51,20 +51,20 @@ class Journal:
         most = max(position.num_tokens for position in self.positions)
         if most > max_tokens:
             raise InvalidRequest(
-                f"{self.field_name} says that {most} tokens came, and the stream has {max_tokens} at most",
+                f"{self.field_name} is at {most} tokens; the stream has at most {max_tokens}",
                 field=self.field_name,
             )
 
     def replayed(self, index: int) -> tuple[int, ...]:
-        """The tokens that the client has, as far as they were written down."""
+        """Returns the stored tokens up to the client's position."""
         return self.known[index][: self.positions[index].num_tokens]
 
     def split(self, index: int, so_far: int, num_new: int) -> int:
-        """How many of a choice's next tokens the client has."""
+        """Returns how many of a choice's next tokens the client already has."""
         return max(0, min(num_new, self.positions[index].num_tokens - so_far))
 
     def append(self, index: int, token_ids: Sequence[int]) -> None:
-        """The choice's next tokens; those that were written down before are not written again."""
+        """Appends the choice's next tokens; stored ones are not written again."""
         before, self._counts[index] = self._counts[index], self._counts[index] + len(token_ids)
         fresh = token_ids[max(0, len(self.known[index]) - before) :]
         if fresh:
@@ -74,22 +74,22 @@ class Journal:
             self.on_news(self)
 
     def begin_anew(self) -> None:
-        """What was written down is lost, or may be there twice: all of it is to be written again."""
+        """Marks all entries to be written again, after Redis lost them or may hold them twice."""
         self.unwritten = [bytes(self._everything)] if self._everything else []
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Marks the stream as ended."""
         self.ended = True
         self.on_news(self)
 
 
 def entry_of(index: int, token_ids: Sequence[int]) -> bytes:
-    """Tokens of one choice as they are written down."""
+    """Encodes tokens of one choice as a log entry."""
     return _ENTRY.pack(index, len(token_ids)) + struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def tokens_of(entries: Iterable[bytes], num_choices: int) -> tuple[tuple[int, ...], ...]:
-    """What was written down, by choice."""
+    """Decodes log entries into tokens by choice."""
     tokens: list[list[int]] = [[] for _ in range(num_choices)]
     for data in entries:
         start = 0
@@ -102,9 +102,9 @@ def tokens_of(entries: Iterable[bytes], num_choices: int) -> tuple[tuple[int, ..
 
 
 def check_positions(head: StreamHead, positions: Sequence[ChoicePosition], field: str) -> None:
-    """Raises InvalidRequest for a position that cannot be of this stream."""
+    """Raises InvalidRequest for positions that do not fit this stream."""
     if len(positions) != head.num_choices:
         raise InvalidRequest(
-            f"{field} is of {len(positions)} choices, and the stream has {head.num_choices}; give the id as it came",
+            f"{field} has {len(positions)} choices, the stream has {head.num_choices}; give the id as received",
             field=field,
         )

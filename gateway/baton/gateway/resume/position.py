@@ -1,6 +1,6 @@
-"""How far a client has come in a stream: of each choice the tokens told, and whether its end was. Knows no token.
+"""A client's position in a stream: for each choice the received tokens and whether it ended. Knows no tokens.
 
-As text `12.15f`: 12 tokens of the first choice, 15 and the end of the second.
+The text `12.15f` means 12 tokens of the first choice, and 15 tokens and the end of the second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TEXT = re.compile(r"\d{1,9}f?(\.\d{1,9}f?)*")
 
 @dataclass(frozen=True, slots=True)
 class ChoicePosition:
-    """One choice's."""
+    """The position in one choice."""
 
     num_tokens: int = 0
     finished: bool = False
@@ -26,22 +26,22 @@ class ChoicePosition:
 
 
 def position_text(position: Sequence[ChoicePosition]) -> str:
-    """All choices', as an event's id ends with it."""
+    """Formats the positions of all choices, the last part of an event id."""
     return ".".join(map(str, position))
 
 
 def parse_position(text: str, field: str) -> tuple[ChoicePosition, ...]:
-    """The inverse. Raises InvalidRequest that names `field`."""
+    """Parses the output of position_text. Raises InvalidRequest that names `field`."""
     if not _TEXT.fullmatch(text):
         raise InvalidRequest(
-            f"{field} ends with {text[:40]!r}, which is no position; give the id of the last event as it came",
+            f"{field} ends with the invalid position {text[:40]!r}; give the id of the last event as received",
             field=field,
         )
     return tuple(ChoicePosition(int(part.rstrip("f")), part.endswith("f")) for part in text.split("."))
 
 
 class Cursor:
-    """Counts what a stream tells, and knows what of it its client has already."""
+    """Tracks a stream's position and compares it with its client's."""
 
     def __init__(self, known: Sequence[ChoicePosition]) -> None:
         self._known = tuple(known)
@@ -49,22 +49,22 @@ class Cursor:
 
     @property
     def resumed(self) -> bool:
-        """Whether the client has anything."""
+        """Returns whether the client has received anything."""
         return any(one.num_tokens or one.finished for one in self._known)
 
     @property
     def behind(self) -> bool:
-        """Whether something is still to come that the client has."""
+        """Returns whether the client already has part of what follows."""
         pairs = zip(self._now, self._known, strict=True)
         return any(now.num_tokens < known.num_tokens or now.finished < known.finished for now, known in pairs)
 
     @property
     def text(self) -> str:
-        """Where the stream is."""
+        """Returns the current position as text."""
         return position_text(self._now)
 
     def advance(self, index: int, num_tokens: int, finished: bool) -> bool:
-        """A piece of a choice comes; whether it is new to the client."""
+        """Advances past a piece of a choice. Returns whether it is new to the client."""
         now, known = self._now[index], self._known[index]
         self._now[index] = now = ChoicePosition(now.num_tokens + num_tokens, finished)
         if finished:

@@ -1,6 +1,6 @@
-"""Streams in Redis, for a minute after their last token: written in batches, several times a second, all in one go.
+"""Streams in Redis, kept for a minute after their last token and written in batches several times per second.
 
-What Redis lost, or took without saying so, is written anew as a whole.
+A stream whose record Redis lost or may hold twice is written again as a whole.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Taken(NamedTuple):
 
 
 class StreamStore:
-    """Writes down the streams of this gateway, and reads those of others, for the lifetime of an `async with`."""
+    """Writes the streams of this gateway and reads those of others, for the lifetime of an `async with`."""
 
     def __init__(self, url: str, write_seconds: float = _WRITE_SECONDS) -> None:
         self._write_seconds = write_seconds
-        self._open: dict[Journal, float] = {}  # when it was last written
+        self._open: dict[Journal, float] = {}  # time of the last write
         self._news: dict[Journal, None] = {}
         self._new: dict[Journal, None] = {}  # to be written as a whole
         self._wake = asyncio.Event()
@@ -70,7 +70,7 @@ class StreamStore:
         await self._redis.aclose()
 
     def begin(self, head: StreamHead) -> Journal:
-        """A new stream's journal. One of the same name and tenant is forgotten."""
+        """Starts the journal of a new stream. Replaces an earlier one with the same tenant and request id."""
         nothing = tuple(ChoicePosition() for _ in range(head.num_choices))
         known: tuple[tuple[int, ...], ...] = tuple(() for _ in range(head.num_choices))
         journal = Journal(head, Cursor(nothing), nothing, known, self._on_news)
@@ -82,18 +82,18 @@ class StreamStore:
     async def resume(
         self, tenant: str, request_id: str, path: str, positions: Sequence[ChoicePosition] | None, field: str
     ) -> Journal:
-        """The journal of a stream that another gateway ran. None: the client has nothing of it.
+        """Returns the journal of another gateway's stream. `positions` is None if the client has received nothing.
 
-        Raises NotFound for one that is not known, or is another tenant's or another route's; InvalidRequest for a
-        position that it cannot have; Unavailable where Redis does not answer.
+        Raises NotFound for a stream that is unknown or belongs to another tenant or route, InvalidRequest for an
+        invalid position, and Unavailable if Redis does not answer.
         """
         name = _name_of(tenant, request_id)
         reads: Any = self._redis.pipeline(transaction=False)
         try:
             data, entries = await reads.get(name).lrange(f"{name}:log", 0, -1).execute()
         except (RedisError, OSError, TimeoutError) as error:
-            _log.warning("streams cannot be reached: %s", error)
-            raise Unavailable("stored streams cannot be reached; retry later", retry_after_ms=1000) from error
+            _log.warning("cannot read streams from Redis: %s", error)
+            raise Unavailable("cannot read stored streams; retry later", retry_after_ms=1000) from error
         head = msgspec.msgpack.decode(data, type=StreamHead) if data else None
         if head is None or head.path != path:
             raise NotFound(
@@ -121,13 +121,13 @@ class StreamStore:
             try:
                 await self._write()
             except (RedisError, OSError, TimeoutError) as error:
-                _log.warning("streams cannot be written down: %s", error)
+                _log.warning("cannot write streams to Redis: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._wake.set()
             await asyncio.sleep(self._write_seconds)
 
     async def _write(self) -> None:
-        """One round trip for all that is new. What fails is tried again; raises the first failure."""
+        """Writes all pending entries in one round trip. Failed ones are retried; raises the first failure."""
         now = time.monotonic()
         due = {journal: None for journal, at in self._open.items() if now - at > _RENEW_SECONDS}
         pipeline: Any = self._redis.pipeline(transaction=False)
@@ -141,7 +141,7 @@ class StreamStore:
         try:
             answers = await pipeline.execute(raise_on_error=False)
         except (RedisError, OSError, TimeoutError):
-            for one in taken:  # Redis may have taken some of it before the connection broke
+            for one in taken:  # Redis may have received part of it before the connection failed
                 if one.num_entries:
                     self._begin_anew(one.journal)
             raise
@@ -151,7 +151,7 @@ class StreamStore:
                 raise failure
 
     def _add(self, pipeline: Any, journal: Journal) -> None:
-        """What writes one journal's news down. The first answer is false where Redis has lost the journal."""
+        """Adds the commands that write one journal. The first reply is false if Redis lost the journal."""
         name = _name_of(journal.head.tenant, journal.head.request_id)
         if journal in self._new:
             pipeline.set(name, msgspec.msgpack.encode(asdict(journal.head)), ex=_KEEP_SECONDS)
@@ -163,10 +163,10 @@ class StreamStore:
         pipeline.expire(f"{name}:log", _KEEP_SECONDS)
 
     def _settle(self, taken: _Taken, answers: Sequence[Any], now: float) -> Exception | None:
-        """What came of one journal's news."""
+        """Applies the replies for one journal. Returns its failure, if any."""
         journal = taken.journal
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        # One that is only renewed waits for its next token: its stream may run at another gateway by now.
+        # A journal that is only renewed waits for its next token, because its stream may run at another gateway now.
         lost = not answers[0] and taken.num_entries > 0
         if lost:
             self._begin_anew(journal)

@@ -31,13 +31,13 @@ def test_a_prompt_of_one_token_has_none():
 def test_missing_parts_are_the_workers_error():
     parts = PromptLogprobParts([5, 6, 7], name)
     parts.take(2, entries(-1))
-    with pytest.raises(InternalError, match="of 1 token"):
+    with pytest.raises(InternalError, match="for 1 prompt token"):
         parts.complete()
 
 
 @pytest.mark.parametrize("first", [0, 2, 9])
 def test_places_beyond_the_prompt_are_refused(first):
-    with pytest.raises(InternalError, match="shorter"):
+    with pytest.raises(InternalError, match="exceed the prompt"):
         PromptLogprobParts([5, 6, 7], name).take(first, entries(-1, -2))
 
 

@@ -1,5 +1,6 @@
-"""API keys of the form bt-<id>-<secret>: creation, parsing and digests.\n\nA secret has 238 random bits, so a plain
-SHA-256 is safe to store; slow hashes are for passwords that people choose.
+"""API keys of the form bt-<id>-<secret>: creation, parsing and digests.
+
+A secret has 238 random bits, so a plain SHA-256 is safe to store; slow hashes are for passwords that people choose.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ class Directory:
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     def authenticate(self, key: str, now: float) -> Identity:
-        """Returns the identity of a key. Raises Unauthenticated. `now` is in Unix seconds.\n\nOnly a client with the
-        right secret gets a reason other than "incorrect".
+        """Returns the identity of a key. Raises Unauthenticated. `now` is in Unix seconds.
+
+        Only a client with the right secret gets a reason other than "incorrect".
         """
         looked_at = key[: MAX_LENGTH + 1]
         record = self.keys.get(id_of(looked_at), _NOBODY)

@@ -1,6 +1,7 @@
-"""This gateway's own record of admitted requests by tenant, enforced without Redis and reported to it when
-needed.\n\nEvery request is recorded here, also those that Redis decided. A gateway that loses Redis goes on with its
-own usage of the last minute, and a Redis that was wiped or comes back receives what it missed.
+"""This gateway's own record of admitted requests by tenant, enforced without Redis and reported to it when needed.
+
+Every request is recorded here, also those that Redis decided. A gateway that loses Redis goes on with its own usage of
+the last minute, and a Redis that was wiped or comes back receives what it missed.
 """
 
 from __future__ import annotations
@@ -92,8 +93,10 @@ class Ledger:
         return [(name, account) for name, account in self._accounts.items() if account.running]
 
     def decide(self, account: Account, limits: Limits, ask: Ask, replicas: int) -> Standing:
-        """Checks a request against `limits`, this gateway's share. Records nothing.\n\nThe request is already part of
-        `running` and `reserved`. The month's share is the part of the budget that is left.
+        """Checks a request against `limits`, this gateway's share. Records nothing.
+
+        The request is already part of `running` and `reserved`. The month's share is the part of the budget that is
+        left.
         """
         now_ms = self.now_ms
         account.enter_month(month_of(self._wall_clock()))

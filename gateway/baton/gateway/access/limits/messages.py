@@ -14,8 +14,9 @@ _Row = tuple[str, int, int]  # name, limit, used
 
 
 def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
-    """Returns x-ratelimit-{limit,remaining,reset}-{requests,tokens} for each limit that is set.\n\nIf input and output
-    tokens have separate limits, `tokens` is the one with the smaller part left.
+    """Returns x-ratelimit-{limit,remaining,reset}-{requests,tokens} for each limit that is set.
+
+    If input and output tokens have separate limits, `tokens` is the one with the smaller part left.
     """
     rows: list[_Row] = []
     if limits.requests_per_minute:

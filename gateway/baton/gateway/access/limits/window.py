@@ -1,6 +1,7 @@
-"""Usage of the last minute, in cells of 250 ms. The Lua scripts do the same in Redis.\n\nA request is counted when it
-is admitted, with its reserved amount; when it ends, its cell is corrected to the actual usage. No minute exceeds the
-limit, and a saturating tenant reaches 99.6 % of it.
+"""Usage of the last minute, in cells of 250 ms. The Lua scripts do the same in Redis.
+
+A request is counted when it is admitted, with its reserved amount; when it ends, its cell is corrected to the actual
+usage. No minute exceeds the limit, and a saturating tenant reaches 99.6 % of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One connection to one Redis for short commands: pipelined in order, each with a deadline, failing fast when
-lost.\n\nredis-py costs 0.1 ms of CPU per command, more than the rest of access control. Here commands of one loop
-iteration share a write, and hiredis parses the replies. While Redis does not answer, `up` is False and no command
-should be sent.
+"""One connection to one Redis for short commands: pipelined in order, each with a deadline, failing fast when lost.
+
+redis-py costs 0.1 ms of CPU per command, more than the rest of access control. Here commands of one loop iteration
+share a write, and hiredis parses the replies. While Redis does not answer, `up` is False and no command should be sent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class LinkDown(Exception):
 
 
 class RedisLink(asyncio.Protocol):
-    """Keeps a connection for the lifetime of an `async with`. Each new connection begins with the
-    `greetings`.\n\n`address` replaces the address of the URL.
+    """Keeps a connection for the lifetime of an `async with`. Each new connection begins with the `greetings`.
+
+    `address` replaces the address of the URL.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 """One Redis, or the masters of a Redis Cluster, behind one interface: `up`, and `ask` with the key that selects the
-node.\n\nEach node has its own RedisLink. The slot map is read when the first node answers, and again when a reply
-reports moved keys or a node is lost.
+node.
+
+Each node has its own RedisLink. The slot map is read when the first node answers, and again when a reply reports moved
+keys or a node is lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One choice's way from token ids to deltas: text, stop strings, log-probabilities, reasoning and tool calls.
+"""Turns one choice's token ids into deltas: text, stop strings, log-probabilities, reasoning and tool calls.
 
-Knows no worker and no client.
+Knows nothing of workers or clients.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from baton.gateway.parsing.events import Event, append
 from baton.gateway.parsing.output_parser import OutputParser
 from baton.v1 import types_pb2
 
-REPEATED = "repetition_detected"  # the stop reason of an output that repeats itself
+REPEATED = "repetition_detected"  # stop reason of a repetitive output
 
 
 class Choice:
-    """State that a failover keeps: the tokens given to the client, incomplete text, possible stop strings."""
+    """One choice's output. Its state survives failover: emitted tokens, incomplete text, possible stop strings."""
 
     __slots__ = (
         "_detokenizer",
@@ -54,25 +54,25 @@ class Choice:
         self.index = index
         self.output_token_ids: list[int] = []
         self.finished = False
-        self.prompt_logprobs = prompt_logprobs  # until its first delta has taken them along
+        self.prompt_logprobs = prompt_logprobs  # until the first delta takes them
         self._detokenizer = detokenizer
         self._stops = stops
-        # The text of a token that ends the output is no part of it, unless asked for.
+        # The text of a token that ends the output is left out unless requested.
         self._silent_ids = frozenset() if include_stop else stop_ids
         self._name_logprobs = name_logprobs
         self._parser = parser
         self._repetition = repetition
-        self._min_tokens = min_tokens  # of outputs that may end for repeating themselves
-        # Nothing but text is made of its tokens: most of all tokens go this way.
+        self._min_tokens = min_tokens  # minimum length of an output that ends for repetition
+        # Fast path for most tokens: nothing but text is derived from them.
         self._is_plain = stops is None and parser is None and repetition is None and name_logprobs is None
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of the output's tokens, where a parser tells them."""
+        """Returns the number of reasoning tokens, or 0 without a parser."""
         return self._parser.num_reasoning_tokens if self._parser is not None else 0
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> Delta:
-        """The delta of new tokens. `finished` is true after it when a stop string was completed."""
+        """Returns the delta of new tokens. Sets `finished` when a stop string was completed."""
         if self._is_plain and self.prompt_logprobs is None:
             self.output_token_ids.extend(token_ids)
             is_silent = token_ids[-1] in self._silent_ids
@@ -91,13 +91,13 @@ class Choice:
         return Delta(self.index, self._text_of(token_ids), token_ids, self._named(token_ids, logprobs))
 
     def end(self, reason: str, stop_token_id: int | None) -> Delta:
-        """The last delta, when the worker ended the output."""
+        """Returns the last delta after the worker ended the output."""
         self.finished = True
         text, stop = self._rest()
         return self._last(text, (), None, reason if stop is None else "stop", stop_token_id if stop is None else stop)
 
     def _rest(self) -> tuple[str, str | None]:
-        """The text that was kept back, and the stop string that it completes, if any."""
+        """Returns the text that was held back, and the stop string it completes, if any."""
         text = self._detokenizer.finish()
         if self._stops is None:
             return text, None
@@ -149,7 +149,7 @@ class Choice:
         stop_reason: str | int | None,
         events: list[Event] | None = None,
     ) -> Delta:
-        """The last delta; `events` are those of its text already, None where it was not parsed."""
+        """Returns the last delta. `events` are those of `text`, or None if it was not parsed yet."""
         parser = self._parser
         if parser is not None:
             if events is None:

@@ -1,4 +1,4 @@
-"""Between a generation and its sink: passes deltas on, or merges them while the sink is not writable."""
+"""Passes deltas from a generation to its sink, and merges them while the sink is not writable."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from baton.gateway.core import Delta, Sink, TokenLogprob, Usage
 from baton.gateway.parsing.events import Event, append
 from baton.rpc.errors import ServiceError
 
-# Tokens with log-probabilities that are merged into one delta; more take too long to write at once.
+# Maximum number of tokens with log-probabilities in one merged delta; more take too long to write at once.
 _MERGED_LOGPROBS = 256
 
 
 @dataclass(slots=True)
 class _Merged:
-    """Deltas of one choice that wait for the sink."""
+    """Merged deltas of one choice that wait for the sink."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -58,9 +58,9 @@ class _Merged:
 
 
 class DeltaOutlet:
-    """Keeps the order: each choice's deltas, then the end. Says nothing any more once closed.
+    """Passes on each choice's deltas in order, then the end. Does nothing once closed.
 
-    `finished` counts the choices that end, by their finish reason.
+    `finished` counts the finished choices by reason.
     """
 
     __slots__ = ("_end", "_finished", "_held", "_sink", "closed")
@@ -68,12 +68,12 @@ class DeltaOutlet:
     def __init__(self, sink: Sink, finished: Counter[str] | None = None) -> None:
         self._sink = sink
         self._finished = Counter() if finished is None else finished
-        self._held: dict[int, deque[_Merged]] = {}  # by choice
+        self._held: dict[int, deque[_Merged]] = {}  # merged deltas by choice
         self._end: Usage | ServiceError | None = None
         self.closed = False
 
     def emit(self, delta: Delta) -> None:
-        """Passes one delta on, now or later."""
+        """Passes a delta on, or holds it back while the sink is not writable."""
         if self.closed:
             return
         if delta.finish_reason is not None:
@@ -87,13 +87,13 @@ class DeltaOutlet:
             held[-1].add(delta)
 
     def end(self, end: Usage | ServiceError) -> None:
-        """Passes the end on, after all that is held."""
+        """Passes the end on, after all held deltas."""
         if self._end is None:
             self._end = end
             self.resume()
 
     def resume(self) -> None:
-        """The sink may be writable again."""
+        """Passes held deltas on while the sink is writable."""
         while self._held and not self.closed and self._sink.writable:
             index, held = next(iter(self._held.items()))
             merged = held.popleft()
@@ -109,6 +109,6 @@ class DeltaOutlet:
             self._sink.on_error(self._end)
 
     def close(self) -> None:
-        """The client is gone."""
+        """Drops held deltas after the client disconnected."""
         self.closed = True
         self._held.clear()

@@ -1,4 +1,4 @@
-"""A worker's log-probabilities with the tokens' text."""
+"""Adds the tokens' text to a worker's log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NamedLogprobs = Callable[[int, types_pb2.TokenLogprobs], TokenLogprob]
 
 
 class PackedTop(Sequence[TopLogprob]):
-    """The most likely tokens at a position, named when they are read: answers may hold a million of them."""
+    """The most likely tokens at a position, decoded on access because a response may hold a million of them."""
 
     __slots__ = ("_tokenizer", "logprobs", "names", "token_ids")
 
     def __init__(self, tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         self._tokenizer = tokenizer
-        self.names = tokenizer.token_json  # before and behind a log-probability
+        self.names = tokenizer.token_json  # JSON text before and after a log-probability
         self.token_ids = array("I", token_ids)
         self.logprobs = array("f", logprobs)
 
@@ -45,7 +45,7 @@ class PackedTop(Sequence[TopLogprob]):
 
 
 def logprob_namer(tokenizer: Tokenizer) -> NamedLogprobs:
-    """Turns a worker's log-probabilities into ones with the tokens' text."""
+    """Returns a function that adds the tokens' text to a worker's log-probabilities."""
 
     def name(token_id: int, entry: types_pb2.TokenLogprobs) -> TokenLogprob:
         data = tokenizer.token_bytes(token_id)

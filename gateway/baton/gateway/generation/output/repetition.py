@@ -1,4 +1,4 @@
-"""Finds outputs whose end repeats itself. Knows no text."""
+"""Detects outputs whose end repeats a pattern. Works on token ids only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.v1 import types_pb2
 
 
 class RepetitionDetector:
-    """One output's. It repeats itself where its end is one pattern, `min_count` times in a row."""
+    """Detects when one output ends with a pattern repeated `min_count` times in a row."""
 
     def __init__(self, min_pattern_size: int, max_pattern_size: int, min_count: int) -> None:
         assert 1 <= min_pattern_size <= max_pattern_size
@@ -16,12 +16,13 @@ class RepetitionDetector:
         self._least, self._most = min_pattern_size, max_pattern_size
         sizes = np.arange(min_pattern_size, max_pattern_size + 1)
         self._enough = (min_count - 1) * sizes
-        self._runs = np.zeros(len(sizes), np.int64)  # tokens in a row that equal the one a pattern before
+        # per pattern size: consecutive tokens equal to the one a pattern earlier
+        self._runs = np.zeros(len(sizes), np.int64)
         self._tokens = np.empty(64, np.int64)
         self._count = 0
 
     def add(self, token_id: int) -> bool:
-        """One more token. True: the output repeats itself now."""
+        """Adds a token. Returns whether the output is repetitive now."""
         count = self._count
         before = self._tokens[max(0, count - self._most) : count][::-1][self._least - 1 :]
         equal = before == token_id
@@ -37,7 +38,7 @@ class RepetitionDetector:
 
 
 def detector_of(stop: types_pb2.StopConditions) -> RepetitionDetector | None:
-    """None: the request does not ask."""
+    """Returns the requested detector, or None."""
     wanted = stop.repetition_detection
     if not wanted.max_pattern_size:
         return None

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that comes in pieces, and holds back only what may become one. Knows no tokens."""
+"""Finds stop strings in streamed text, holding back only what may become one. Works on text only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The first stop string to be completed ends the text; of several that end together, the longest counts.
+    """Ends the text at the first completed stop string; of several that end together, at the longest.
 
-    The result is the same however the text is cut into pieces.
+    The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
@@ -21,7 +21,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """The text that is certain now, and the stop string that was completed, if any."""
+        """Returns the text that can be emitted, and the completed stop string, if any."""
         text = self._held + piece if self._held else piece
         match = self._first_match(text)
         if match is not None:
@@ -33,7 +33,7 @@ class StopStrings:
         return text[:keep], None
 
     def finish(self) -> str:
-        """What was held back, once no more text comes."""
+        """Returns the held-back text at the end of the output."""
         held, self._held = self._held, ""
         return held
 
@@ -46,7 +46,7 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def _possible_start(self, text: str) -> int:
-        """Where the longest end of `text` that begins a stop string starts; len(text) if none does."""
+        """Returns where the longest suffix of `text` that begins a stop string starts, or len(text)."""
         begin = max(0, len(text) - self._longest + 1)
         while True:
             found = self._first_chars.search(text, begin)

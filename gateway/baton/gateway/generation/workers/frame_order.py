@@ -1,8 +1,8 @@
-"""In which order a worker's frame is handed to its requests, and how much of it at once. Knows no request.
+"""Orders a worker's frame for delivery and splits it into batches. Knows nothing of requests.
 
-A frame that the worker merged, because the gateway lags, holds as much as was made meanwhile. Whoever gets least is
-served first, so that a newcomer's first token waits for nobody's backlog; and the frame is handed over in turns,
-between which connections are accepted, requests read and placed.
+A frame that the worker merged because the gateway lags holds many steps. Slots with the fewest tokens come first, so
+that a new request's first token does not wait for the backlog of others. Between batches the event loop accepts
+connections and reads and places requests.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from baton.v1 import types_pb2
 
-# What one turn hands over, in pieces and in tokens: two or three milliseconds.
+# Size of one batch, in pieces and in tokens: 2 to 3 ms of work.
 TURN_PIECES = 256
 TURN_TOKENS = 2048
 
 Logprobs = Sequence[types_pb2.TokenLogprobs]
-Piece = tuple[int, Sequence[int], Logprobs | None]  # of one slot
+Piece = tuple[int, Sequence[int], Logprobs | None]  # slot, token ids, log-probabilities
 
 
 def merged_pieces(
     slots: Sequence[int], counts: Sequence[int], token_ids: Sequence[int], logprobs: Iterable[tuple[int, Logprobs]]
 ) -> list[Piece]:
-    """One piece a slot, of all its steps in their order; those with the fewest tokens first.
+    """Returns one piece per slot with all its steps in order, fewest tokens first.
 
-    `counts` are the tokens of each of `slots`; empty: one of each.
+    `counts` are the tokens of each entry of `slots`; if empty, each has one.
     """
     tokens: dict[int, list[int]] = {slot: [] for slot in slots}
     if counts:
@@ -42,7 +42,7 @@ def merged_pieces(
 
 
 def turns(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    """The pieces in their order, as much at once as one turn takes; a piece is never cut."""
+    """Yields the pieces in order, in batches; a piece is never split."""
     begin = num_tokens = 0
     for at, piece in enumerate(pieces):
         if at - begin >= TURN_PIECES or num_tokens >= TURN_TOKENS:

@@ -1,4 +1,4 @@
-"""What a worker's stream tells the requests on it."""
+"""The interface between a worker's stream and the requests on it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from baton.v1 import types_pb2, worker_pb2
 
 
 class SlotReceiver(Protocol):
-    """A request on the stream. Called synchronously; after on_finish or on_failure never again."""
+    """A request on the stream. Called synchronously; not called again after on_finish or on_failure."""
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
-        """Log-probabilities of the prompt's tokens from this place on; only where asked for."""
+        """Receives log-probabilities of the prompt's tokens from `first_position` on, if requested."""
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
-        """One step's new tokens."""
+        """Receives the new tokens of one or more steps."""
 
     def on_stall(self) -> None:
-        """The worker's device is stuck; it is told again while that lasts. Tokens may still come."""
+        """Called repeatedly while the worker's device is stuck. Tokens may still arrive."""
 
     def on_prefill_lost(self, worker_id: str, message: str) -> None:
-        """A prefill worker died while it computed the prompt for this worker, which goes on by itself."""
+        """Called when a prefill worker died while it computed the prompt; the decode worker continues on its own."""
 
     def on_finish(self, finish: worker_pb2.SlotFinish) -> None:
-        """The worker is done with it; also the answer to an abort."""
+        """Called when the worker has ended the request, also after an abort."""
 
     def on_failure(self, error: ServiceError) -> None:
-        """The worker gave it up, or is lost."""
+        """Called when the worker failed the request or was lost."""
 
 
 class IgnoredSlot:
-    """Holds a slot whose request is no longer wanted."""
+    """Implements SlotReceiver for a slot whose request is no longer wanted."""
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The stream between this gateway process and one worker: slots, frames to requests, aborts, loss."""
+"""The stream between this gateway process and one worker: slots, delivery of frames, aborts, loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-# Prompt tokens in one message; a burst of long prompts goes out in several.
+# Maximum prompt tokens in one message; a burst of long prompts is split.
 _MAX_MESSAGE_TOKENS = 1 << 20
 
-# Where the gateway lags, frames wait at the worker, which merges them, and a newcomer's first token is among the next.
+# A small flow-control window: while the gateway lags, frames wait at the worker, which merges them, so that a new
+# request's first token is among the next.
 _WINDOW_BYTES = 8 << 10
 
-# Ticks without a word after which the worker is asked for one, and after which it hangs; a connection takes longer.
+# Silent ticks until the worker is pinged, and until it counts as silent; a connection gets more.
 _MAX_PING = (1 << 31) - 1
 _PING_TICK = 2
 _LAST_TICK = 6
@@ -38,7 +39,7 @@ Frame = worker_pb2.GenerateStreamResponse
 
 
 class WorkerStream:
-    """One GenerateStream call. Opens at once, ends for good when the call ends."""
+    """One GenerateStream call. Opens at once; never reopens."""
 
     def __init__(
         self,
@@ -48,11 +49,11 @@ class WorkerStream:
         counters: GenerationCounters,
         dial: Dial = _PLAIN,
         on_stall: Callable[[WorkerStream], None] | None = None,
-        patience: int = 1,  # times the usual silence
+        patience: int = 1,  # multiple of the usual silence limit
     ) -> None:
         self.worker_id = worker_id
         self.address = address
-        self.last_used = time.monotonic()  # last submit, frame or step of the engine
+        self.last_used = time.monotonic()  # time of the last submit, frame or engine step
         self._on_end = on_end
         self._on_stall = on_stall
         self._counters = counters
@@ -61,17 +62,17 @@ class WorkerStream:
         self._receivers: dict[int, SlotReceiver] = {}
         self._free_slots: list[int] = []
         self._num_slots = 0
-        self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not yet sent
-        self._aborts: dict[int, None] = {}  # slots, in order
-        self._sent: set[int] = set()  # slots whose submits the worker's host has
-        self._waiting: set[int] = set()  # slots whose requests the worker does not compute yet
-        self._ping = 0  # the last one
+        self._submits: dict[int, worker_pb2.SubmitRequest] = {}  # by slot, not sent yet
+        self._aborts: dict[int, None] = {}  # slots in order
+        self._sent: set[int] = set()  # slots whose submits were sent
+        self._waiting: set[int] = set()  # slots whose requests the worker has not started
+        self._ping = 0  # last ping sent
         self._wants_ping = False
         self._silent_ticks = 0
-        self._was_heard = False  # ever
+        self._was_heard = False  # whether any frame has arrived
         self._hangs = False
         self._stalled = False
-        self._progress = 0  # of the engine, as pongs say
+        self._progress = 0  # engine progress as reported by pongs
         self._was_cut = False
         self._wake = asyncio.Event()
         self._ended = False
@@ -79,33 +80,33 @@ class WorkerStream:
 
     @property
     def num_active(self) -> int:
-        """Slots in use."""
+        """Returns the number of slots in use."""
         return len(self._receivers)
 
     @property
     def ended(self) -> bool:
-        """Takes nothing more."""
+        """Returns whether the stream has ended and takes no more requests."""
         return self._ended
 
     @property
     def hangs(self) -> bool:
-        """It ended for want of a sign of life."""
+        """Returns whether the stream ended because the worker was silent."""
         return self._hangs
 
     @property
     def was_heard(self) -> bool:
-        """The worker said something."""
+        """Returns whether any frame has arrived."""
         return self._was_heard
 
     @property
     def was_never_reached(self) -> bool:
-        """It ended before the worker took anything."""
+        """Returns whether the stream ended before the worker received anything."""
         return self._ended and not self._was_heard and not self._sent
 
     def tick(self) -> None:
-        """A sixth of the silence that a worker may keep has passed; what it said meanwhile was dispatched.
+        """Counts one tick of silence (a sixth of the limit). Pending frames were dispatched before.
 
-        Ticks are counted, not seconds: a process that was itself held up blames nobody.
+        Counts ticks rather than seconds, so that a delay of this process is not blamed on workers.
         """
         if not self._receivers:
             self._silent_ticks = 0
@@ -114,15 +115,15 @@ class WorkerStream:
         if self._silent_ticks >= (self._last_tick if self._was_heard else _LAST_CONNECTING_TICK):
             self._hangs = True
             self._counters.silent_workers += 1
-            self.fail("it gives no sign of life")
+            self.fail("the worker is silent")
         elif self._silent_ticks == _PING_TICK:
             self._wants_ping = True
             self._wake.set()
 
     def submit(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
-        """Sends a request, soon; sets its slot and returns it. Raises WorkerLost once the stream has ended."""
+        """Queues a request; sets its slot and returns it. Raises WorkerLost once the stream has ended."""
         if self._ended:
-            raise self._loss("it ended", False)
+            raise self._loss("the stream ended", False)
         if self._free_slots:
             slot = self._free_slots.pop()
         else:
@@ -136,7 +137,7 @@ class WorkerStream:
         return slot
 
     def abort(self, slot: int) -> None:
-        """Asks the worker to stop. The slot's receiver hears on_finish, unless the request was never sent."""
+        """Asks the worker to stop a request. The receiver gets on_finish, at once if the request was not sent yet."""
         if self._submits.pop(slot, None) is not None:
             receiver = self._receivers[slot]
             self._free(slot)
@@ -146,7 +147,7 @@ class WorkerStream:
             self._wake.set()
 
     def leave(self, slot: int) -> None:
-        """As abort, but the slot's receiver hears nothing more."""
+        """Aborts a request without further calls of its receiver."""
         if slot in self._submits:
             del self._submits[slot]
             self._free(slot)
@@ -155,23 +156,23 @@ class WorkerStream:
             self.abort(slot)
 
     def fail(self, reason: str) -> None:
-        """Gives the stream up: every request on it fails with a retryable error."""
+        """Ends the stream: every request on it fails with a retryable error."""
         self._end(reason)
         self._task.cancel()
 
     async def close(self) -> None:
-        """Ends the stream, which is no loss, and waits until its connection is closed."""
-        self._end("the gateway closed it", lost=False)
+        """Ends the stream without failures and waits until its connection is closed."""
+        self._end("the gateway closed the stream", lost=False)
         self._task.cancel()
         await asyncio.wait((self._task,))
 
     def dispatch(self, frame: Frame) -> None:
-        """Hands a frame to its requests."""
+        """Delivers a frame to its requests."""
         for _ in self._dispatched(frame):
             pass
 
     def _dispatched(self, frame: Frame) -> Iterator[None]:
-        """Hands a frame over, turn by turn: in between the event loop is others'."""
+        """Delivers a frame in batches; the event loop runs other work in between."""
         self._silent_ticks = 0
         self._was_heard = True
         slots, token_ids = frame.slots[:], frame.token_ids[:]
@@ -193,7 +194,7 @@ class WorkerStream:
             self._waiting.update(self._receivers.keys() & frame.waiting_slots)
             self._waiting.difference_update(frame.started_slots)
         if counts or frame.logprobs or len(set(slots)) < len(slots):
-            # Several steps, where the gateway lags behind.
+            # The frame holds several steps because the gateway lags.
             entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
             for number, pieces in enumerate(turns(merged_pieces(slots, counts, token_ids, entries))):
                 if number:
@@ -216,7 +217,7 @@ class WorkerStream:
         if not self._stalled:
             self._stalled = True
             self._counters.stalled_workers += 1
-            _log.warning("the device of worker %s is stuck, with %d requests", self.worker_id, len(self._receivers))
+            _log.warning("the device of worker %s is stuck with %d requests", self.worker_id, len(self._receivers))
         if self._on_stall is not None:
             self._on_stall(self)
         for slot, receiver in list(self._receivers.items()):
@@ -284,13 +285,13 @@ class WorkerStream:
         self._waiting.discard(slot)
         if receiver is None:
             self._counters.protocol_errors += 1
-            _log.warning("worker %s ended slot %d, which is not in use", self.worker_id, slot)
+            _log.warning("worker %s ended the unused slot %d", self.worker_id, slot)
         else:
             self._free_slots.append(slot)
         return receiver
 
     def _give_up(self, slot: int) -> None:
-        """Ends a request that cannot take its tokens; the others go on. The slot is free after the worker's answer."""
+        """Fails a request whose receiver raised an exception. The slot is freed after the worker's reply."""
         receiver = self._receivers.get(slot)
         if receiver is not None:
             self._receivers[slot] = IgnoredSlot()
@@ -299,19 +300,19 @@ class WorkerStream:
 
     def _defect(self, slot: int, receiver: SlotReceiver) -> None:
         self._counters.protocol_errors += 1
-        _log.exception("a token of slot %d of worker %s could not be handled", slot, self.worker_id)
-        self._tell_failure(receiver, InternalError("the output could not be handled; see the gateway's log"))
+        _log.exception("failed to handle a token of slot %d of worker %s", slot, self.worker_id)
+        self._tell_failure(receiver, InternalError("failed to handle the output; see the gateway's log"))
 
     def _tell_failure(self, receiver: SlotReceiver, error: ServiceError) -> None:
         try:
             receiver.on_failure(error)
         except Exception:
             self._counters.protocol_errors += 1
-            _log.exception("a failure on worker %s could not be handled", self.worker_id)
+            _log.exception("failed to handle a failure on worker %s", self.worker_id)
 
     async def _run(self) -> None:
         channel = self._dial(self.address, _WINDOW_BYTES)
-        reason = "the worker ended it"
+        reason = "the worker ended the stream"
         try:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
             call = stub.GenerateStream()
@@ -325,13 +326,13 @@ class WorkerStream:
                 call.cancel()
         except grpc.aio.AioRpcError as error:
             reason = problem_of(error)
-            # It lives, and cut this reader off.
+            # The worker is alive and closed the stream because this reader was too slow.
             self._was_cut = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         except asyncio.CancelledError:
-            reason = "it was closed"
+            reason = "the stream was closed"
         except Exception as error:
             self._counters.protocol_errors += 1
-            _log.exception("the stream to worker %s broke", self.worker_id)
+            _log.exception("the stream to worker %s failed", self.worker_id)
             reason = f"{type(error).__name__}: {error}"
         finally:
             self._end(reason)
@@ -351,7 +352,7 @@ class WorkerStream:
                     self._ping = self._ping % _MAX_PING + 1
                     await call.write(worker_pb2.GenerateStreamRequest(ping=self._ping))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The call has ended; its reader says why.
+            # The call has ended; its reader reports the reason.
             return
 
     def _take_message(self) -> worker_pb2.GenerateStreamRequest:
@@ -388,7 +389,7 @@ class WorkerStream:
             self._tell_failure(receiver, self._loss(reason, died))
 
     def _loss(self, reason: str, died: bool) -> WorkerLost:
-        """`died`: the worker ended while it computed the request."""
+        """Returns the error for a lost request. `died`: the worker ended while it computed the request."""
         error = WorkerLost(
             f"lost the stream to worker {self.worker_id} at {self.address}: {reason}",
             phase=types_pb2.PHASE_DECODE,

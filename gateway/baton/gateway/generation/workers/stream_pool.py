@@ -1,4 +1,4 @@
-"""The streams to all workers that this gateway process talks to: opened when needed, closed when idle or silent."""
+"""The streams of this gateway process to all workers: opened when needed, closed when idle or silent."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from baton.v1 import types_pb2
 
 _SWEEP_SECONDS = 1.0
 _TICKS_PER_SILENCE = 6
-_MAX_TICK = 1.5  # of its length: a longer one says that this process, and perhaps its machine, is held up
-_AVOID_SECONDS = 3.0  # as long as a router needs to miss a worker
+_MAX_TICK = 1.5  # A tick longer than this multiple shows that this process is delayed, and perhaps its machine.
+_AVOID_SECONDS = 3.0  # the time a router needs to detect a lost worker
 _PLAIN = Dial()
 
 
 class WorkerStreams:
-    """One stream a worker, for the lifetime of an `async with`."""
+    """Keeps one stream per worker for the lifetime of an `async with`."""
 
     def __init__(
         self,
         counters: GenerationCounters,
         idle_seconds: float = 60.0,
         stall_seconds: float = 120.0,
-        silence_seconds: float = 0.3,  # 0: any silence is fine
+        silence_seconds: float = 0.3,  # 0: unlimited
         dial: Dial = _PLAIN,
     ) -> None:
         self._counters = counters
@@ -36,9 +36,9 @@ class WorkerStreams:
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._tick_seconds = silence_seconds / _TICKS_PER_SILENCE
-        self._hung: dict[str, float] = {}  # by worker: when
+        self._hung: dict[str, float] = {}  # time of the loss by worker
         self._patience = Patience()
-        self._epochs: dict[str, int] = {}  # by worker: of the last stream
+        self._epochs: dict[str, int] = {}  # epoch of the last stream by worker
         self._streams: dict[tuple[str, str], WorkerStream] = {}
         self._helpers: list[asyncio.Task[None]] = []
 
@@ -58,11 +58,11 @@ class WorkerStreams:
 
     @property
     def num_active(self) -> int:
-        """Requests on all streams."""
+        """Returns the number of requests on all streams."""
         return sum(stream.num_active for stream in self._streams.values())
 
     def get(self, endpoint: types_pb2.Endpoint) -> WorkerStream:
-        """The stream to a worker, opened now if there is none."""
+        """Returns the stream to a worker, opened if there is none."""
         key = (endpoint.worker_id, endpoint.address)
         stream = self._streams.get(key)
         if stream is None or stream.ended:
@@ -75,7 +75,7 @@ class WorkerStreams:
         return stream
 
     def avoided(self) -> list[str]:
-        """Workers that were silent, stuck or not there a moment ago; routers may not know yet."""
+        """Returns workers that were recently silent, stuck or unreachable, which routers may not know yet."""
         if self._hung:
             oldest = time.monotonic() - _AVOID_SECONDS
             self._hung = {worker_id: at for worker_id, at in self._hung.items() if at > oldest}
@@ -100,12 +100,12 @@ class WorkerStreams:
             for stream in list(self._streams.values()):
                 quiet = now - stream.last_used
                 if stream.num_active == 0 and quiet > self._idle_seconds:
-                    stream.fail("it was idle")
+                    stream.fail("the stream was idle")
                 elif stream.num_active > 0 and quiet > self._stall_seconds:
                     stream.fail(f"no frame for {quiet:.0f} s")
 
     async def _listen(self) -> None:
-        """Lets the streams count their silence; a tick that comes late does not count."""
+        """Counts the streams' silence in ticks; a late tick does not count."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()

@@ -1,4 +1,4 @@
-"""Responses over the public gRPC API: each method's work. What it keeps, REST finds, and the other way round."""
+"""The methods for responses in the public gRPC API. Responses are shared with REST."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, response_pb2
 
-# Events that wait for a slow client before the generation does.
+# Events that are queued for a slow client before the generation is paused.
 _MAX_WAITING = 16
 _PATH = "/baton.v1.InferenceService/CreateResponse"
 _ORDERS: Mapping[int, str] = {
@@ -41,7 +41,7 @@ class RpcCall:
     identity: Identity
     request_id: str
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    outcome: str = "CANCELLED"  # the name of the status that it ends with
+    outcome: str = "CANCELLED"  # name of the call's final status
     received: float = field(default_factory=time.perf_counter)
     path: str = _PATH
     body: bytes = b""
@@ -50,14 +50,14 @@ class RpcCall:
     on_end: list[Callable[[Any], None]] = field(default_factory=list)
 
     def end(self) -> None:
-        """The call is over. Idempotent."""
+        """Ends the call and runs its hooks. Idempotent."""
         hooks, self.on_end = self.on_end, []
         for hook in hooks:
             hook(self)
 
 
 class EventQueue:
-    """Implements Follower: events from `first` on, emptied at a gRPC client's speed."""
+    """Implements Follower: a queue of events from `first` on, read at a gRPC client's speed."""
 
     def __init__(self, running: RunningResponse, first: int = 0) -> None:
         self._running = running
@@ -85,13 +85,13 @@ class EventQueue:
         self._news.set()
 
     def leave(self) -> None:
-        """The client has gone, or has all. Idempotent."""
+        """Ends the queue after the client disconnected or received everything. Idempotent."""
         self._running.unfollow(self)
         if not self._running.response.background:
             self._running.abandon()
 
     async def events(self) -> AsyncIterator[response_pb2.ResponseEvent]:
-        """Everything, in order."""
+        """Yields all events in order."""
         while True:
             while self._waiting:
                 was_full = not self.writable
@@ -109,21 +109,21 @@ class EventQueue:
 
 
 class ResponseCalls:
-    """The methods."""
+    """Implements the RPCs for responses."""
 
     def __init__(self, service: ResponseService) -> None:
         self._service = service
 
     @property
     def conversations(self) -> ConversationShelf:
-        """Those that responses continue."""
+        """Returns the store of conversations."""
         return self._service.conversations
 
     async def create(
         self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
-        """CreateResponse. Raises ServiceError that names the request's field."""
-        # A call that is cancelled while it writes leaves its response iterator to the garbage collector.
+        """Implements CreateResponse. Raises ServiceError that names the request's field."""
+        # A call that is cancelled during a write leaves its iterator to the garbage collector.
         context.add_done_callback(lambda _: call.end())  # type: ignore[arg-type]
         try:
             async for event in self._events(call, request, context):
@@ -145,7 +145,7 @@ class ResponseCalls:
         running.follow(queue)
         context.add_done_callback(lambda _: queue.leave())  # type: ignore[arg-type]
         if request.background:
-            queue.progressed()  # its id is of use before anything comes of it
+            queue.progressed()  # sends the response's id before any output
         await self._service.start(call, begun)
         if call.standing:
             await context.send_initial_metadata(tuple(call.standing.items()))
@@ -155,13 +155,13 @@ class ResponseCalls:
             raise running.failure
 
     async def get(self, identity: Identity, response_id: str) -> response_pb2.ModelResponse:
-        """GetResponse. Raises NotFound, Unavailable."""
+        """Implements GetResponse. Raises NotFound, Unavailable."""
         return response_of((await self._service.find(identity, _named(response_id))).response)
 
     async def watch(
         self, identity: Identity, response_id: str, first: int, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
-        """WatchResponse. Raises NotFound, InvalidRequest, Unavailable."""
+        """Implements WatchResponse. Raises NotFound, InvalidRequest, Unavailable."""
         stored = await self._service.find(identity, _named(response_id))
         source = self._service.events_of(stored, "response_id")
         if isinstance(source, RunningResponse):
@@ -180,17 +180,17 @@ class ResponseCalls:
             yield response_pb2.ResponseEvent(sequence_number=len(source), response=response)
 
     async def cancel(self, identity: Identity, response_id: str) -> response_pb2.ModelResponse:
-        """CancelResponse. Raises NotFound, InvalidRequest, Unavailable."""
+        """Implements CancelResponse. Raises NotFound, InvalidRequest, Unavailable."""
         return response_of((await self._service.cancel(identity, _named(response_id))).response)
 
     async def delete(self, identity: Identity, response_id: str) -> None:
-        """DeleteResponse. Raises NotFound, Unavailable."""
+        """Implements DeleteResponse. Raises NotFound, Unavailable."""
         await self._service.delete(identity, _named(response_id))
 
     async def list_input(
         self, identity: Identity, request: response_pb2.ListResponseInputRequest
     ) -> response_pb2.ListResponseInputResponse:
-        """ListResponseInput. Raises NotFound, InvalidRequest, Unavailable."""
+        """Implements ListResponseInput. Raises NotFound, InvalidRequest, Unavailable."""
         stored = await self._service.find(identity, _named(request.response_id))
         page = page_asked([*stored.context, *stored.input], request.limit, request.order, request.after)
         return response_pb2.ListResponseInputResponse(
@@ -199,7 +199,7 @@ class ResponseCalls:
 
 
 def page_asked(items: Sequence[Item], limit: int, order: int, after: str) -> ItemList:
-    """Returns the page of items that a request's fields ask for. Raises InvalidRequest."""
+    """Returns the requested page of items. Raises InvalidRequest."""
     if limit > MAX_PAGE:
         raise InvalidRequest(f"limit is {limit}; at most {MAX_PAGE} is allowed", field="limit")
     if order not in _ORDERS:
@@ -214,5 +214,5 @@ def _named(response_id: str) -> str:
 
 
 def _last(running: RunningResponse) -> response_pb2.ResponseEvent:
-    """REST's streams just end where a response is cancelled."""
+    """Returns the final event of a cancelled response, which REST's streams do not have."""
     return response_pb2.ResponseEvent(sequence_number=running.num_events, response=response_of(running.response))

@@ -1,4 +1,4 @@
-"""Responses, their items and events as messages of the public gRPC API, made of REST's. Pure functions."""
+"""Converts REST's responses, items and events to messages of the public gRPC API. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.gateway.responses.tools import ToolName, arguments_of
 from baton.gateway.responses.types import Response
 from baton.v1 import response_pb2 as pb
 
-# Those that say what no other event says.
+# Events whose content no other event repeats.
 _DELTAS: Mapping[str, str] = {
     "response.output_text.delta": "text",
     "response.reasoning_text.delta": "reasoning",
@@ -28,12 +28,12 @@ _STATUSES: Mapping[str, pb.ResponseStatus.ValueType] = {
 
 
 def response_of(response: Response) -> pb.ModelResponse:
-    """A response."""
+    """Converts a response."""
     return _response(msgspec.to_builtins(response))
 
 
 def event_of(event: str | bytes) -> pb.ResponseEvent | None:
-    """An event of REST's streams; None: what it says is said by others."""
+    """Converts an event of REST's streams. Returns None for an event whose content other events repeat."""
     data = orjson.loads((event.encode() if isinstance(event, str) else event).partition(b"\ndata: ")[2])
     name, number = data["type"], data["sequence_number"]
     if "response" in data:
@@ -49,7 +49,9 @@ def event_of(event: str | bytes) -> pb.ResponseEvent | None:
 
 
 def item_of(item: Mapping[str, Any], with_logprobs: bool = False) -> pb.ResponseItem:
-    """An item of a conversation. Log-probabilities are only told of output: what clients gave may be anything."""
+    """Converts an item of a conversation. Only output has log-probabilities; those in a client's input are not
+    validated.
+    """
     message = pb.ResponseItem(id=item["id"], status=_status(item.get("status")))
     match item["type"]:
         case "message":
@@ -101,7 +103,7 @@ def _response(response: Mapping[str, Any]) -> pb.ModelResponse:
 
 
 def _status(name: object) -> pb.ResponseStatus.ValueType:
-    """Items that clients gave may say anything."""
+    """Returns an item's status. Items given by clients may have any value."""
     return (
         _STATUSES.get(name, pb.RESPONSE_STATUS_UNSPECIFIED) if isinstance(name, str) else pb.RESPONSE_STATUS_UNSPECIFIED
     )

@@ -1,4 +1,4 @@
-"""CreateResponseRequest as the request that REST's clients send, so that both are checked and served alike. Pure."""
+"""Converts CreateResponseRequest to REST's request, so that both are validated and served alike. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.gateway.serving.chat import rename_field
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import inference_pb2, response_pb2, types_pb2
 
-# REST's names for what gRPC calls otherwise.
+# Maps REST's field names to gRPC's.
 _NAMES: Mapping[str, str] = {
     **{
         name: f"sampling.{name}"
@@ -39,7 +39,7 @@ _NAMES: Mapping[str, str] = {
     "background": "background",
     "conversation": "conversation_id",
 }
-# As these are named already.
+# Fields that already have gRPC's names.
 _OWN = re.compile(r"(sampling|stop)\.[a-z]")
 _ITEM_FIELD = re.compile(r"input\.(\d+)\.(.+)")
 _TOOL_FIELD = re.compile(r"(tools\.\d+)\.parameters$")
@@ -53,7 +53,7 @@ _MODES: Mapping[int, str | None] = {
 
 
 def request_of(request: inference_pb2.CreateResponseRequest) -> ResponsesRequest:
-    """The request, streamed. Raises InvalidRequest that names fields as REST or gRPC do: see name_field."""
+    """Returns the streamed REST request. Raises InvalidRequest with REST's or gRPC's field names; see name_field."""
     fields = {
         "model": request.model or None,
         "input": [given_item(item, f"input.{index}") for index, item in enumerate(request.input)],
@@ -86,7 +86,7 @@ def request_of(request: inference_pb2.CreateResponseRequest) -> ResponsesRequest
 
 
 def asked_of(request: inference_pb2.CreateResponseRequest) -> Asked | None:
-    """What the text must be. Raises InvalidRequest."""
+    """Returns the constraint of the request, or None. Raises InvalidRequest."""
     if not request.HasField("constraint"):
         return None
     check_constraint(request.constraint)
@@ -94,7 +94,7 @@ def asked_of(request: inference_pb2.CreateResponseRequest) -> Asked | None:
 
 
 def name_field(error: ServiceError, request: inference_pb2.CreateResponseRequest) -> None:
-    """The error's field as this request's clients know it."""
+    """Renames the error's field to the one in this request."""
     field = error.field
     if _OWN.match(field):
         return
@@ -109,7 +109,7 @@ def name_field(error: ServiceError, request: inference_pb2.CreateResponseRequest
 def name_item_field(
     error: ServiceError, where: str, items: Sequence[response_pb2.ResponseItem], index: int, rest: str
 ) -> None:
-    """Names a field of an item, which REST calls `rest`, as it is called in ResponseItem."""
+    """Renames a field of an item from REST's name `rest` to the one in ResponseItem."""
     kind = items[index].WhichOneof("item") if index < len(items) else None
     name = "text" if rest.startswith(("content", "summary")) else rest
     place = f"{where}.{index}"
@@ -118,7 +118,7 @@ def name_item_field(
 
 
 def given_item(item: response_pb2.ResponseItem, where: str) -> dict[str, Any]:
-    """Returns an item as REST's clients give it. Raises InvalidRequest."""
+    """Converts an item to REST's form. Raises InvalidRequest."""
     kind = item.WhichOneof("item")
     named = {"id": item.id} if item.id else {}
     match kind:
@@ -139,7 +139,9 @@ def given_item(item: response_pb2.ResponseItem, where: str) -> dict[str, Any]:
             output = item.function_output
             return {"type": "function_call_output", **named, "call_id": output.call_id, "output": output.output}
         case _:
-            raise InvalidRequest(f"{where}.item is missing: give a message, or one of the others.", field=where)
+            raise InvalidRequest(
+                f"{where}.item is missing; give message, reasoning, function_call or function_output", field=where
+            )
 
 
 def _tool(tool: inference_pb2.Tool, where: str) -> dict[str, Any]:
@@ -161,7 +163,9 @@ def _sampling(sampling: types_pb2.SamplingParams) -> dict[str, Any]:
     given: dict[str, Any] = {descriptor.name: value for descriptor, value in sampling.ListFields()}
     for name in _REFUSED:
         if name in given:
-            raise InvalidRequest(f"sampling.{name} is not for responses; leave it out.", field=f"sampling.{name}")
+            raise InvalidRequest(
+                f"sampling.{name} is not supported for responses; leave it out", field=f"sampling.{name}"
+            )
     token_ids, values = given.pop("logit_bias_token_ids", ()), given.pop("logit_bias_values", ())
     if len(token_ids) != len(values):
         field = "sampling.logit_bias_values"
@@ -170,7 +174,7 @@ def _sampling(sampling: types_pb2.SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = {name: list(value) if name in lists else value for name, value in given.items()}
     if token_ids:
         fields["logit_bias"] = dict(zip(token_ids, values, strict=True))
-    if sampling.HasField("seed"):  # REST's are signed
+    if sampling.HasField("seed"):  # REST's seeds are signed
         fields["seed"] = sampling.seed - 2**64 if sampling.seed >= 2**63 else sampling.seed
     if "logprobs" in fields:
         fields["top_logprobs"] = fields.pop("logprobs")
