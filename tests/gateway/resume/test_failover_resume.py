@@ -188,10 +188,10 @@ async def test_a_complete_stream_ends_again_without_a_worker(gateways):
     [
         ("nobody/3", 404, "no stream"),
         ("r/3.4", 400, "2 choices"),
-        ("r/x", 400, "no position"),
-        ("r", 400, "as it came"),
-        ("r/", 400, "no position"),
-        ("r/99999999999999999999", 400, "no position"),
+        ("r/x", 400, "invalid position"),
+        ("r", 400, "as received"),
+        ("r/", 400, "invalid position"),
+        ("r/99999999999999999999", 400, "invalid position"),
     ],
 )
 async def test_a_wrong_id_is_refused_and_disturbs_nothing(gateways, last, status, what):

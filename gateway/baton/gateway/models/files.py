@@ -1,4 +1,6 @@
-"""The small files of a model folder that a gateway needs: tokenizer, templates, default sampling. Never its weights."""
+"""The small files of a model folder that the gateway needs: tokenizer, templates, sampling defaults. Reads no
+weights.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,27 @@ _HUB_PATTERNS = [
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What was read from one model folder."""
+    """The files read from one model folder."""
 
     folder: Path
-    special_tokens: Mapping[str, str]  # bos_token, eos_token, ...: what chat templates name them by
-    chat_templates: Mapping[str, str]  # by name; "default" is the one for chats without tools. Empty: none
+    special_tokens: Mapping[str, str]  # bos_token, eos_token, ...: variables of chat templates
+    chat_templates: Mapping[str, str]  # by name; "default" is for chats without tools. May be empty
     generation_config: Mapping[str, Any]
 
     @property
     def tokenizer_path(self) -> Path:
-        """Where tokenizer.json is."""
         return self.folder / "tokenizer.json"
 
     @property
     def default_name(self) -> str:
-        """What the model is called unless told otherwise."""
+        """Returns the model's default name."""
         return self.folder.resolve().name
 
 
 def read_model_files(source: str) -> ModelFiles:
-    """Reads a local folder, or a hub id where no such folder exists. A broken file is an error that names it."""
+    """Reads a local folder, or downloads a hub id if there is no such folder. Raises an error that names a broken
+    file.
+    """
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = _download(source)
@@ -52,7 +55,7 @@ def read_model_files(source: str) -> ModelFiles:
         raise _broken(folder / "tokenizer.json", "is missing; the gateway needs the model's fast tokenizer")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     if tokenizer_config.get("auto_map"):
-        problem = "has an auto_map: the tokenizer needs code of its own, and no code of a model folder is run"
+        problem = "has an auto_map: the tokenizer needs custom code, and code of model folders is never run"
         raise _broken(folder / "tokenizer_config.json", problem)
     special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"))
     return ModelFiles(
@@ -64,11 +67,11 @@ def read_model_files(source: str) -> ModelFiles:
 
 
 def read_chat_template(path: str) -> str:
-    """The text of a template file. Raises InvalidRequest that names the flag."""
+    """Reads a template file. Raises InvalidRequest that names the flag."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"chat_template: {path} cannot be read: {error}", field="chat_template") from error
+        raise InvalidRequest(f"chat_template: cannot read {path}: {error}", field="chat_template") from error
 
 
 def _broken(path: Path, problem: str) -> InvalidRequest:
@@ -104,7 +107,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Later sources win, as in transformers: tokenizer_config.json, chat_template.json, *.jinja files."""
+    """Returns the templates by name. Later sources override, as in transformers: tokenizer_config.json,
+    chat_template.json, *.jinja.
+    """
     templates = _named_templates(tokenizer_config.get("chat_template"), folder / "tokenizer_config.json")
     path = folder / "chat_template.json"
     templates |= _named_templates(_read_json(path).get("chat_template"), path)
@@ -134,14 +139,12 @@ def _named_templates(value: object, path: Path) -> dict[str, str]:
 
 def _download(source: str) -> Path:
     if not _HUB_ID.fullmatch(source):
-        raise InvalidRequest(
-            f"model {source!r} is neither a folder on this machine nor a hub id like org/name", field="model"
-        )
+        raise InvalidRequest(f"model {source!r} is neither a local folder nor a hub id such as org/name", field="model")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise Unsupported(
-            f"model {source!r} is no local folder, and huggingface_hub, which could fetch it, is not installed",
+            f"model {source!r} is not a local folder; install huggingface_hub to download it",
             field="model",
         ) from error
     try:
@@ -152,6 +155,6 @@ def _download(source: str) -> Path:
 
 def _hub_error(source: str, error: Exception) -> ServiceError:
     return Unavailable(
-        f"model {source!r} is no local folder and could not be fetched from the hub: {type(error).__name__}: {error}",
+        f"model {source!r} is not a local folder and cannot be downloaded: {type(error).__name__}: {error}",
         field="model",
     )

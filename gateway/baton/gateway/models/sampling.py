@@ -1,4 +1,4 @@
-"""What a request leaves open, filled in; and what it says, checked against the model. Pure functions over values."""
+"""Applies defaults to a request's parameters and validates them for the model. Pure functions over values."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     max_n: int = 128
     max_logprobs: int = 20
     max_logprob_token_ids: int = 128
     max_stop_strings: int = 16
-    max_stop_chars: int = 1024  # of one stop string
+    max_stop_chars: int = 1024  # per stop string
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a model's generation_config says, neutral values where it is silent."""
+    """Sampling defaults of a model's generation_config, or neutral values."""
 
     values: Mapping[str, float]
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], origin: str) -> SamplingDefaults:
-        """Reads generation_config.json's content. Raises InvalidRequest where a value is out of range."""
+        """Reads the content of generation_config.json. Raises InvalidRequest for values out of range."""
         values = dict(_NEUTRAL)
         for name in _FROM_CONFIG:
             value = config.get(name)
@@ -53,7 +53,7 @@ class SamplingDefaults:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidRequest(f"{origin}: {name} must be a number, not {value!r}", field="model")
-            # Both 0 and -1 are in use for "off".
+            # Both 0 and -1 mean "off".
             values[name] = max(0, int(value)) if name == "top_k" else value
         try:
             check_sampling(_filled(types_pb2.SamplingParams(), values))
@@ -64,19 +64,19 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request's parameters, every value set; the seed is the first choice's."""
+    """A request's parameters with every value set. The seed is that of the first choice."""
 
     sampling: types_pb2.SamplingParams
-    stop: types_pb2.StopConditions  # with max_tokens; stop strings are the gateway's own business
-    eos_ids: frozenset[int]  # empty under ignore_eos
+    stop: types_pb2.StopConditions  # includes max_tokens; the gateway handles stop strings
+    eos_ids: frozenset[int]  # empty with ignore_eos
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """End-of-sequence and stop tokens: whichever comes is the last token."""
+        """Returns the end-of-sequence and stop tokens, any of which ends the output."""
         return self.eos_ids.union(self.stop.stop_token_ids)
 
     def end_of(self, output_token_ids: Sequence[int]) -> tuple[str, int | None] | None:
-        """Finish reason and stop token of an output that is complete; None: it is not."""
+        """Returns the finish reason and stop token of a complete output, or None."""
         last = output_token_ids[-1] if output_token_ids else -1
         if last in self.eos_ids:
             return "stop", None
@@ -88,7 +88,7 @@ class ResolvedRequest:
 def resolve(
     request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo, limits: Limits
 ) -> ResolvedRequest:
-    """Checks a request against the model and fills it in. Raises InvalidRequest that names the field."""
+    """Validates a request for the model and applies defaults. Raises InvalidRequest that names the field."""
     _check_request(request, limits)
     room = _room_for_output(request, info)
     sampling = _filled(request.sampling, defaults.values)
@@ -117,7 +117,7 @@ def resolve(
 
 
 def seed_of_choice(seed: int, index: int) -> int:
-    """Each choice's own seed; the first one's is the request's."""
+    """Returns the seed of a choice; the first choice uses the request's seed."""
     if index == 0:
         return seed
     data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
@@ -125,18 +125,18 @@ def seed_of_choice(seed: int, index: int) -> int:
 
 
 def check_prompt_ids(token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raises InvalidRequest for a token that the model does not have."""
+    """Raises InvalidRequest for a token id outside the vocabulary."""
     _check_known("prompt", token_ids, vocab_size)
 
 
 def check_count(name: str, count: int, vocab_size: int) -> None:
-    """Raises InvalidRequest for a list of more token ids than there are."""
+    """Raises InvalidRequest for a list with more token ids than the vocabulary."""
     if count > vocab_size:
         raise InvalidRequest(f"{name} has {count} token ids; the vocabulary has {vocab_size}", field=name)
 
 
 def check_sampling(sampling: types_pb2.SamplingParams) -> None:
-    """Raises InvalidRequest for a filled-in value that is out of its range."""
+    """Raises InvalidRequest for a value out of its range. All values must be set."""
     _check_range("temperature", sampling.temperature, 0, 2)
     if not 0 < sampling.top_p <= 1:
         raise _out_of_range("top_p", sampling.top_p, "above 0 and at most 1")
@@ -148,7 +148,7 @@ def check_sampling(sampling: types_pb2.SamplingParams) -> None:
     if len(sampling.logit_bias_token_ids) != len(sampling.logit_bias_values):
         raise InvalidRequest(
             f"logit_bias has {len(sampling.logit_bias_token_ids)} token ids and "
-            f"{len(sampling.logit_bias_values)} values; they must be as many",
+            f"{len(sampling.logit_bias_values)} values; give one value per token id",
             field="logit_bias",
         )
     for value in sampling.logit_bias_values:
@@ -171,13 +171,13 @@ def _check_request(request: GenerationRequest, limits: Limits) -> None:
         raise _out_of_range("priority", request.priority, "a 32-bit number")
     stops = request.stop.stop
     if stops and not request.detokenize:
-        raise InvalidRequest("stop strings need the text, which this request skips", field="stop")
+        raise InvalidRequest("stop strings need the text, but detokenization is disabled; leave out stop", field="stop")
     if len(stops) > limits.max_stop_strings:
         raise _out_of_range("stop", f"{len(stops)} strings", f"at most {limits.max_stop_strings}")
     for stop in stops:
         if not 1 <= len(stop) <= limits.max_stop_chars:
             raise InvalidRequest(
-                f"a stop string has {len(stop)} characters; it must have from 1 to {limits.max_stop_chars}",
+                f"a stop string has {len(stop)} characters; give 1 to {limits.max_stop_chars}",
                 field="stop",
             )
 
@@ -185,7 +185,7 @@ def _check_request(request: GenerationRequest, limits: Limits) -> None:
 def _room_for_output(request: GenerationRequest, info: types_pb2.ModelInfo) -> int:
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens:
-        raise InvalidRequest("the prompt is empty: it must have at least one token", field="prompt")
+        raise InvalidRequest("the prompt is empty; give at least one token", field="prompt")
     if num_tokens >= info.max_model_len:
         raise InvalidRequest(
             f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt has "
@@ -226,7 +226,7 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def _check_something_is_left(resolved: ResolvedRequest, vocab_size: int) -> None:
-    """Before min_tokens no token that would end the output may come: there must be others."""
+    """Raises InvalidRequest if every allowed token would end the output before min_tokens."""
     if not resolved.stop.min_tokens:
         return
     allowed = resolved.sampling.allowed_token_ids

@@ -1,4 +1,4 @@
-"""A model that the gateway speaks for: its own files' side, and what routers tell of its workers."""
+"""A served model: its own files, and what routers report about its workers."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
 
-# How long a model may be without workers before the gateway says that it is not ready.
+# How long a model may be without workers before the gateway is not ready.
 _ABSENCE_SECONDS = 10.0
 _RETRY_AFTER_MS = 1000
-_MAX_CLIENTS_TEMPLATES = 16  # that are kept compiled
-# Shorter chats take less time to render and encode than to hand to another thread.
+_MAX_CLIENTS_TEMPLATES = 16  # compiled templates of clients
+# Rendering and encoding a shorter chat takes less time than a thread switch.
 _INLINE_CHARS = 1024
-# Enough of a prompt's end to tell whether it opens the reasoning, in tokens.
+# Enough tokens of a prompt's end to detect whether it opens the reasoning.
 _PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFlags:
-    """What the operator says of chat templates."""
+    """The operator's settings of chat templates."""
 
-    path: str = ""  # of a file to use instead of the model's own; empty: the model's own
-    variables: Mapping[str, Any] = field(default_factory=dict)  # that requests may set otherwise
-    trust_control_tokens: bool = False  # in messages; else they are text
+    path: str = ""  # template file that replaces the model's own; empty: the model's own
+    variables: Mapping[str, Any] = field(default_factory=dict)  # defaults that requests may override
+    trust_control_tokens: bool = False  # whether control tokens in messages are trusted; else they are text
 
 
 class ServedModel:
-    """One model. `info` is what its workers last said; None until any was heard of."""
+    """A model. `info` is the last report about its workers, or None before the first one."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class ServedModel:
         trust_control_tokens: bool = False,
         aliases: Sequence[str] = (),
     ) -> None:
-        self.name = name  # as workers and answers have it
-        self.names = (name, *aliases)  # that clients may ask for
+        self.name = name  # the name used by workers and in responses
+        self.names = (name, *aliases)  # names that clients may request
         self.output_format = output_format
         self.tokenizer = tokenizer
         self.template = template
@@ -76,12 +76,14 @@ class ServedModel:
         self._template_variables = dict(template_variables or {})
         self._trust_control_tokens = trust_control_tokens
         self._client_texts: WeakKeyDictionary[ChatTemplate, ClientText] = WeakKeyDictionary()
-        self.owner = ""  # whose requests see it so; empty: of nobody in particular
-        # By owner and text; the one used last is at the end.
+        self.owner = ""  # owner of the view; empty: anonymous
+        # By owner and text, least recently used first.
         self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
 
     def seen_by(self, owner: str) -> ServedModel:
-        """The model for a client of this tenant: what other tenants' texts left in its caches makes nothing faster."""
+        """Returns the model with caches for this owner, so that response times reveal nothing about other tenants'
+        texts.
+        """
         if owner == self.owner:
             return self
         view = copy.copy(self)
@@ -89,7 +91,7 @@ class ServedModel:
         return view
 
     def require_info(self) -> types_pb2.ModelInfo:
-        """The workers' facts. Raises Unavailable while no worker has been heard of."""
+        """Returns the workers' model info. Raises Unavailable before the first report."""
         if self.info is None:
             raise Unavailable(
                 f"no worker serves the model {self.name} yet",
@@ -104,17 +106,17 @@ class ServedModel:
         if max(token_ids, default=0) < size:
             return
         for index, token_id in enumerate(token_ids):
-            # Added tokens may have ids beyond the number of tokens.
+            # Added tokens may have ids above the number of tokens.
             if token_id >= size and not self.tokenizer.token_name(token_id):
-                message = f"{field}.{index} is {token_id}; the vocabulary has {size} tokens, with ids from 0."
+                message = f"{field}.{index} is {token_id}; it must be below the vocabulary's size, {size}"
                 raise InvalidRequest(message, field=f"{field}.{index}")
 
     def check_tools(self, use: ToolUse) -> None:
-        """Raises InvalidRequest for tools that this model cannot be given, or cannot be held to."""
+        """Raises InvalidRequest for tools that this model does not support."""
         check_tools(use, self.output_format, self.name)
 
     def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
-        """How outputs of this chat are read, and what the worker holds them to; None where all text is the answer."""
+        """Returns the parser and constraint for outputs of this chat, or None if all text is the answer."""
         prompt_end = ""
         if self.output_format.reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
@@ -129,16 +131,16 @@ class ServedModel:
     def constraint(
         self, asked: types_pb2.Constraint, field: str, use: ToolUse, prompt_token_ids: Sequence[int]
     ) -> types_pb2.Constraint:
-        """What a chat's outputs are held to: to what the client asked, named `field`, or to calls of its tools."""
+        """Returns the constraint of a chat's output: the client's constraint (named `field`), or tool calls."""
         combined = calls_or_text(asked, field, use, self.output_format, self.tokenizer)
         if holds_whole_output(use, self.output_format):
             return combined
         return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
-        """A plain prompt's token ids; control tokens in it are such.
+        """Returns a plain prompt's token ids; control tokens in it are honored.
 
-        `whole`: also where the text is longer than the context. Raises ContextTooLong.
+        `whole` allows texts longer than the context. Raises ContextTooLong.
         """
         with self._limit(whole, "prompt") as limit:
             return await self.tokenizer.encode_async(
@@ -158,9 +160,9 @@ class ServedModel:
         template: str | None = None,
         whole: bool = False,
     ) -> list[int]:
-        """A chat's token ids, rendered by the model's template, or by the client's own `template`.
+        """Returns a chat's token ids, rendered by the model's template or the client's own `template`.
 
-        `whole`: also where they are more than the context has. Raises ContextTooLong, InvalidRequest.
+        `whole` allows prompts longer than the context. Raises ContextTooLong, InvalidRequest.
         """
         used = self.template if template is None else self._clients_template(template)
         texts = (messages, tools, documents, variables)
@@ -172,7 +174,7 @@ class ServedModel:
 
         size = size_of(texts)
         with self._limit(whole, "messages") as limit:
-            # A stranger's template may take long before it is stopped.
+            # A client's template may take long before it is stopped.
             if template is None and size <= _INLINE_CHARS:
                 return encode(limit)
             return await self.tokenizer.beside_limited(encode, limit, 0 if template else size, self.owner)
@@ -190,7 +192,7 @@ class ServedModel:
             raise context_too_long(error.at_least, max_model_len, field, at_least=True) from None
 
     def _client_text(self, template: ChatTemplate) -> ClientText | None:
-        """What covers the texts that clients give to a template; None: their control tokens are trusted."""
+        """Returns the covering of client text for a template, or None if control tokens are trusted."""
         if self._trust_control_tokens:
             return None
         found = self._client_texts.get(template)
@@ -199,7 +201,7 @@ class ServedModel:
         return found
 
     def _clients_template(self, text: str) -> ChatTemplate:
-        """A template that came with a request, compiled."""
+        """Returns a request's template, compiled and cached."""
         templates, key = self._clients_templates, (self.owner, text)
         found = templates.pop(key, None)
         if found is None:
@@ -217,7 +219,7 @@ class ServedModel:
 def load_served_model(
     source: str, names: Sequence[str] = (), formats: FormatFlags | None = None, templates: TemplateFlags | None = None
 ) -> ServedModel:
-    """Reads a model folder or hub id. Raises ServiceError that names the file or flag that is missing or wrong."""
+    """Loads a model folder or hub id. Raises ServiceError that names the missing or wrong file or flag."""
     files = read_model_files(source)
     flags = templates or TemplateFlags()
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
@@ -239,7 +241,7 @@ def load_served_model(
 
 
 class ModelCatalog:
-    """The models of this gateway. Keeps what is known of them while the router is away."""
+    """The models of this gateway. Keeps the last reports while the router is unreachable."""
 
     def __init__(self, models: Sequence[ServedModel], clock: Callable[[], float] = time.monotonic) -> None:
         self._models = {model.name: model for model in models}
@@ -251,17 +253,17 @@ class ModelCatalog:
 
     @property
     def ready(self) -> bool:
-        """False while no worker was ever heard of, or the router says for a while that there is none."""
+        """Returns False before the first report of a worker, or after a while without live workers."""
         if all(model.info is None for model in self._models.values()):
             return False
         return self._absent_since is None or self._clock() - self._absent_since < _ABSENCE_SECONDS
 
     def models(self) -> list[ServedModel]:
-        """All, whether workers serve them or not."""
+        """Returns all models, with or without workers."""
         return list(self._models.values())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name, or alias; of no name, where there is only one. Raises NotFound."""
+        """Returns the model with this name or alias; the only model for an empty name. Raises NotFound."""
         model = self._by_any_name.get(name)
         if model is None and not name and len(self._models) == 1:
             model = next(iter(self._models.values()))
@@ -270,12 +272,12 @@ class ModelCatalog:
         return model
 
     def primary_name(self, name: str) -> str:
-        """The first name of the model of this name; the same name where there is no such model."""
+        """Returns the first name of the model with this name, or the same name if it is unknown."""
         model = self._by_any_name.get(name)
         return model.name if model is not None else name
 
     def update(self, infos: Sequence[types_pb2.ModelInfo]) -> None:
-        """Takes the router's word on which models live workers serve."""
+        """Applies the router's report of the models that live workers serve."""
         known = [info for info in infos if info.name in self._models]
         for info in reversed(known):
             self._models[info.name].info = info
@@ -286,6 +288,6 @@ class ModelCatalog:
         unknown = frozenset(info.name for info in infos) - self._models.keys()
         if unknown - self._unknown_names:
             _log.warning(
-                "workers serve models %s, but this gateway has files for %s", sorted(unknown), list(self._models)
+                "workers serve the models %s, but this gateway has files for %s", sorted(unknown), list(self._models)
             )
         self._unknown_names = unknown

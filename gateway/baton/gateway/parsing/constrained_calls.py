@@ -1,4 +1,4 @@
-"""Calls in outputs that a grammar held to constraint.py's schemas."""
+"""Parsers for outputs constrained to the schemas of tool_schemas.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.gateway.parsing.reading.text_parser import SteppingParser, ToolParser
 
 
 class NamedCallParser(SteppingParser):
-    """The whole output is the arguments of one function."""
+    """Parses outputs that consist of the arguments of one function."""
 
     forced = True
 
@@ -32,7 +32,7 @@ class NamedCallParser(SteppingParser):
 
 
 class CallListParser(ToolParser):
-    """The whole output is [{"name": "f", "parameters": {...}}, ...]."""
+    """Parses outputs of the form [{"name": "f", "parameters": {...}}, ...]."""
 
     forced = True
 

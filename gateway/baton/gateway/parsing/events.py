@@ -1,4 +1,4 @@
-"""What an output's text turns out to be: answer, reasoning, tool calls. The words between parsers and the edges."""
+"""The events of parsed output: answer text, reasoning and tool calls. Shared by the parsers and the APIs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a tool begins. Calls are counted from 0 and do not overlap."""
+    """The start of a tool call. Calls are numbered from 0 and do not overlap."""
 
     index: int
     id: str
@@ -30,7 +30,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments: of a JSON text, which may be broken where the model's own was."""
+    """A piece of a call's arguments. The JSON text may be invalid if the model's own was."""
 
     index: int
     fragment: str
@@ -38,7 +38,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is complete, or the model has left its format."""
+    """The end of a call: it is complete, or the model left the format."""
 
     index: int
 
@@ -47,7 +47,7 @@ Event = ContentText | ReasoningText | CallStart | CallArguments | CallEnd
 
 
 def append(events: list[Event], event: Event) -> None:
-    """Adds an event, in one piece with the last one where both are pieces of the same text."""
+    """Appends an event, merged with the last one if both are pieces of the same text."""
     last = events[-1] if events else None
     if isinstance(event, ContentText) and isinstance(last, ContentText):
         events[-1] = ContentText(last.text + event.text)

@@ -1,4 +1,4 @@
-"""Which formats a model's outputs are read in: as flags say, a plugin's among them, or as its template tells."""
+"""Selects the formats of a model's outputs: by the flags, including a plugin's formats, or by its chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class FormatFlags:
-    """What the operator says."""
+    """The operator's flags for output formats."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -26,7 +26,7 @@ class FormatFlags:
 
 
 def choose_format(flags: FormatFlags, templates: Iterable[str]) -> OutputFormat:
-    """The formats for a model with these chat templates. Raises InvalidRequest that names the flag."""
+    """Returns the formats for a model with these chat templates. Raises InvalidRequest that names the flag."""
     plugin = _load_plugin(flags.plugin) if flags.plugin else {}
     tools = {**TOOL_FORMATS, **_formats(plugin, "TOOL_FORMATS", ToolFormat, flags.plugin)}
     reasoning = {**REASONING_FORMATS, **_formats(plugin, "REASONING_FORMATS", ReasoningFormat, flags.plugin)}
@@ -44,7 +44,7 @@ def _named(flag: str, name: str, recognized: str, formats: Mapping[str, F]) -> F
         return formats.get(recognized)
     if name not in formats:
         allowed = ", ".join((AUTO, NONE, *formats))
-        raise InvalidRequest(f"{flag}: there is no parser {name!r}; there are {allowed}", field=flag)
+        raise InvalidRequest(f"{flag}: unknown parser {name!r}; give one of {allowed}", field=flag)
     return formats[name]
 
 
@@ -53,7 +53,7 @@ def _load_plugin(path: str) -> Mapping[str, object]:
         return runpy.run_path(path)
     except Exception as error:
         raise InvalidRequest(
-            f"tool_parser_plugin: {path} cannot be loaded: {type(error).__name__}: {error}", field="tool_parser_plugin"
+            f"tool_parser_plugin: cannot load {path}: {type(error).__name__}: {error}", field="tool_parser_plugin"
         ) from error
 
 

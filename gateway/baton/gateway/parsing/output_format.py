@@ -1,4 +1,4 @@
-"""How a model writes reasoning and calls, and the parsers that follow for one request."""
+"""The formats in which a model writes reasoning and calls, and the parsers they give for one request."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from baton.v1 import types_pb2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the choices of one request are read."""
+    """How the outputs of one request are parsed."""
 
     new_parser: Callable[[], OutputParser]  # for one choice
-    special_tokens: frozenset[str]  # that stay in the text whatever the request says: the parsers' markup
-    constraint: types_pb2.Constraint | None = None  # what the worker holds the outputs to; None: nothing
+    special_tokens: frozenset[str]  # markup kept in the text for the parsers, whatever the request says
+    constraint: types_pb2.Constraint | None = None  # constraint for the worker; None: free output
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written."""
+    """The format of tool calls."""
 
     new_parser: Callable[[Sequence[Tool]], TextParser]  # for one choice
-    special_tokens: tuple[str, ...] = ()  # markup that other outputs do not show
-    has_reasoning: bool = False  # the parser is a ReasoningParser too, for all of the output
-    syntax: CallSyntax | None = None  # None: it is not known, so no strict schema can be held to among free text
-    # Where reasoning, calls and the answer are messages: the whole output, the final message of this form if any.
+    special_tokens: tuple[str, ...] = ()  # markup hidden from other outputs
+    has_reasoning: bool = False  # whether the parser is also a ReasoningParser
+    syntax: CallSyntax | None = None  # None: unknown, so strict schemas cannot be enforced in free text
+    # For formats that write reasoning, calls and answer as messages: the form of the whole output, with the given form
+    # of the final message, if any.
     output_form: Callable[[Sequence[Tool], Form | None], Form] | None = None
-    starts: tuple[str, ...] = ()  # what calls begin with; nothing else does
+    starts: tuple[str, ...] = ()  # the only texts that calls begin with
     bare_start: Callable[[Sequence[Tool]], dict[str, Any]] | None = None  # the same as a part of a structural tag
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How reasoning is written. `open_tag` and `close_tag` in a prompt's end say where the output begins."""
+    """The format of reasoning. `open_tag` and `close_tag` at a prompt's end decide whether the output begins in it."""
 
     new_parser: Callable[[bool], ReasoningParser]  # for one choice; True: the output begins in the reasoning
     special_tokens: tuple[str, ...] = ()
-    open_tag: str = ""  # empty: prompts do not say
-    close_tag: str = ""  # empty: nothing constrained can follow the reasoning
-    opened: bool = False  # where the prompt says nothing
-    prompted: bool = False  # the prompt opens the reasoning of each chat that asks for it
+    open_tag: str = ""  # empty: the prompt does not decide it
+    close_tag: str = ""  # empty: no constraint can follow the reasoning
+    opened: bool = False  # whether it begins in the reasoning if the prompt does not decide it
+    prompted: bool = False  # whether the prompt opens the reasoning in each chat that enables it
 
     def is_open(self, prompt_end: str) -> bool:
-        """Whether the output begins in the reasoning."""
+        """Returns whether the output begins in the reasoning."""
         end = prompt_end.rstrip()
         if self.open_tag and end.endswith(self.open_tag):
             return True
@@ -59,7 +60,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A model's formats; None where it has none, or none was recognized."""
+    """A model's formats. None: it has none, or none was recognized."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -72,9 +73,9 @@ class OutputFormat:
         return self.tools if use.active else None
 
     def reading(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> Reading | None:
-        """How the outputs of a request are read; None where they are plain text.
+        """Returns how a request's outputs are parsed, or None for plain text.
 
-        `prompt_end` is the prompt's last text, a dozen tokens or more.
+        `prompt_end` is the text of at least the last 12 tokens of the prompt.
         """
         calls = self._calls(use)
         combined = calls is not None and calls.has_reasoning

@@ -1,4 +1,4 @@
-"""One choice's text, taken apart: first reasoning, then calls, what the request does not want left out."""
+"""Parses the text of one choice, first for reasoning, then for calls, and drops what the request does not want."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _log = logging.getLogger(__name__)
 
 
 class ReasoningParser(TextParser, Protocol):
-    """A parser that tells reasoning from the rest."""
+    """A parser that separates reasoning from the rest."""
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known."""
+        """Returns whether the next text belongs to the reasoning, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of an output goes to the client."""
+    """The parts of an output that the client wants."""
 
     reasoning: bool = True
     parallel_calls: bool = True  # False: only the first call
-    call_finish_reason: str = "tool_calls"  # of an output that stopped after calls
+    call_finish_reason: str = "tool_calls"  # finish reason of an output that stopped after calls
 
 
 class OutputParser:
-    """The parsers of one choice in a row. A parser that raises is left out from there on."""
+    """Chains the parsers of one choice. A parser that raises is skipped from then on."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: TextParser | None, wanted: Wanted) -> None:
         self.num_reasoning_tokens = 0
@@ -39,10 +39,10 @@ class OutputParser:
         self._tools = tools
         self._wanted = wanted
         self._has_calls = False
-        self._num_undecided_tokens = 0  # since anything was certain: they may spell the tag that opens the reasoning
+        self._num_undecided_tokens = 0  # tokens since the last event; they may form the opening tag of the reasoning
 
     def push(self, text: str) -> list[Event]:
-        """One token's text, which may be empty. Tokens of reasoning are counted, its two tags included."""
+        """Parses one token's text, which may be empty. Counts tokens of reasoning, including its tags."""
         was_reasoning = self._in_reasoning
         events = self.push_rest(text)
         self._num_undecided_tokens += 1
@@ -55,11 +55,11 @@ class OutputParser:
         return events
 
     def push_rest(self, text: str) -> list[Event]:
-        """Text that was kept back of tokens that were counted."""
+        """Parses held-back text whose tokens are already counted."""
         return self._select(self._through_tools(self._through_reasoning(text)))
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
+        """Returns the remaining events. `cut`: the output ended at a limit, possibly within a call."""
         events: list[Event] = []
         if self._reasoning is not None:
             try:
@@ -75,7 +75,7 @@ class OutputParser:
         return self._select(events)
 
     def finish_reason(self, reason: str) -> str:
-        """What the client is told instead of the worker's reason."""
+        """Returns the finish reason for the client."""
         return self._wanted.call_finish_reason if reason == "stop" and self._has_calls else reason
 
     @property
@@ -118,4 +118,4 @@ class OutputParser:
         return result
 
     def _give_up(self, parser: TextParser) -> None:
-        _log.exception("%s failed; the rest of this output stays unparsed", type(parser).__name__)
+        _log.exception("%s failed; the rest of this output is not parsed", type(parser).__name__)

@@ -1,4 +1,4 @@
-"""The built-in formats by name, and which of them a model's chat template speaks of."""
+"""The built-in formats by name, and the detection of formats in a model's chat template."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         SeedOssParser, qwen3_coder.SEED_TAGS, starts=qwen3_coder.SEED_TAGS[:1], syntax=qwen3_coder.SEED_SYNTAX
     ),
 }
-# Other names of the same, and what differs in what models write.
+# Aliases, and variants that differ in what models write.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     **_TOOL_FORMATS,
     "deepseek_v31": replace(_TOOL_FORMATS["deepseek_v3"], syntax=deepseek_v3.V31_SYNTAX),
@@ -178,7 +178,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     ),
 }
 
-# The first whose texts are all in the template.
+# The first entry whose texts all occur in the template.
 _TOOL_SIGNS = (
     ("gpt-oss", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
@@ -215,12 +215,12 @@ _REASONING_SIGNS = (
 
 
 def recognized_tools(template: str) -> str:
-    """The tool format that a chat template asks for; empty where it is none of these."""
+    """Returns the tool format that a chat template uses, or an empty name."""
     return _recognized(template, _TOOL_SIGNS)
 
 
 def recognized_reasoning(template: str) -> str:
-    """The same for reasoning."""
+    """Returns the reasoning format that a chat template uses, or an empty name."""
     return _recognized(template, _REASONING_SIGNS)
 
 

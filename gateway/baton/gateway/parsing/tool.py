@@ -1,4 +1,4 @@
-"""A function that a model may call, and how it may choose. Knows neither JSON bodies nor protos."""
+"""Tools that a model may call, and the request's choice among them. Knows neither JSON bodies nor protos."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function."""
+    """A function that a model may call."""
 
     name: str
     description: str | None = None
-    parameters: Mapping[str, Any] | None = None  # JSON Schema of the arguments object; None: not said
-    strict: bool = False  # the arguments must follow the schema
-    place: int | None = None  # among the request's tools, where only some of those are given
+    parameters: Mapping[str, Any] | None = None  # JSON Schema of the arguments object; None: not given
+    strict: bool = False  # whether the arguments must follow the schema
+    place: int | None = None  # index in the request's tools, if only some of them are used
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """Returns the tool in the form that chat templates expect."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -29,24 +29,24 @@ class Tool:
 
 
 class ToolMode(enum.Enum):
-    """Whether the model calls tools."""
+    """Whether the model must, may or must not call tools."""
 
-    AUTO = "auto"  # as it likes
+    AUTO = "auto"  # the model decides
     NONE = "none"
-    REQUIRED = "required"  # at least one
-    NAMED = "named"  # one of a given name
+    REQUIRED = "required"  # at least one call
+    NAMED = "named"  # a call of the named function
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A request's tools and what it asks of them."""
+    """A request's tools and its choice among them."""
 
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = ToolMode.NONE
-    name: str = field(default="")  # of the function that must be called
+    name: str = field(default="")  # the function that must be called
     parallel: bool = True  # False: only the first call counts
 
     @property
     def active(self) -> bool:
-        """Whether calls may come."""
+        """Returns whether the output may contain calls."""
         return bool(self.tools) and self.mode is not ToolMode.NONE

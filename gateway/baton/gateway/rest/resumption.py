@@ -37,7 +37,9 @@ class Resumable:
             raise InvalidRequest("cannot resume streams: resumable_streams is disabled", field=_HEADER)
         request_id, slash, position = last.rpartition("/")
         if not slash:
-            raise InvalidRequest(f"{_HEADER} is {last[:40]!r}; give the id of the last event as it came", field=_HEADER)
+            raise InvalidRequest(
+                f"{_HEADER} is {last[:40]!r}; give the id of the last event as received", field=_HEADER
+            )
         positions = parse_position(position, _HEADER)
         tenant = exchange.identity.tenant.name
         journal = await self._store.resume(tenant, request_id, exchange.path, positions, _HEADER)

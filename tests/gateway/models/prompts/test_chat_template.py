@@ -166,7 +166,7 @@ def test_a_hostile_template_ends_soon_and_reaches_nothing(name):
 
 
 def test_a_broken_template_is_named_with_its_line():
-    with pytest.raises(InvalidRequest, match=r"chat template of test \(default\) is broken \(line 2\)"):
+    with pytest.raises(InvalidRequest, match=r"invalid chat template of test \(default\) \(line 2\)"):
         template_of("ok\n{% for %}")
 
 

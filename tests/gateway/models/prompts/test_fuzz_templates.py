@@ -96,7 +96,7 @@ DEEP = {
 
 @pytest.mark.parametrize("source", DEEP.values(), ids=DEEP)
 def test_a_template_that_no_compiler_takes_is_named(source):
-    with pytest.raises(InvalidRequest, match=r"the chat template of random \(default\) is broken"):
+    with pytest.raises(InvalidRequest, match=r"invalid chat template of random \(default\)"):
         ChatTemplate({"default": source}, {}, "random")
 
 

@@ -1,4 +1,4 @@
-"""Added tokens in the parts of structural tags: models write their markup with them, special or not."""
+"""Replaces texts in structural tags by added tokens, with which models write their markup, special or not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from baton.gateway.parsing.grammar.forms import Form, const, sequence
 
-AddedId = Callable[[str], int | None]  # the id of the added token of this text; None: there is none
+AddedId = Callable[[str], int | None]  # the id of the added token with this text, or None
 
 
 def with_special_tokens(form: Form, texts: Iterable[str], added_id: AddedId) -> Form:
-    """Returns the form with those of the texts as tokens that the model's vocabulary has added tokens for."""
+    """Returns the form with each of the texts replaced by its added token, if the vocabulary has one."""
     ids = {text: token_id for text in texts if (token_id := added_id(text)) is not None}
     return _Marker(ids).form(form)
 
@@ -24,7 +24,7 @@ class _Marker:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if ids else None
 
     def form(self, form: Form) -> Form:
-        """The same for one part and all that is in it."""
+        """Returns the form with the texts replaced in all its parts."""
         match form["type"]:
             case "const_string":
                 parts = self._spelled(form["value"])
@@ -64,7 +64,9 @@ class _Marker:
         return {"type": "token", "token_id": self._ids[text]}
 
     def _trigger(self, trigger: Form) -> list[Form]:
-        """An added token's text announces a call as well, in whatever tokens the model writes it."""
+        """Returns the triggers for a text: also as plain text, since the model may spell an added token in other
+        tokens.
+        """
         text = trigger["value"]
         return [self._token(text), trigger] if text in self._ids else [trigger]
 

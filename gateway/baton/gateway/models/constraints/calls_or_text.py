@@ -1,4 +1,4 @@
-"""An answer that is either calls of tools or a text of a given form: one constraint for both."""
+"""Combines a constraint with tools: the output is either tool calls or a text that follows the constraint."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-_MAX_ALTERNATIVES = 512  # side by side; more go a level deeper
+_MAX_ALTERNATIVES = 512  # Maximum number of alternatives per level; more are grouped
 
 
 def calls_or_text(
     asked: types_pb2.Constraint, field: str, use: ToolUse, formats: OutputFormat, tokenizer: Tokenizer
 ) -> types_pb2.Constraint:
-    """The constraint under which the model may call tools instead. `field` is the client's name for what it asked.
+    """Returns a constraint that also allows tool calls. `field` is the client's name of the constraint.
 
-    Raises InvalidRequest where it is not known how the model's calls begin.
+    Raises InvalidRequest if the gateway does not know how the model's calls begin.
     """
     tools = formats.tools
     if use.mode is not ToolMode.AUTO or not use.active or tools is None:
@@ -32,7 +32,7 @@ def calls_or_text(
         whole = tools.output_form(use.tools, _form_of(asked, field))
         return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
     if tools.has_reasoning:
-        # Calls stand among what comes before the constraint starts.
+        # Calls precede the point where the constraint starts.
         combined = types_pb2.Constraint()
         combined.CopyFrom(asked)
         combined.may_end_in_reasoning = True
@@ -40,8 +40,8 @@ def calls_or_text(
     calls = _calls(use, tools, tokenizer)
     if not calls:
         raise InvalidRequest(
-            f"{field} goes with tools only where it is known how the model's calls begin; the gateway's parser does "
-            "not say.",
+            f"{field} cannot be combined with tools for this model: its tool parser does not define how calls begin; "
+            "leave out tools or {field}",
             field=field,
         )
     either: Form = {"type": "or", "elements": [_form_of(asked, field), *calls]}
@@ -74,7 +74,7 @@ def _mark(text: str, tokenizer: Tokenizer) -> Form:
 
 
 def _form_of(asked: types_pb2.Constraint, field: str) -> Form:
-    """A constraint as a part of a structural tag."""
+    """Returns a constraint as a part of a structural tag."""
     match asked.WhichOneof("form"):
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
@@ -91,17 +91,17 @@ def _form_of(asked: types_pb2.Constraint, field: str) -> Form:
 
 
 def _form_of_tag(tag: Any, field: str) -> Form:
-    """A structural tag in either of its two forms."""
+    """Returns the form of a structural tag, given in either of its two notations."""
     if not isinstance(tag, dict):
-        raise InvalidRequest(f"{field} must be a JSON object.", field=field)
+        raise InvalidRequest(f"{field} must be a JSON object", field=field)
     if "structures" not in tag:
         form = tag.get("format")
         if not isinstance(form, dict):
-            raise InvalidRequest(f"{field} must have `format`, or `structures` and `triggers`.", field=field)
+            raise InvalidRequest(f"{field} must have `format`, or `structures` and `triggers`", field=field)
         return form
     structures = tag["structures"]
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
-        raise InvalidRequest(f"{field}: structures must hold objects with begin, schema and end.", field=field)
+        raise InvalidRequest(f"{field}: structures must hold objects with begin, schema and end", field=field)
     tags = [
         {
             "begin": each.get("begin"),
@@ -124,4 +124,4 @@ def _parsed(text: str, field: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from None

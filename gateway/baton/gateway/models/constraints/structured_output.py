@@ -1,6 +1,6 @@
-"""What the text of an answer must be: from OpenAI's and vLLM's fields to the contract's Constraint.
+"""Converts the constraint fields of OpenAI and vLLM to the contract's Constraint.
 
-Only sizes and forms are checked here; workers compile constraints, and refuse what they cannot.
+Checks only sizes and forms here; workers compile constraints and reject those they do not support.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.gateway.schemas.requests import GenerationFields, ResponseFormat, Str
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2
 
-MAX_BYTES = 256 * 1024  # of all texts
+MAX_BYTES = 256 * 1024  # sum over all texts
 MAX_CHOICES = 4096
 
 _HARMONY_ANSWER = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
@@ -29,14 +29,16 @@ _PROMPT_END_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A constraint, and the request's field that it came from."""
+    """A constraint and the request's field that it came from."""
 
     constraint: types_pb2.Constraint
     field: str
 
 
 def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Asked | None:
-    """What the request's fields ask; None: nothing, or calls of tools come instead. Raises InvalidRequest."""
+    """Returns the constraint of the request's fields, or None if there is none or tools must be called. Raises
+    InvalidRequest.
+    """
     asked = _of_fields(request)
     if asked is None or use is None or use.mode not in (ToolMode.NAMED, ToolMode.REQUIRED):
         return asked
@@ -48,32 +50,32 @@ def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Aske
 
 
 def beside_tools(asked: Asked, use: ToolUse) -> Asked | None:
-    """The same; None where calls of tools come instead."""
+    """Returns the constraint, or None if tools must be called instead."""
     return None if use.mode in (ToolMode.NAMED, ToolMode.REQUIRED) else asked
 
 
 def check_constraint(constraint: types_pb2.Constraint, field: str = "constraint") -> None:
-    """Raises InvalidRequest for what every worker would refuse, as far as that is cheap to see."""
+    """Raises InvalidRequest for constraints that every worker would reject, as far as the check is cheap."""
     form = constraint.WhichOneof("form")
     if form is None:
-        raise InvalidRequest(f"{field} has no form; set one of its fields.", field=field)
+        raise InvalidRequest(f"{field} is empty; set one of its fields", field=field)
     texts = constraint.choices.texts if form == "choices" else [getattr(constraint, form)]
     sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
     _check_size(sum(sizes), field)
     if form == "choices" and not 1 <= len(texts) <= MAX_CHOICES:
-        raise InvalidRequest(f"{field} has {len(texts)} texts; it must have 1 to {MAX_CHOICES}.", field=field)
+        raise InvalidRequest(f"{field} has {len(texts)} texts; give 1 to {MAX_CHOICES}", field=field)
     if 0 in sizes:
-        raise InvalidRequest(f"{field} must not be empty.", field=field)
+        raise InvalidRequest(f"{field} must not be empty", field=field)
 
 
 def with_reasoning(
     constraint: types_pb2.Constraint, formats: OutputFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
 ) -> types_pb2.Constraint:
-    """The constraint, starting where the model's reasoning ends, for a model that may reason before it answers."""
+    """Returns the constraint, delayed until the end of reasoning for a model that may reason first."""
     if constraint.reasoning_end_token_ids:
         return constraint
     start, end = reasoning_tokens(formats, tokenizer, prompt_token_ids)
-    # Beside a constraint that the model finds unlikely, even a reasoning that was not asked for would be likely.
+    # Otherwise the model would start an unrequested reasoning to avoid an unlikely constraint.
     unasked = start is not None and formats.reasoning is not None and formats.reasoning.prompted
     if not end or unasked:
         return constraint
@@ -83,7 +85,7 @@ def with_reasoning(
 
 
 def name_field(error: ServiceError, field: str) -> None:
-    """Errors of workers name the client's field instead of the contract's."""
+    """Renames the contract's field in a worker's error to the client's field."""
     inner, _, _ = error.field.partition(".")
     if field and inner == "constraint":
         error.message = error.message.replace(error.field, field, 1)
@@ -93,7 +95,9 @@ def name_field(error: ServiceError, field: str) -> None:
 def reasoning_tokens(
     formats: OutputFormat, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
 ) -> tuple[int | None, list[int]]:
-    """The token that may open the reasoning (None: it is open already), and those that end it (none: there is none)."""
+    """Returns the token that may open the reasoning (None if it is already open) and those that end it (empty without
+    reasoning).
+    """
     if formats.tools is not None and formats.tools.has_reasoning:
         return None, tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False)
     reasoning = formats.reasoning
@@ -106,7 +110,7 @@ def reasoning_tokens(
     if reasoning.is_open(prompt_end):
         return None, end
     start = tokenizer.encode(reasoning.open_tag, add_special_tokens=False)
-    # A prompt that closed the reasoning wants none; and what opens with several tokens cannot be told from an answer.
+    # A prompt that closed the reasoning disables it, and an opening of several tokens cannot be told from an answer.
     if prompt_end.rstrip().endswith(reasoning.close_tag) or len(start) != 1:
         return None, []
     return start[0], end
@@ -117,7 +121,7 @@ def _of_fields(request: GenerationFields) -> Asked | None:
     of_outputs = None if request.structured_outputs is None else _of_structured_outputs(request.structured_outputs)
     if of_format is not None and of_outputs is not None:
         raise InvalidRequest(
-            "response_format and structured_outputs exclude each other: set one.", field="structured_outputs"
+            "response_format and structured_outputs exclude each other; set one", field="structured_outputs"
         )
     return of_format or of_outputs
 
@@ -141,8 +145,8 @@ def _of_response_format(wanted: ResponseFormat) -> Asked | None:
         )
     field = "response_format.json_schema.schema"
     if described.schema is None:
-        raise InvalidRequest(f"{field} is required.", field=field)
-    # Without `strict` OpenAI takes any schema and does what it can.
+        raise InvalidRequest(f"{field} is required", field=field)
+    # Without `strict`, OpenAI accepts any schema and follows it as far as possible.
     constraint = types_pb2.Constraint(json_schema=checked_json(described.schema, field), lenient=not described.strict)
     return _checked(Asked(constraint, field))
 
@@ -186,7 +190,7 @@ def _checked(asked: Asked) -> Asked:
 
 def _check_size(num_bytes: int, field: str) -> None:
     if num_bytes > MAX_BYTES:
-        raise InvalidRequest(f"{field} has {num_bytes} bytes; at most {MAX_BYTES} are allowed.", field=field)
+        raise InvalidRequest(f"{field} has {num_bytes} bytes; at most {MAX_BYTES} are allowed", field=field)
 
 
 def _text_or_dumped(value: Any, field: str) -> str:
@@ -196,4 +200,4 @@ def _text_or_dumped(value: Any, field: str) -> str:
     try:
         return checked_json(orjson.loads(value), field)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"{field} is no JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from None

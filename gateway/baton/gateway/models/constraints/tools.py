@@ -1,4 +1,4 @@
-"""What workers hold outputs to so that tools are called as a request demands, and what cannot be had of it."""
+"""Constraints for the tool calls that a request demands, and the checks for what a model cannot do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-# Between JSON's tokens. Arguments are read by programs: blank lines would only cost tokens.
+# White space between JSON tokens. Programs read the arguments, so blank lines would only cost tokens.
 _SPACE = "[ ]"
 
 
 def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
-    """Raises InvalidRequest for tools that a model of this format cannot be given, or cannot be held to."""
+    """Raises InvalidRequest for tools that a model of this format does not support."""
     if not use.active:
         return
     _check_parameters(use)
@@ -28,15 +28,15 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
     if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
         if reasoning is not None and not reasoning.close_tag:
             raise InvalidRequest(
-                f"tool_choice: {model} writes its calls among its reasoning, and cannot be held to one; use auto.",
+                f"tool_choice: {model} writes its calls in its reasoning, so that a call cannot be enforced; use auto.",
                 field="tool_choice",
             )
         return
     if tools is None:
         raise InvalidRequest(
-            f"tools: the chat template of {model} has no tool format that is known, so its calls cannot be read. "
+            f"tools: the chat template of {model} has no known tool format, so its calls cannot be parsed. "
             f"Start the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template "
-            "where the model's own does not show tools.",
+            "if the model's own template does not render tools.",
             field="tools",
         )
     for index, tool in enumerate(use.tools):
@@ -45,7 +45,7 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
 
 
 def _check_parameters(use: ToolUse) -> None:
-    """Raises InvalidRequest for a schema that cannot be written into a prompt or a constraint."""
+    """Raises InvalidRequest for a schema that is too large for a prompt or a constraint."""
     for index, tool in enumerate(use.tools):
         if tool.parameters is not None:
             check_json(tool.parameters, f"{_field(tool, index)}.parameters")
@@ -60,8 +60,8 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
     advice = "leave strict out, or set tool_choice to required"
     if tools.syntax is None and tools.output_form is None:
         raise InvalidRequest(
-            f"{field}.strict: {model} cannot be held to a schema where it is free to call or not, as its parser does "
-            f"not say how calls are written; {advice}.",
+            f"{field}.strict: {model} cannot enforce a schema with tool_choice auto, because its parser does "
+            f"not define how calls are written; {advice}.",
             field=f"{field}.strict",
         )
     if tools.syntax is None:
@@ -70,23 +70,23 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
         tools.syntax.beside_text((tool,))
     except Inexpressible as error:
         raise InvalidRequest(
-            f"{field}.parameters: the way in which {model} writes calls has no place for {error}; {advice}.",
+            f"{field}.parameters: the call format of {model} cannot express {error}; {advice}.",
             field=f"{field}.parameters",
         ) from None
 
 
 def is_strict(use: ToolUse) -> bool:
-    """Whether calls among free text must follow a schema."""
+    """Returns whether optional calls must follow a schema."""
     return use.mode is ToolMode.AUTO and any(tool.strict for tool in use.tools)
 
 
 def holds_whole_output(use: ToolUse, output_format: OutputFormat) -> bool:
-    """Whether the constraint of such calls is about the reasoning too."""
+    """Returns whether the constraint of strict calls also covers the reasoning."""
     return is_strict(use) and output_format.tools is not None and output_format.tools.output_form is not None
 
 
 def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId) -> types_pb2.Constraint | None:
-    """The constraint behind the reasoning; None where outputs are free. Raises InvalidRequest."""
+    """Returns the constraint that follows the reasoning, or None if the output is free. Raises InvalidRequest."""
     schema = constraint_of(use)
     if schema is not None:
         lenient = not any(tool.strict for tool in use.tools)
@@ -99,7 +99,7 @@ def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId
     if form is None:
         return None
     if tools.output_form is not None and any(added_id(text) is None for text in tools.special_tokens):
-        raise InvalidRequest("tools: strict needs the special tokens of the model's output format.", field="tools")
+        raise InvalidRequest("tools: strict needs the special tokens of the model's output format", field="tools")
     form = with_special_tokens(form, tools.special_tokens, added_id)
     tag = {"type": "structural_tag", "format": form}
     return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)

@@ -1,4 +1,4 @@
-"""The arguments of tool calls in a chat's history: objects, or the text that a model wrote instead of JSON."""
+"""Arguments of tool calls in a chat's history: a JSON object, or the model's text if it wrote no valid JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEY, _VALUE = "probe_key", "probe_value"
 
 
 def check_arguments(texts: Iterable[str], field: str) -> None:
-    """Raises InvalidRequest for more values in the arguments of a chat's calls than templates are given."""
+    """Raises InvalidRequest if the arguments of a chat's calls have too many values for templates."""
     total = 0
     for text in texts:
-        # Most of these characters are in strings, where they count for nothing.
+        # An upper bound: most of these characters are inside strings.
         most = text.count(",") + text.count("[") + text.count("{")
         if most > _FEW_VALUES:
             data = text.encode(errors="surrogatepass")
@@ -31,11 +31,11 @@ def check_arguments(texts: Iterable[str], field: str) -> None:
             most = num_values(data)
         total += most
         if total > MAX_VALUES:
-            raise InvalidRequest(f"{field}: the arguments of calls have more than {MAX_VALUES} values.", field=field)
+            raise InvalidRequest(f"{field}: the arguments of calls have more than {MAX_VALUES} values", field=field)
 
 
 def read_arguments(text: str) -> Arguments:
-    """Returns the object in a JSON text; the text itself where it is no JSON object."""
+    """Parses a JSON object. Returns the text itself if it is not one."""
     if not text.strip():
         return {}
     try:
@@ -48,7 +48,7 @@ def read_arguments(text: str) -> Arguments:
 
 
 def as_object(arguments: Arguments) -> dict[str, Any]:
-    """Returns the arguments as an object: a text becomes its only member."""
+    """Returns the arguments as an object; a text becomes its only member, `input`."""
     return arguments if isinstance(arguments, dict) else {"input": arguments}
 
 
@@ -60,7 +60,7 @@ class ArgumentForms:
     texts: bool
 
     def fit(self, arguments: object) -> object:
-        """Returns the arguments in a form that the template renders whole."""
+        """Returns the arguments in a form that the template renders completely."""
         if isinstance(arguments, str):
             return arguments if self.texts else as_object(arguments)
         if self.objects or not self.texts:
@@ -68,7 +68,7 @@ class ArgumentForms:
         return json.dumps(arguments, ensure_ascii=False)
 
     def fit_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the tool call with such arguments."""
+        """Returns the tool call with its arguments in such a form."""
         function = call.get("function")
         if not isinstance(function, Mapping) or "arguments" not in function:
             return dict(call)
@@ -76,10 +76,10 @@ class ArgumentForms:
 
 
 def forms_of(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentForms:
-    """Finds out which forms a template renders, with two small chats. `render` may raise for what it cannot take."""
+    """Detects the forms that a template renders, by rendering small chats. `render` may raise for unsupported forms."""
     with_object = _render(render, {_KEY: _VALUE})
     with_text = _render(render, _VALUE)
-    # Templates that append the arguments to a text would write an object as Python does.
+    # A template that concatenates the arguments to a text would write an object in Python's notation.
     as_python = f"'{_KEY}'" in with_object
     return ArgumentForms(
         objects=_KEY in with_object and _VALUE in with_object and not as_python, texts=_VALUE in with_text
@@ -87,7 +87,7 @@ def forms_of(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentForms:
 
 
 def _render(render: Callable[[list[dict[str, Any]]], str], arguments: Arguments) -> str:
-    # Some templates ask for ids of nine letters, a type, and turns that alternate.
+    # Some templates require ids of nine characters, a type, and alternating roles.
     call = {"id": "call12345", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     chat: list[dict[str, Any]] = [
         {"role": "user", "content": "probe"},
@@ -96,5 +96,5 @@ def _render(render: Callable[[list[dict[str, Any]]], str], arguments: Arguments)
     ]
     try:
         return render(chat)
-    except Exception:  # whatever a template raises: it does not take this form
+    except Exception:  # any exception means that the template does not support this form
         return ""

@@ -1,4 +1,4 @@
-"""Chats to prompts, as the model's own template says. Knows no token ids."""
+"""Renders chats into prompts with the model's template. Knows no token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A model's templates, compiled. `templates` are by name; "default" is used unless tools ask for "tool_use"."""
+    """A model's compiled templates, by name. "default" is used, or "tool_use" for requests with tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], origin: str) -> None:
         self._sandbox = TemplateSandbox()
@@ -37,7 +37,7 @@ class ChatTemplate:
 
     @cached_property
     def literals(self) -> frozenset[str]:
-        """The texts in the templates' expressions."""
+        """Returns the string literals in the templates' expressions."""
         return frozenset(literal for template in self._templates.values() for literal in template.literals)
 
     def render(
@@ -51,9 +51,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         stand_ins: Collection[str] = (),
     ) -> str:
-        """The prompt, special tokens in the text. Raises InvalidRequest where the template refuses the chat.
+        """Returns the prompt, with special tokens as text. Raises InvalidRequest if the template rejects the chat.
 
-        `variables` are the client's own (chat_template_kwargs); `stand_ins` are characters that stand for ASCII ones.
+        `variables` come from the client (chat_template_kwargs); `stand_ins` are characters that replace ASCII ones.
         """
         if not messages:
             raise InvalidRequest("messages must not be empty", field="messages")
@@ -76,7 +76,7 @@ class ChatTemplate:
         return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
 
     def opens(self, tag: str, variables: Mapping[str, Any]) -> bool:
-        """Returns whether the prompt of a chat that asks for thinking ends with this tag."""
+        """Returns whether a prompt with thinking enabled ends with this tag."""
         try:
             prompt = self.render(_PROBE, variables={**variables, **_THINKING})
         except InvalidRequest:
@@ -89,14 +89,14 @@ class ChatTemplate:
         if chosen is not None:
             return chosen
         if not self._templates:
-            raise InvalidRequest("the model has no chat template: use completions instead of chat", field="messages")
+            raise InvalidRequest("the model has no chat template; use completions instead of chat", field="messages")
         raise InvalidRequest(
             f"the model has no default chat template, only {sorted(self._templates)}", field="messages"
         )
 
 
 class _Compiled:
-    """One template, and the form of message content that it understands."""
+    """One template, and the form of message content that it supports."""
 
     def __init__(self, sandbox: TemplateSandbox, source: str, origin: str, special_tokens: Mapping[str, str]) -> None:
         self._sandbox = sandbox
@@ -104,9 +104,9 @@ class _Compiled:
         try:
             self._template = sandbox.load(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
-            # The last three are Python's, of what Jinja makes of it: blocks nested too deeply, a number too long.
+            # The last three come from Python's compiler: blocks nested too deeply, or a number that is too long.
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            raise InvalidRequest(f"the chat template of {origin} is broken{line}: {error}", field="model") from error
+            raise InvalidRequest(f"invalid chat template of {origin}{line}: {error}", field="model") from error
         tree = sandbox.parse(source)
         self.literals = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         self._takes_parts = _loops_over_content(tree)
@@ -117,7 +117,7 @@ class _Compiled:
         try:
             return self._sandbox.render(self._template, values, stand_ins)
         except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses the chat: {error}", field="messages") from error
+            raise InvalidRequest(f"the model's chat template rejects the chat: {error}", field="messages") from error
         except (
             TypeError,
             ValueError,
@@ -132,7 +132,7 @@ class _Compiled:
             ) from error
 
     def fit_message(self, message: Message, index: int) -> dict[str, Any]:
-        """A copy without unset keys, its content in the form that the template understands."""
+        """Returns a copy without unset keys, with its content in a form that the template supports."""
         fitted = {key: value for key, value in message.items() if value is not None}
         reasoning = next((fitted[key] for key in _REASONING_KEYS if key in fitted), None)
         if reasoning is not None:
@@ -141,7 +141,7 @@ class _Compiled:
             fitted["tool_calls"] = [self._argument_forms.fit_call(call) for call in fitted["tool_calls"]]
         content = fitted.get("content")
         if content is None and fitted.get("tool_calls"):
-            # Templates that ask for none mean the messages that only call; others want a text.
+            # Templates that check for none expect it in messages with calls only; others expect a text.
             fitted["content"] = None if self._knows_none else "" if self._takes_texts else []
             return fitted
         if isinstance(content, str):
@@ -156,7 +156,7 @@ class _Compiled:
 
     @cached_property
     def _argument_forms(self) -> ArgumentForms:
-        """How the template takes the arguments of tool calls."""
+        """Returns the forms of tool call arguments that the template renders."""
 
         def render(chat: list[dict[str, Any]]) -> str:
             if not self._takes_texts:
@@ -170,7 +170,7 @@ def _text_of_part(part: object, field: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or kind not in ("text", "input_text", "output_text", "refusal"):
         raise InvalidRequest(
-            f"content parts must be of type text; this one {f'is {kind}' if kind else 'has no type'}", field=field
+            f"content parts must have the type text; this one {f'is {kind}' if kind else 'has no type'}", field=field
         )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
@@ -179,7 +179,7 @@ def _text_of_part(part: object, field: str) -> str:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether the template goes through a message's content part by part, under this or another name."""
+    """Returns whether the template iterates over a message's content, under this or another name."""
     names = {"content"}
     for assignment in tree.find_all(nodes.Assign):
         if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, names):
@@ -201,7 +201,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _mark_final_text(chat: list[dict[str, Any]]) -> str:
-    """Puts the mark behind the last message's text, in place. Returns the text."""
+    """Appends the mark to the last message's text, in place. Returns the text."""
     content = chat[-1].get("content")
     if isinstance(content, str):
         chat[-1]["content"] = content + _MARK
@@ -225,5 +225,5 @@ def _cut_at_mark(prompt: str, final_text: str) -> str:
     at = prompt.rindex(mark)
     if prompt.startswith(_MARK, at):
         return prompt[:at]
-    # The template trims messages, so the text's own end was trimmed too.
+    # The template strips messages, so the text's end was stripped too.
     return prompt[:at].rstrip()

@@ -1,8 +1,8 @@
-"""Keeps control tokens that a client spells apart from those that a chat template writes.
+"""Distinguishes control tokens in client text from those that a chat template writes.
 
-Every control token has an anchor, one of its characters. In all text of the client another character stands for each
-anchor while the template runs. A template may trim, join, split or replace text as it likes: a control token that is
-still whole in the prompt is the template's own.
+Each control token has an anchor, one of its characters. While the template runs, a stand-in character replaces every
+anchor in the client's text. The template may strip, join, split or replace text: a control token that is complete in
+the prompt comes from the template.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T")
 
-# The rarest in other text first: templates compare the client's text with tags such as </think>.
+# Rarest first, since templates compare the client's text with tags such as </think>.
 _ANCHORS = "｜|[]<>"
-# Printable, without case, unchanged by str.strip: CJK ideographs that text hardly ever has.
+# Printable, caseless and unchanged by str.strip: rarely used CJK ideographs.
 _STAND_INS = (range(0x3400, 0x4DB6), range(0x20000, 0x2A6D7))
-_TRIES = 64  # stand-ins that are tried in each range
+_TRIES = 64  # candidates tried in each range
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """The stand-ins of one request's text."""
+    """The stand-ins for one request's text."""
 
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # by anchor
-    words: Sequence[str] = ()  # control tokens without anchor
-    exempt: Sequence[str] = ()  # texts of the template that are compared with the client's
+    words: Sequence[str] = ()  # control tokens without an anchor
+    exempt: Sequence[str] = ()  # texts of the template that are compared with the client's text
 
     def __bool__(self) -> bool:
         return bool(self.stand_ins)
 
     def covered(self, value: T) -> T:
-        """A copy of a value whose texts have stand-ins. Keys of dictionaries count as text."""
+        """Returns a copy of a value with stand-ins in its texts, including keys of dictionaries."""
         return self._value(value) if self.stand_ins else value
 
     def uncovered(self, text: str) -> str:
-        """The text as the client wrote it."""
+        """Returns the text with the original characters."""
         for anchor, stand_in in self.stand_ins.items():
             text = text.replace(stand_in, anchor)
         return text
@@ -72,10 +72,10 @@ class Cover:
 
 
 class ClientText:
-    """Covers the text of requests to one template. `literals` are the template's own texts."""
+    """Creates covers for the requests to one template. `literals` are the template's own texts."""
 
     def __init__(self, control: ControlTokens, literals: Collection[str]) -> None:
-        self._anchors: dict[str, list[str]] = {}  # the control tokens of each
+        self._anchors: dict[str, list[str]] = {}  # control tokens by anchor
         self._words: list[str] = []
         for text in control.ids:
             anchor = next((anchor for anchor in _ANCHORS if anchor in text), None)
@@ -87,7 +87,7 @@ class ClientText:
         self._literals = "".join(literals)
 
     def cover(self, *values: Any) -> Cover:
-        """The cover of these values' texts; false where they spell no part of a control token.
+        """Returns the cover for these values; false if they contain no part of a control token.
 
         Raises InvalidRequest for values that are nested too deeply.
         """
@@ -95,7 +95,7 @@ class ClientText:
         try:
             add_texts(values, texts)
         except RecursionError:
-            raise InvalidRequest("the chat is nested too deeply", field="messages") from None
+            raise InvalidRequest("chat is nested too deeply", field="messages") from None
         anchors = [anchor for anchor in self._anchors if any(anchor in text for text in texts)]
         words = [word for word in self._words if any(word in text for text in texts)]
         stand_ins: dict[str, str] = {}
@@ -113,7 +113,9 @@ class ClientText:
         raise InvalidRequest("the chat has too many different ideographs beside control tokens", field="messages")
 
     def _is_exempt(self, literal: str, control: ControlTokens) -> bool:
-        """Whether a client's text may hold this literal as it is: it can be no part of a control token."""
+        """Returns whether client text may contain this literal unchanged, because it cannot be part of a control
+        token.
+        """
         anchors = [anchor for anchor in self._anchors if anchor in literal]
         if not anchors or control.spans(literal):
             return False
@@ -121,7 +123,7 @@ class ClientText:
 
 
 def _overlap(literal: str, text: str, anchor: str) -> bool:
-    """Whether a text could have both so that they share an anchor."""
+    """Returns whether the two can overlap in a text so that they share an anchor."""
     for shift in range(1 - len(literal), len(text)):
         begin, end = max(0, shift), min(len(text), shift + len(literal))
         common = text[begin:end]
@@ -131,7 +133,7 @@ def _overlap(literal: str, text: str, anchor: str) -> bool:
 
 
 def add_texts(value: Any, texts: list[str]) -> None:
-    """Adds every text in a value to `texts`, keys of dictionaries included."""
+    """Appends every text in a value to `texts`, including keys of dictionaries."""
     if isinstance(value, str):
         texts.append(value)
     elif isinstance(value, Mapping):

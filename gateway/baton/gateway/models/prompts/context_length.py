@@ -1,16 +1,16 @@
-"""What a prompt that is too long is answered with."""
+"""Errors for prompts that are too long."""
 
 from __future__ import annotations
 
 from baton.gateway.errors.http import ContextTooLong
 from baton.rpc.errors import InvalidRequest
 
-# A text that is only counted, or truncated, may have more tokens than the context.
+# Texts that are only counted or truncated may have more tokens than the context.
 COUNTED_TOKENS = 128 << 10
 
 
 def context_too_long(num_tokens: int, max_model_len: int, field: str, *, at_least: bool = False) -> ContextTooLong:
-    """The error of a prompt with so many tokens; `at_least`: its rest was not encoded."""
+    """Returns the error for a prompt of `num_tokens`, or at least as many if its rest was not encoded."""
     number = f"at least {num_tokens}" if at_least else str(num_tokens)
     return ContextTooLong(
         f"This model's maximum context length is {max_model_len} tokens. However, your {field} resulted in "
@@ -20,7 +20,7 @@ def context_too_long(num_tokens: int, max_model_len: int, field: str, *, at_leas
 
 
 def too_long_to_count(num_tokens: int, most: int, field: str) -> InvalidRequest:
-    """The error of a text that is to be counted or truncated."""
+    """Returns the error for a text that is too long to count or truncate."""
     return ContextTooLong(
-        f"your {field} has at least {num_tokens} tokens; at most {most} are counted or truncated", field=field
+        f"{field} has at least {num_tokens} tokens; at most {most} are counted or truncated", field=field
     )

@@ -1,4 +1,4 @@
-"""A chat rendered by its template, with the client's control tokens kept apart, and encoded."""
+"""Renders a chat with its template and encodes it, keeping the client's control tokens apart."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MANY_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered prompt, as it is and with stand-ins."""
+    """A rendered prompt, in its original form and with stand-ins."""
 
     text: str
-    written: str  # the same length, with stand-ins in what the client wrote
+    written: str  # the same length, with stand-ins in client text
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRendering:
-    """How chats become prompts."""
+    """The settings for rendering a chat."""
 
     template: ChatTemplate
-    client_text: ClientText | None  # None: the client's control tokens are as good as the template's
+    client_text: ClientText | None  # None: control tokens in client text are trusted
     add_generation_prompt: bool
     continue_final_message: bool
 
@@ -42,7 +42,7 @@ class ChatRendering:
         variables: Mapping[str, Any] | None,
         defaults: Mapping[str, Any],
     ) -> Rendered:
-        """The prompt. `defaults` are variables that the operator sets. Raises InvalidRequest."""
+        """Returns the prompt. `defaults` are the operator's variables. Raises InvalidRequest."""
         cover = Cover()
         if self.client_text is not None:
             cover = self.client_text.cover(messages, tools, documents, variables)
@@ -65,7 +65,7 @@ class ChatRendering:
 def encode_rendered(
     prompt: Rendered, tokenizer: Tokenizer, add_special_tokens: bool, owner: str, limit: EncodingLimit
 ) -> list[int]:
-    """The prompt's token ids: control tokens are those that the template wrote. Raises as Tokenizer.encode."""
+    """Returns the prompt's token ids, with the template's control tokens only. Raises as Tokenizer.encode."""
     tokenizer.bound.check_size(prompt.text, limit)
     control = tokenizer.control_tokens
     if prompt.written != prompt.text and control.spans(prompt.written) != control.spans(prompt.text):
@@ -74,7 +74,7 @@ def encode_rendered(
 
 
 def size_of(chat: Sequence[Any]) -> int:
-    """About how many characters a chat has; of one with many values, many."""
+    """Returns the approximate number of characters of a chat; a large number if it has many values."""
     size = num_values = 0
     waiting = list(chat)
     while waiting and num_values < _MEASURED_VALUES:

@@ -1,4 +1,4 @@
-"""Where chat templates run: they come from strangers' folders, so what they reach, repeat and build is bounded."""
+"""Runs chat templates, which come from untrusted folders, with limits on access, repetition and output."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-# Loop rounds and calls of one rendering, and the CPU time of its thread, in seconds.
+# Loop iterations and calls of one rendering, and the CPU seconds of its thread.
 MAX_STEPS = 300_000
 MAX_CPU_SECONDS = 0.3
-_STEPS_PER_LOOK = 64  # at the clock
-# Characters of any text, and items of any list, that an operation may make.
+_STEPS_PER_LOOK = 64  # between checks of the clock
+# Characters of a text, or items of a list, that one operation may produce.
 MAX_SIZE = 16 << 20
-# Characters that all expressions of one rendering put out, into the prompt or into variables.
+# Characters that the expressions of one rendering may output, to the prompt or to variables.
 MAX_OUTPUT = 8 * MAX_SIZE
-# Widths, indents and counts that are given to filters and text methods.
+# Widths, indents and counts passed to filters and text methods.
 MAX_WIDTH = 10_000
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*")
 _SIZED_FILTERS = ("batch", "center", "indent", "slice", "truncate", "wordwrap")
-# They go through everything that is nested in a value.
+# Filters that traverse nested values.
 _DEEP_FILTERS = ("dictsort", "groupby", "max", "min", "pprint", "sort", "string", "sum", "unique")
 _SIZED_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
 
 class TemplateLimit(jinja2.TemplateError):
-    """A template repeats or builds more than any chat needs."""
+    """A template exceeds a limit on loops, calls, time or size."""
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it (the same as transformers'), within limits."""
+    """The Jinja environment of chat templates (compatible with transformers), with limits."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -74,9 +74,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render(self, template: jinja2.Template, variables: Mapping[str, Any], stand_ins: Iterable[str] = ()) -> str:
-        """Runs a template of this sandbox. Raises jinja2.TemplateError, and whatever a bad template raises.
+        """Renders a compiled template. Raises jinja2.TemplateError, or any exception of an invalid template.
 
-        `stand_ins` are characters of the variables that stand for ASCII characters.
+        `stand_ins` are characters of the variables that replace ASCII characters.
         """
         self._steps.stand_ins = tuple(stand_ins)
         self._steps.left = MAX_STEPS
@@ -92,7 +92,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Counts calls, and refuses text methods that would build something huge."""
+        """Counts calls, and rejects text methods that would produce huge texts."""
         __self._spend(1)
         # Jinja wraps the formatting methods.
         target = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
@@ -107,7 +107,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _spend(self, steps: int) -> None:
         self._steps.left = getattr(self._steps, "left", MAX_STEPS) - steps
         if self._steps.left < 0:
-            raise TemplateLimit(f"the chat template needs more than {MAX_STEPS} loop rounds and calls")
+            raise TemplateLimit(f"the chat template needs more than {MAX_STEPS} loop iterations and calls")
         if self._steps.left <= getattr(self._steps, "look", 0):
             self._steps.look = self._steps.left - _STEPS_PER_LOOK
             self._check_time()
@@ -117,11 +117,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateLimit(f"the chat template takes more than {MAX_CPU_SECONDS:g} s of CPU time")
 
     def _put_out(self, value: Any) -> Any:
-        """What an expression puts out; blocks that are kept in variables go this way too."""
+        """Counts the output of an expression, including blocks assigned to variables."""
         size = len(value) if isinstance(value, str) else _nested_size(value)
         self._steps.output = getattr(self._steps, "output", MAX_OUTPUT) - size
         if self._steps.output < 0:
-            raise TemplateLimit(f"the chat template puts out more than {MAX_OUTPUT} characters")
+            raise TemplateLimit(f"the chat template outputs more than {MAX_OUTPUT} characters")
         return value
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        # Jinja's own filter escapes for HTML.
+        # Jinja's own filter escapes HTML.
         _check_width(indent)
         _measured(value)
         text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -152,7 +152,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Takes no underscore names, behind which Python's internals are."""
+    """A namespace that rejects names with a leading underscore, which would reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -167,18 +167,18 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks the assistant's text for training; here it only renders its body."""
+    """`{% generation %}`, which marks the assistant's text for training. Renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
-        # A scope of its own, as in transformers.
+        # a new scope, as in transformers
         return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))]
 
 
 class _LimitInserter(NodeTransformer):
-    """Puts the counting into every loop, and the size check into every `~` and every comparison of unknowns."""
+    """Inserts counting into every loop, and size checks into every `~` and every comparison of unknown values."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -209,7 +209,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a chat template may not name a namespace attribute {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a chat template must not set the namespace attribute {name!r}")
 
 
 def _joined(values: list[Any]) -> str:
@@ -225,9 +225,9 @@ def _check_size(size: int) -> None:
 
 
 def _nested_size(value: Any) -> int:
-    """About how many characters a value has as text. Raises TemplateLimit where they are too many.
+    """Returns the approximate number of characters of a value as text. Raises TemplateLimit if it is too large.
 
-    A list that has another twice doubles what writing it down takes: without a limit 40 lists are a terabyte.
+    Nested references double the size at each level: 40 lists could otherwise produce a terabyte.
     """
     size = 0
     num_items = 0
@@ -257,7 +257,7 @@ def _measured(value: Any) -> Any:
 
 def _check_width(value: object) -> None:
     if isinstance(value, int) and abs(value) > MAX_WIDTH:
-        raise TemplateLimit(f"the chat template asks for {value}, where at most {MAX_WIDTH} is allowed")
+        raise TemplateLimit(f"the chat template uses the width {value}; at most {MAX_WIDTH} is allowed")
 
 
 def _check_binop(operator: str, left: Any, right: Any) -> None:
@@ -303,7 +303,7 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_measured_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Some of Jinja's filters take its environment, or more, before the value.
+    # Some of Jinja's filters take the environment or a context before the value.
     position = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Texts that an answer may not have, as the token sequences that workers know."""
+"""Converts texts that an output must not contain to the token sequences that workers forbid."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
 MAX_WORDS = 1024
-MAX_TOKENS = 64  # of one word
+MAX_TOKENS = 64  # per word
 
 _LIMIT = EncodingLimit(MAX_TOKENS)
-_INLINE_CHARS = 512  # of all words; more are encoded beside the event loop
+_INLINE_CHARS = 512  # sum over all words; longer lists are encoded on a thread
 
 
 async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -22,7 +22,7 @@ async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer,
     if not words:
         return
     if len(words) > MAX_WORDS:
-        raise InvalidRequest(f"bad_words has {len(words)} texts; at most {MAX_WORDS} are taken", field="bad_words")
+        raise InvalidRequest(f"bad_words has {len(words)} texts; at most {MAX_WORDS} are allowed", field="bad_words")
 
     def encoded() -> list[list[int]]:
         return sequences_of(words, tokenizer, vocab_size)
@@ -34,19 +34,21 @@ async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer,
 
 
 def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Every word at the start of a text and behind a space, where that is spelled otherwise. Raises InvalidRequest."""
+    """Returns the tokens of every word, at the start of a text and after a space if that differs. Raises
+    InvalidRequest.
+    """
     found: dict[tuple[int, ...], None] = {}
     for index, word in enumerate(words):
         field = f"bad_words.{index}"
         bare = word.lstrip()
         if not bare:
-            raise InvalidRequest(f"{field} is empty; a text is needed", field=field)
+            raise InvalidRequest(f"{field} is empty; give a text", field=field)
         for text in (bare, f" {bare}"):
             try:
                 token_ids = tokenizer.encode(text, add_special_tokens=False, limit=_LIMIT)
                 _LIMIT.check(len(token_ids))
             except TooManyTokens as error:
-                message = f"{field} has {error.at_least} tokens or more; it must have at most {MAX_TOKENS}"
+                message = f"{field} has {error.at_least} tokens or more; at most {MAX_TOKENS} are allowed"
                 raise InvalidRequest(message, field=field) from None
             if token_ids and max(token_ids) < vocab_size:
                 found[tuple(token_ids)] = None

@@ -1,4 +1,4 @@
-"""The control tokens of a vocabulary: the added tokens that begin and end turns, and where a text spells them."""
+"""The control tokens of a vocabulary, which begin and end turns, and their positions in a text."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Added tokens that are special, or written like `<|name|>`. Tags such as `<think>` and `<tool_call>` are text."""
+    """Added tokens that are special or have the form `<|name|>`. Tags such as `<think>` and `<tool_call>` are text."""
 
     tokens: Mapping[int, AddedToken]  # by id
 
     @classmethod
     def among(cls, added: Mapping[int, AddedToken]) -> ControlTokens:
-        """The control tokens of a tokenizer's added tokens."""
+        """Returns the control tokens among a tokenizer's added tokens."""
         return cls({token_id: token for token_id, token in added.items() if is_control(token)})
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """The ids of the control tokens by their texts."""
+        """Returns the ids of the control tokens by text."""
         return {token.content: token_id for token_id, token in self.tokens.items()}
 
     def spans(self, text: str) -> list[Span]:
-        """Where control tokens are in a text: from left to right, the longest one at each place."""
+        """Returns the spans of control tokens in a text, left to right, preferring the longest."""
         return [found.span() for found in self._pattern.finditer(text)] if self.tokens else []
 
     @cached_property
@@ -42,12 +42,12 @@ class ControlTokens:
 
 
 def is_control(token: AddedToken) -> bool:
-    """Whether an added token is a control token."""
+    """Returns whether an added token is a control token."""
     return token.content != "" and (token.special or _CONTROL_SHAPE.fullmatch(token.content) is not None)
 
 
 def _pattern_of(words: Iterable[str]) -> str:
-    """A regex of these words that looks at each character of a text once, however many words there are."""
+    """Returns a regex of these words that reads each character of a text once, however many words there are."""
     root: dict[str, Any] = {}
     for word in words:
         node = root
@@ -61,5 +61,5 @@ def _branch(node: Mapping[str, Any]) -> str:
     branches = [re.escape(char) + _branch(below) for char, below in node.items() if char]
     if not branches:
         return ""
-    # Greedy: where a word goes on in a longer one, the longer one is found.
+    # Greedy, so that the longer of two words with a common prefix is found.
     return f"(?:{'|'.join(branches)}){'?' if '' in node else ''}"

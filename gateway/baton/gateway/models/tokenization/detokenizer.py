@@ -1,7 +1,6 @@
-"""Token ids to text as they come. Knows nothing of stops or streams.
+"""Converts token ids to text incrementally. Knows nothing of stop strings or streams.
 
-The text of an output is what its tokens add to the text of its prompt: a leading space stays where
-the prompt has text before it.
+An output's text is what its tokens add to the prompt's text: a leading space is kept if the prompt has text before it.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from typing import Protocol
 from baton.gateway.models.tokenization.token_table import LeadingSpace, TokenTable
 
 _REPLACEMENT = "\ufffd"
-# Tokens of context that a decoder needs to place spaces right.
+# Tokens of context that a decoder needs for correct spaces.
 _CONTEXT_TOKENS = 6
-# A text that still ends in U+FFFD after this many tokens is broken rather than incomplete.
+# A text that still ends in U+FFFD after this many tokens is invalid rather than incomplete.
 _MAX_INCOMPLETE_TOKENS = 16
 
 
 class Detokenizer(Protocol):
-    """One output's text. `push` gives what is certain; `finish` gives what was held back."""
+    """The text of one output. `push` returns complete text; `finish` returns the rest."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Adds tokens and returns the text that they complete."""
 
     def finish(self) -> str:
-        """The rest: an incomplete character shows as U+FFFD."""
+        """Returns the rest; an incomplete character becomes U+FFFD."""
 
 
 class NoText:
-    """Stands in where only token ids are wanted."""
+    """Implements Detokenizer for requests that need only token ids."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -40,7 +39,7 @@ class NoText:
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE: tokens are bytes, text is their UTF-8."""
+    """Implements Detokenizer for byte-level BPE: tokens are bytes of UTF-8 text."""
 
     __slots__ = ("_decoder", "_fragments", "_pending", "_texts")
 
@@ -77,7 +76,9 @@ class ByteLevelDetokenizer:
 
 
 class ByteFallbackDetokenizer:
-    """For SentencePiece-like vocabularies: tokens are text, and single bytes for what has no token."""
+    """Implements Detokenizer for SentencePiece-like vocabularies: tokens are text, or single bytes of other
+    characters.
+    """
 
     def __init__(self, table: TokenTable, skip_special_tokens: bool, at_start: bool) -> None:
         self._texts = table.visible_texts if skip_special_tokens else table.texts
@@ -134,7 +135,7 @@ class ByteFallbackDetokenizer:
 
 
 class PrefixDiffDetokenizer:
-    """For every other tokenizer: decodes a short window twice and takes the difference."""
+    """Implements Detokenizer for all other tokenizers: decodes a short window twice and returns the difference."""
 
     def __init__(
         self, decode: Callable[[list[int]], str], context: Sequence[int], hidden_ids: frozenset[int] = frozenset()
@@ -142,7 +143,7 @@ class PrefixDiffDetokenizer:
         self._decode = decode
         self._hidden_ids = hidden_ids
         self._window = [token_id for token_id in context if token_id not in hidden_ids][-_CONTEXT_TOKENS:]
-        self._emitted = len(self._window)  # tokens of the window whose text is out
+        self._emitted = len(self._window)  # tokens of the window whose text was returned
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in self._hidden_ids])

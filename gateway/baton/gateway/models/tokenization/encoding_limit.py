@@ -1,4 +1,4 @@
-"""How much of a text is encoded: until it has too many tokens, or the client has left."""
+"""Limits of encoding a text: the maximum number of tokens, and cancellation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNLIMITED = sys.maxsize
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than the limit; it was not encoded to its end."""
+    """A text has more tokens than the limit. Its encoding was stopped."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"at least {at_least} tokens")
@@ -18,7 +18,7 @@ class TooManyTokens(Exception):
 
 
 class EncodingStopped(Exception):
-    """The client has left."""
+    """The encoding was cancelled because the client disconnected."""
 
 
 def _never() -> bool:
@@ -27,13 +27,13 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EncodingLimit:
-    """The most tokens of one text, and whether to stop encoding it."""
+    """The maximum number of tokens of a text, and whether to stop encoding it."""
 
     most: int = UNLIMITED  # tokens
-    stopped: Callable[[], bool] = _never  # asked from an encoding thread
+    stopped: Callable[[], bool] = _never  # called from an encoding thread
 
     def check(self, at_least: int) -> None:
-        """Raises TooManyTokens where a text that has `at_least` tokens has too many; EncodingStopped."""
+        """Raises TooManyTokens if `at_least` exceeds the limit, or EncodingStopped."""
         if at_least > self.most:
             raise TooManyTokens(at_least)
         if self.stopped():

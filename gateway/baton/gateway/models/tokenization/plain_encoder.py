@@ -1,4 +1,4 @@
-"""Encodes prompts in which a client spells control tokens: those become ordinary text, the template's stay tokens."""
+"""Encodes prompts in which client text contains control tokens: those become plain text, the template's stay tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from baton.gateway.models.tokenization.control_tokens import ControlTokens, Span, is_control
 from baton.rpc.errors import InvalidRequest
 
-# Noncharacters: Unicode keeps them for a program's own use.
+# Noncharacters, which Unicode reserves for a program's internal use.
 _OPEN, _CLOSE = "\ufdd0", "\ufdef"
 _DIGITS = [chr(code) for code in range(0xFDD1, 0xFDEF)]
 
@@ -19,7 +19,7 @@ Encode = Callable[[str], list[int]]
 
 
 class PlainEncoder:
-    """Thread-safe. Shares the model of `tokenizer`; there, markers stand for control tokens."""
+    """Encodes with the model of `tokenizer`, with markers in place of control tokens. Thread-safe."""
 
     def __init__(self, tokenizer: RustTokenizer, control: ControlTokens) -> None:
         self._control = control
@@ -35,9 +35,13 @@ class PlainEncoder:
         self._plain = {text: self._spelled(text) for text in control.ids}
 
     def marked(self, text: str, spans: Iterable[Span]) -> str:
-        """The text with markers for the control tokens at `spans`. Raises InvalidRequest where it has markers."""
+        """Returns the text with markers in place of the control tokens at `spans`. Raises InvalidRequest for markers in
+        the text.
+        """
         if _OPEN in text:
-            raise InvalidRequest(f"the chat spells control tokens beside {_OPEN!r}, a noncharacter", field="messages")
+            raise InvalidRequest(
+                f"the chat contains both control tokens and the noncharacter {_OPEN!r}", field="messages"
+            )
         pieces, begin = [], 0
         for start, end in spans:
             pieces += [text[begin:start], self._markers[self._control.ids[text[start:end]]]]
@@ -45,11 +49,11 @@ class PlainEncoder:
         return "".join([*pieces, text[begin:]])
 
     def encode(self, marked: str) -> list[int]:
-        """The token ids of a marked text, without special tokens around."""
+        """Returns the token ids of a marked text, without surrounding special tokens."""
         try:
             found: Sequence[int] = self._rust.encode_batch_fast([marked], add_special_tokens=False)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequest("the text has a lone surrogate, which is no character", field="prompt") from error
+            raise InvalidRequest("the text contains a lone surrogate", field="prompt") from error
         result: list[int] = []
         for token_id in found:
             known = self._ids.get(token_id)
@@ -63,7 +67,7 @@ class PlainEncoder:
         return result
 
     def _ids_of(self, texts: Iterable[AddedToken], tokenizer: RustTokenizer) -> dict[int, int]:
-        """The ids of added tokens by their ids here, which may differ."""
+        """Maps this tokenizer's ids of added tokens to the original ids."""
         names = [(name, token_id) for token_id, name in self._markers.items()]
         names += [(token.content, tokenizer.token_to_id(token.content) or 0) for token in texts]
         return {self._rust.token_to_id(name) or 0: token_id for name, token_id in names}

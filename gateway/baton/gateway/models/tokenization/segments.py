@@ -1,8 +1,7 @@
-"""Long texts encoded piece by piece, and pieces that were seen before not again: what conversations and shared
-documents begin with is encoded once.
+"""Encodes long texts in segments and caches segments, so that common beginnings of conversations are encoded once.
 
-A text is cut between a letter and a space that has a letter behind it, where no token can reach across. Which
-tokenizers that holds for is found out when they are loaded; the others encode every text whole.
+A text is cut between a letter and a space that precedes a letter, where no token crosses. Whether that holds is tested
+when a tokenizer is loaded; otherwise texts are encoded as a whole.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from baton.gateway.models.tokenization.token_bound import TokenBound
 from baton.gateway.models.tokenization.token_table import TokenTable
 
 _SEGMENT_CHARS = 4096
-# Longer segments have no place to cut in them: their tokens are bounded before they are encoded.
+# Longer segments contain no place to cut, so their tokens are bounded before encoding.
 _LONG_CHARS = 64 << 10
-_WINDOW_CHARS = 64 << 10  # that are searched at once: other threads wait meanwhile
+_WINDOW_CHARS = 64 << 10  # searched at once, because other threads wait meanwhile
 _LETTER = "[A-Za-zÀ-ÖØ-öø-ÿΑ-ΡΣ-Ωα-ωА-яЁё]"
-_CUT = re.compile(f"{_LETTER} {_LETTER}")  # behind its first character
+_CUT = re.compile(f"{_LETTER} {_LETTER}")  # a cut follows the first character
 _BYTES_ACROSS = re.compile(rb"[A-Za-z\x80-\xff] [A-Za-z\x80-\xff]")
 _PROBE = (
     "Once upon a time, don't you know, we'll see. They SAID so: it isn't 1 of 2 or 1234 cats in A big house;  two "
@@ -35,11 +34,11 @@ _PROBE = (
     "<|im_start|>user hello <|im_end|> The End"
 )
 
-Encode = Callable[[str], list[int]]  # without special tokens around
+Encode = Callable[[str], list[int]]  # without surrounding special tokens
 
 
 def can_be_cut(tokenizer: RustTokenizer, table: TokenTable | None, encode: Encode) -> bool:
-    """Whether the token ids of a text are those of its pieces, one after the other."""
+    """Returns whether a text's token ids are the concatenation of its pieces' token ids."""
     if table is None or not isinstance(tokenizer.model, models.BPE) or tokenizer.model.dropout:
         return False
     if any(_BYTES_ACROSS.search(table.token_bytes(token_id)) for token_id in range(len(table.texts))):
@@ -52,9 +51,10 @@ def can_be_cut(tokenizer: RustTokenizer, table: TokenTable | None, encode: Encod
 
 
 class SegmentEncoder:
-    """Encodes texts that may be cut. Keeps at most `max_bytes` of them; the least recently used go first.
+    """Encodes texts in segments. Caches at most `max_bytes` of them (LRU). Thread-safe.
 
-    Thread-safe. What one owner's texts left here makes no other's faster: they could tell each other's texts by it.
+    Cached segments are used only for texts of the same owner; otherwise response times would reveal other tenants'
+    texts.
     """
 
     def __init__(self, encode: Encode, max_bytes: int, segment_chars: int = _SEGMENT_CHARS) -> None:
@@ -67,15 +67,15 @@ class SegmentEncoder:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept, texts and token ids."""
+        """Returns the size of the cached texts and token ids."""
         return self._num_bytes
 
     def encode(
         self, text: str, owner: str = "", limit: EncodingLimit | None = None, bound: TokenBound | None = None
     ) -> list[int]:
-        """The token ids of `text`, without special tokens around. What it ends with is not kept.
+        """Returns the token ids of `text`, without surrounding special tokens. The last segment is not cached.
 
-        Raises TooManyTokens, EncodingStopped where the limit does. The last piece may exceed it.
+        Raises TooManyTokens or EncodingStopped by the limit. The last piece may exceed it.
         """
         limit = limit or EncodingLimit()
         token_ids: list[int] = []
@@ -113,7 +113,9 @@ def _size(segment: str, token_ids: array[int]) -> int:
 
 
 def cut(text: str, size: int = _SEGMENT_CHARS) -> Iterator[str]:
-    """The text in pieces of `size` characters or more. Texts that begin alike have their first pieces alike."""
+    """Yields the text in pieces of at least `size` characters. Texts with a common beginning have common first
+    pieces.
+    """
     begin = 0
     while (end := _next_cut(text, begin + size)) is not None:
         yield text[begin:end]

@@ -1,4 +1,4 @@
-"""The fewest tokens that a text can have, found without encoding all of it."""
+"""Lower bounds for the number of tokens of a text, computed without encoding all of it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from baton.gateway.models.tokenization.encoding_limit import UNLIMITED, Encoding
 from baton.gateway.models.tokenization.token_table import Joining, TokenTable
 from baton.rpc.errors import InvalidRequest
 
-# Where the longest text of a token is not known, as many bytes as these count as a token: a documented limit.
+# Bytes counted as one token if the longest token is unknown: a documented limit.
 ASSUMED_BYTES = 1024
 # Characters of one text in long pieces without a place to cut, such as one word: a documented limit, below a second.
 MAX_UNCUT_CHARS = 1 << 20
-# A piece of this size takes milliseconds.
+# Encoding a piece of this size takes milliseconds.
 _PROBE_CHARS = 16 << 10
-# Normal forms that compose make one byte of at most so many: a mathematical letter and a mark become an accented one.
+# Composing normal forms turn at most this many bytes into one: a mathematical letter and a mark become an accented one.
 _COMPOSED = 4
 _MAX_CHAR_BYTES = 4
-# What added tokens may swallow beside them: White_Space of Unicode.
+# White space that added tokens may absorb: Unicode's White_Space.
 _SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _KEEPING_NORMALIZERS = frozenset(("NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"))
 _KEEPING_PRE_TOKENIZERS = frozenset(("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength"))
 
 
 class TokenBound:
-    """Of one tokenizer. A text is never found to have more tokens than it has, but for ASSUMED_BYTES."""
+    """The bounds of one tokenizer. Never higher than the actual number of tokens, except by ASSUMED_BYTES."""
 
     def __init__(self, tokenizer: RustTokenizer, table: TokenTable | None) -> None:
         self._rust = tokenizer
@@ -40,13 +40,13 @@ class TokenBound:
         self._swallows_spaces = any(token.lstrip or token.rstrip for token in added)
 
     def check_size(self, text: str, limit: EncodingLimit) -> None:
-        """Raises TooManyTokens for a text that is too long, whatever it says."""
+        """Raises TooManyTokens for a text that is too long, whatever its content."""
         if limit.most == UNLIMITED or _MAX_CHAR_BYTES * len(text) <= self.bytes_per_token * limit.most:
             return
         limit.check(-(-self._num_counted(text) // self.bytes_per_token))
 
     def check_uncut(self, num_chars: int) -> None:
-        """Raises InvalidRequest for a text with so many characters in long pieces without a place to cut."""
+        """Raises InvalidRequest for too many characters in long pieces without a place to cut."""
         if num_chars > MAX_UNCUT_CHARS:
             raise InvalidRequest(
                 f"the text has {num_chars} characters in long runs without a space between letters; at most "
@@ -55,7 +55,7 @@ class TokenBound:
             )
 
     def check_piece(self, text: str, limit: EncodingLimit, num_before: int) -> None:
-        """Raises TooManyTokens for a long piece of a text that has `num_before` tokens before it; EncodingStopped."""
+        """Raises TooManyTokens for a long piece that follows `num_before` tokens, or EncodingStopped."""
         if limit.most - num_before > _MAX_CHAR_BYTES * len(text):
             limit.check(num_before)
             return
@@ -66,19 +66,21 @@ class TokenBound:
         limit.check(count)
 
     def _fewest(self, chunk: str) -> int:
-        """Tokens that a chunk has wherever it stands: its words but the first and the last, which may go on."""
+        """Returns a lower bound for a chunk's tokens in any context: all words except the first and last, which may
+        continue.
+        """
         if self._swallows_spaces:
-            chunk = chunk.strip()  # the tokens that swallow them may be in the chunks beside this one
+            chunk = chunk.strip()  # the tokens that absorb white space may be in adjacent chunks
         words = self._rust.encode_batch([chunk], add_special_tokens=False)[0].word_ids
         ends = words[:1] + words[-1:]
         inner = sum(1 for word in words if word not in ends)
         if not self._is_known:
             return inner
-        # Tokens at both borders count for the chunks beside this one too.
+        # Tokens at both borders also count for the adjacent chunks.
         return max(inner, self._num_counted(chunk) // self.bytes_per_token - 1)
 
     def _num_counted(self, text: str) -> int:
-        """The bytes that no added token swallows."""
+        """Returns the bytes that no added token absorbs."""
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         if self._swallows_spaces:
             spaces = _SPACES[:6] if text.isascii() else _SPACES
@@ -87,7 +89,7 @@ class TokenBound:
 
 
 def _bytes_per_token(tokenizer: RustTokenizer, table: TokenTable | None) -> int | None:
-    """The most bytes that one token stands for. None: one may stand for any number, or none does."""
+    """Returns the maximum number of bytes per token, or None if it is unbounded."""
     if table is None or not isinstance(tokenizer.model, models.BPE) or not _knows_all_bytes(tokenizer, table):
         return None
     factor = 1
@@ -104,17 +106,19 @@ def _bytes_per_token(tokenizer: RustTokenizer, table: TokenTable | None) -> int 
 
 def _size_of(text: str, table: TokenTable) -> int:
     size = len(text.encode(errors="surrogatepass"))
-    # A space of such a vocabulary is also found where the text has the character that stands for it, of three bytes.
+    # Such a vocabulary's space also matches the three-byte character that stands for it.
     return size + 2 * text.count(" ") if table.joining is Joining.BYTE_FALLBACK else size
 
 
 def _knows_all_bytes(tokenizer: RustTokenizer, table: TokenTable) -> bool:
-    """Whether every text has tokens. Else any number of characters becomes one unknown token, or none."""
+    """Returns whether every text has tokens. Otherwise any number of characters may become one unknown token, or
+    none.
+    """
     names = (f"<0x{byte:02X}>" for byte in range(256))
     if table.joining is Joining.BYTE_FALLBACK:
         return bool(tokenizer.model.byte_fallback) and all(tokenizer.token_to_id(name) is not None for name in names)
     known = {table.token_bytes(token_id) for token_id in range(len(table.texts))}
-    # These bytes are in no UTF-8 text.
+    # bytes that occur in no UTF-8 text
     never = {0xC0, 0xC1, *range(0xF5, 0x100)}
     return all(bytes([byte]) in known for byte in range(256) if byte not in never)
 
@@ -133,7 +137,7 @@ def _flat(state: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinks(step: dict[str, Any]) -> int | None:
-    """The most bytes that a normalizer makes one of; None: any number."""
+    """Returns the maximum number of bytes that a normalizer turns into one, or None if it is unbounded."""
     kind = step["type"]
     if kind in ("NFC", "NFKC"):
         return _COMPOSED
@@ -144,7 +148,7 @@ def _shrinks(step: dict[str, Any]) -> int | None:
 
 
 def _keeps(step: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer drops no character."""
+    """Returns whether a pre-tokenizer keeps every character."""
     if step["type"] in ("Split", "Punctuation"):
         return bool(step["behavior"] != "Removed")
     return step["type"] in _KEEPING_PRE_TOKENIZERS

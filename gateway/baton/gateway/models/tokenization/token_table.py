@@ -1,4 +1,4 @@
-"""What each token id stands for as text or bytes, computed once, for tokenizers whose decoding is a concatenation."""
+"""The text or bytes of every token id, computed once, for tokenizers whose decoding is a concatenation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Joining(enum.Enum):
     """How the bytes of tokens become text."""
 
-    BYTE_LEVEL = "byte_level"  # all tokens are bytes; what is no UTF-8 becomes U+FFFD
-    BYTE_FALLBACK = "byte_fallback"  # tokens are text, but for single bytes; each bad byte becomes U+FFFD
+    BYTE_LEVEL = "byte_level"  # all tokens are bytes; invalid UTF-8 becomes U+FFFD
+    BYTE_FALLBACK = "byte_fallback"  # tokens are text or single bytes; each invalid byte becomes U+FFFD
 
 
 class LeadingSpace(enum.Enum):
-    """What happens to the space at the very start of a text."""
+    """How the space at the start of a text is handled."""
 
     KEPT = "kept"
     ONE_STRIPPED = "one_stripped"  # one space of the whole text
@@ -31,24 +31,24 @@ class LeadingSpace(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """The text of every token id. Ids beyond the table, and ids without a token, stand for nothing."""
+    """The text of every token id. Ids beyond the table or without a token have no text."""
 
     joining: Joining
     leading_space: LeadingSpace
-    texts: list[str | None]  # None: bytes that are no whole characters, see `fragments`
+    texts: list[str | None]  # None: incomplete characters, see `fragments`
     visible_texts: list[str | None]  # the same with special tokens empty
     fragments: Mapping[int, bytes]
     special_ids: frozenset[int]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token."""
+        """Returns the bytes of one token."""
         if token_id >= len(self.texts):
             return b""
         text = self.texts[token_id]
         return self.fragments[token_id] if text is None else text.encode()
 
     def showing(self, token_ids: frozenset[int]) -> TokenTable:
-        """The same with these special tokens visible."""
+        """Returns a copy with these special tokens visible."""
         if not token_ids:
             return self
         visible = list(self.visible_texts)
@@ -62,11 +62,11 @@ class _Rule:
     joining: Joining
     leading_space: LeadingSpace
     to_bytes: Callable[[str], bytes]  # of a token's name
-    is_fragment: Callable[[str], bool]  # the name stands for a single byte of a character
+    is_fragment: Callable[[str], bool]  # whether the name stands for a single byte
 
 
 def build_token_table(tokenizer: RustTokenizer) -> TokenTable | None:
-    """The table, or None where decoding is more than a concatenation (WordPiece, CTC, ...)."""
+    """Returns the table, or None if decoding is more than a concatenation (WordPiece, CTC, ...)."""
     rule = _rule_of(_decoder_state(tokenizer))
     if rule is None:
         return None
@@ -96,7 +96,7 @@ def _as_text(data: bytes) -> str | None:
 
 
 def _decoder_state(tokenizer: RustTokenizer) -> list[dict[str, Any]]:
-    """The decoder's steps as in tokenizer.json, sequences flattened."""
+    """Returns the decoder's steps as in tokenizer.json, with sequences flattened."""
     if tokenizer.decoder is None:
         return []
     return list(_flatten(json.loads(tokenizer.decoder.__getstate__())))
@@ -152,7 +152,7 @@ def _fallback_rule(replacements: list[tuple[str, str]], leading_space: LeadingSp
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: a byte that is a visible Latin-1 character is itself, others follow from U+0100."""
+    """Returns GPT-2's printable stand-ins: a visible Latin-1 byte is itself, the others follow from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to token ids and back. Long texts are encoded beside the event loop."""
+"""A model's tokenizer: converts text to token ids and back. Long texts are encoded on threads."""
 
 from __future__ import annotations
 
@@ -30,32 +30,33 @@ from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T")
 
-# Shorter texts take less time to encode than to hand to another thread.
+# Encoding a shorter text takes less time than a thread switch.
 _INLINE_CHARS = 1024
 _INLINE_TOKENS = 1024
-# What larger work took is given back to the system: the C library would keep a gigabyte after a text of 16 MB.
+# Memory of larger work is returned to the system: otherwise the C library would keep a gigabyte after a text of 16 MB.
 _LARGE = 1 << 20
 _MAX_ENCODING_THREADS = 2
-# Work of this size, in characters or tokens, has a thread of its own: it waits for none that takes a hundred times it.
+# Work up to this size, in characters or tokens, uses a separate thread, so that it does not wait for work a hundred
+# times as large.
 _SHORT = 16 << 10
-_UNKNOWN_COST = 1 << 20  # of work whose size nobody knows, in its owner's turns
-# Longer texts are encoded in segments, and those of other texts that begin alike are found again.
+_UNKNOWN_COST = 1 << 20  # of work of unknown size, in its owner's turns
+# Longer texts are encoded in segments, which are cached for texts with the same beginning.
 _WHOLE_CHARS = 16 << 10
 _MAX_SEGMENT_BYTES = 32 << 20
 _MAX_DECODED = 1 << 20  # token ids
-_MAX_JSON = 32 << 10  # tokens that are kept as JSON: some megabytes
-# The end of a prompt that decides how the output's first token is spelled, special tokens included.
+_MAX_JSON = 32 << 10  # tokens cached as JSON, some megabytes
+# Tokens of a prompt's end that decide the spelling of the output's first token, including special tokens.
 _MAX_CONTEXT_TOKENS = 16
 
 
 class Tokenizer:
-    """Thread-safe. Never truncates or pads."""
+    """A model's tokenizer. Never truncates or pads. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._rust = RustTokenizer.from_file(str(path))
-        except Exception as error:  # the Rust library raises bare Exception
-            raise InvalidRequest(f"model file {path} is no valid tokenizer: {error}", field="model") from error
+        except Exception as error:  # the Rust library raises a bare Exception
+            raise InvalidRequest(f"model file {path} is not a valid tokenizer: {error}", field="model") from error
         self._rust.no_truncation()
         self._rust.no_padding()
         self._table = build_token_table(self._rust)
@@ -77,16 +78,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens known, added ones included. The model's own vocabulary may be padded beyond it."""
+        """Returns the number of tokens, including added ones. The model's own vocabulary may be padded beyond it."""
         return self._rust.get_vocab_size(with_added_tokens=True)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None
     ) -> list[int]:
-        """Token ids of `text`. Rendered chats have their special tokens in the text: encode those without.
+        """Returns the token ids of `text`. Encode rendered chats without special tokens, as they contain them as text.
 
-        What a text of one `owner` begins with is encoded once, unless another owner's begins so too.
-        Raises TooManyTokens, EncodingStopped where the limit does. The last piece may exceed it.
+        Beginnings of texts are cached per `owner`. Raises TooManyTokens or EncodingStopped by the limit. The last piece
+        may exceed it.
         """
         limit = limit or EncodingLimit()
         self.bound.check_size(text, limit)
@@ -101,9 +102,9 @@ class Tokenizer:
     def encode_plain(
         self, text: str, written: str, *, add_special_tokens: bool, limit: EncodingLimit | None = None
     ) -> list[int]:
-        """Token ids of `text`, whose control tokens are those that `written`, of the same length, has too.
+        """Returns the token ids of `text`; its control tokens count where `written`, of the same length, has them too.
 
-        The others are encoded as ordinary text. Raises as `encode`, and InvalidRequest for texts with markers.
+        The others are encoded as plain text. Raises as `encode`, and InvalidRequest for texts with markers.
         """
         limit = limit or EncodingLimit()
         self.bound.check_size(text, limit)
@@ -124,14 +125,14 @@ class Tokenizer:
 
     def _encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
         try:
-            # Unlike encode(), the batch call lets other threads run, and computes no offsets.
+            # The batch call releases the interpreter lock, unlike encode(), and computes no offsets.
             ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequest("the text has a lone surrogate, which is no character", field="prompt") from error
+            raise InvalidRequest("the text contains a lone surrogate", field="prompt") from error
         return ids
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
-        """What is added before and behind a text that is encoded with special tokens."""
+        """Returns the special tokens added before and after a text."""
         bare, full = self._encode_text("a"), self._encode_text("a", add_special_tokens=True)
         at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         return full[:at], full[at + len(bare) :]
@@ -139,7 +140,7 @@ class Tokenizer:
     async def encode_async(
         self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None
     ) -> list[int]:
-        """The same, without keeping the event loop from other work while a long text is encoded."""
+        """Encodes a text without blocking the event loop."""
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens, owner=owner)
         if len(text) <= _INLINE_CHARS:
             return encode(limit=limit)
@@ -147,17 +148,14 @@ class Tokenizer:
         return await self.beside_limited(lambda limit: encode(limit=limit), limit, len(text), owner)
 
     async def beside(self, work: Callable[[], T], size: int = 0, owner: str = "") -> T:
-        """Runs `work`, on `size` characters or tokens, on an encoding thread: the event loop has time for others.
-
-        Owners take turns. 0: nobody knows how long it takes.
-        """
+        """Runs `work` on an encoding thread, with turns by owner. `size` is in characters or tokens; 0 if unknown."""
         threads = self._short_thread if 0 < size <= _SHORT else self._threads
         return await threads.run(_and_trim(work, size), owner, size or _UNKNOWN_COST)
 
     async def beside_limited(
         self, work: Callable[[EncodingLimit], T], limit: EncodingLimit, size: int = 0, owner: str = ""
     ) -> T:
-        """The same for work that ends with the task that waits for it."""
+        """Runs `work` on an encoding thread, and stops it when the waiting task ends."""
         stop = threading.Event()
         try:
             return await self.beside(partial(work, replace(limit, stopped=stop.is_set)), size, owner)
@@ -165,42 +163,42 @@ class Tokenizer:
             stop.set()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of a whole sequence."""
+        """Returns the text of a whole sequence."""
         try:
             return self._rust.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
-            raise InvalidRequest("token ids must be whole numbers of 0 or more", field="token_ids") from error
+            raise InvalidRequest("token ids must be integers of at least 0", field="token_ids") from error
 
     async def decode_async(self, token_ids: Sequence[int]) -> str:
-        """`decode`, without keeping the event loop from other work. Raises InvalidRequest for too many ids."""
+        """Decodes token ids without blocking the event loop. Raises InvalidRequest for too many ids."""
         if len(token_ids) > _MAX_DECODED:
-            message = f"there are {len(token_ids)} token ids; at most {_MAX_DECODED} are decoded at once"
+            message = f"token_ids has {len(token_ids)} ids; at most {_MAX_DECODED} are allowed"
             raise InvalidRequest(message, field="token_ids")
         if len(token_ids) <= _INLINE_TOKENS:
             return self.decode(token_ids)
-        # decode() holds the interpreter's lock all the time; the batch call lets other threads run.
+        # decode() holds the interpreter lock; the batch call releases it.
         return (
             await self.beside(lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False), len(token_ids))
         )[0]
 
     async def token_names(self, token_ids: Sequence[int]) -> list[str]:
-        """Every token as the vocabulary spells it."""
+        """Returns the vocabulary's names of the tokens."""
         if len(token_ids) <= _INLINE_TOKENS:
             return [self.token_name(token_id) for token_id in token_ids]
         return await self.beside(lambda: [self.token_name(token_id) for token_id in token_ids], len(token_ids))
 
     def token_text(self, token_id: int) -> str:
-        """One token alone; bytes that are no whole characters show as U+FFFD."""
+        """Returns the text of one token; incomplete UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for."""
+        """Returns the bytes of one token."""
         if self._table is not None:
             return self._table.token_bytes(token_id)
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
 
     def token_json(self, token_id: int) -> tuple[bytes, bytes]:
-        """What OpenAI's log-probabilities of chats have before and behind the number of this token, as JSON."""
+        """Returns the JSON before and after the number in OpenAI's chat log-probabilities of this token."""
         found = self._json.get(token_id)
         if found is None:
             data = self.token_bytes(token_id)
@@ -212,21 +210,21 @@ class Tokenizer:
         return found
 
     def is_special(self, text: str) -> bool:
-        """Whether the text is a special token."""
+        """Returns whether the text is a special token."""
         return self._rust.token_to_id(text) in self._special_ids
 
     def added_id(self, text: str) -> int | None:
-        """Returns the id of the added token of this text, special or not; None where there is none."""
+        """Returns the id of the added token with this text, special or not, or None."""
         return self._added_ids.get(text)
 
     def token_name(self, token_id: int) -> str:
-        """The token as the vocabulary spells it. Empty: no such token."""
+        """Returns the vocabulary's name of the token, or an empty text for an unknown id."""
         return self._rust.id_to_token(token_id) or ""
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()
     ) -> Detokenizer:
-        """A detokenizer for the output that follows this prompt. `shown` special tokens are never skipped."""
+        """Returns a detokenizer for the output after this prompt. Special tokens in `shown` are never skipped."""
         table, hidden = self._showing(shown)
         if not skip_special_tokens:
             hidden = frozenset()
@@ -239,7 +237,7 @@ class Tokenizer:
         return ByteFallbackDetokenizer(table, skip_special_tokens, at_start)
 
     def _showing(self, shown: frozenset[str]) -> tuple[TokenTable | None, frozenset[int]]:
-        """The table with these special tokens among the visible ones, and the ids of those that are hidden."""
+        """Returns the table with these special tokens visible, and the ids of the hidden ones."""
         if not shown:
             return self._table, self._special_ids
         made = self._tables.get(shown)
@@ -250,7 +248,7 @@ class Tokenizer:
         return made
 
     def close(self) -> None:
-        """Ends the encoding threads."""
+        """Stops the encoding threads."""
         for threads in (self._threads, self._short_thread):
             threads.close()
 

@@ -1,6 +1,6 @@
-"""How a model's calls are written, as grammars need it: what announces a call, and what follows under strict schemas.
+"""The grammar of a model's tool calls: what announces a call, and what follows it under strict schemas.
 
-A syntax and its parser describe one format: whatever the syntax allows, the parser reads as calls whose arguments
+A syntax and its parser describe one format: the parser reads everything that the syntax allows as calls whose arguments
 follow the schemas.
 """
 
@@ -18,15 +18,15 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class BareCalls:
-    """Calls that nothing announces: they are the whole answer."""
+    """Calls without an announcement, which are the whole output."""
 
     calls: Callable[[Sequence[Tool]], Form]
-    signs: Callable[[Sequence[Tool]], str]  # a regex: an answer that begins like this is calls
+    signs: Callable[[Sequence[Tool]], str]  # a regex: an output that begins with it consists of calls
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What follows one of these triggers in free text."""
+    """The form that follows one of the triggers in free text."""
 
     triggers: tuple[str, ...]
     call: Callable[[Sequence[Tool]], Form]
@@ -34,16 +34,16 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written. Texts may spell special tokens."""
+    """The grammar of calls. Texts may contain special tokens."""
 
     announced: tuple[Announced, ...] = ()
     bare: BareCalls | None = None
-    neutral: tuple[str, ...] = ()  # special tokens that may stand in free text: of sections around the calls
-    section: tuple[str, str] = ("", "")  # what stands around all calls
-    separator: str = "\n"  # between two calls
+    neutral: tuple[str, ...] = ()  # special tokens of sections, allowed in free text
+    section: tuple[str, str] = ("", "")  # text before and after all calls
+    separator: str = "\n"  # text between two calls
 
     def beside_text(self, tools: Sequence[Tool]) -> Form:
-        """Returns the form of free text with calls in it."""
+        """Returns the form of free text that may contain calls."""
         tags = [
             {"triggers": [const(trigger) for trigger in each.triggers], "content": each.call(tools)}
             for each in self.announced
@@ -61,7 +61,7 @@ class CallSyntax:
         return either([self.bare.calls(tools), form])
 
     def alone(self, tools: Sequence[Tool], parallel: bool) -> list[Form]:
-        """Returns the forms of calls without text, each of which will do."""
+        """Returns the alternative forms of calls without free text."""
         forms = [] if self.bare is None else [self.bare.calls(tools)]
         for each in self.announced:
             call = sequence(const(each.triggers[0]), each.call(tools))
@@ -72,12 +72,14 @@ class CallSyntax:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """Returns the schema that the tool's arguments must follow."""
+    """Returns the schema of the tool's arguments."""
     return dict(tool.parameters) if tool.strict and tool.parameters is not None else dict(ANY_OBJECT)
 
 
 def json_calls(begin: Callable[[str], str], end: str) -> Callable[[Sequence[Tool]], Form]:
-    """Returns the form of calls whose arguments are JSON between two texts; the first has the function's name."""
+    """Returns the form of calls with JSON arguments between two texts, the first of which contains the function's
+    name.
+    """
 
     def calls(tools: Sequence[Tool]) -> Form:
         return either(_between(begin(tool.name), json_of(parameters_of(tool)), end) for tool in tools)

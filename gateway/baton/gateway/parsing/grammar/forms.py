@@ -1,4 +1,4 @@
-"""Parts of structural tags, which workers turn into grammars. Texts may spell special tokens: `marks.py` finds them."""
+"""Parts of structural tags, which workers compile into grammars. Special tokens in texts are replaced later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def const(text: str) -> Form:
 
 
 def sequence(*elements: Form) -> Form:
-    """One after the other."""
+    """Returns the form of the elements in order."""
     return {"type": "sequence", "elements": list(elements)}
 
 
@@ -26,7 +26,7 @@ def either(elements: Iterable[Form]) -> Form:
 
 
 def json_of(schema: Mapping[str, Any]) -> Form:
-    """JSON that is valid under the schema."""
+    """Returns the form of JSON that is valid under the schema."""
     return {"type": "json_schema", "json_schema": dict(schema)}
 
 
@@ -36,7 +36,7 @@ def regex(pattern: str) -> Form:
 
 
 def spaced(text: str) -> Form:
-    """This text, maybe behind white space: one lexeme, which a longer text cannot swallow."""
+    """Returns the form of this text after optional white space: one lexeme, which no longer text can absorb."""
     return regex(r"\s{0,4}" + re.escape(text).replace("\\ ", " "))
 
 
@@ -46,23 +46,25 @@ def text(
     not_matches: Sequence[str] = (),
     special: Sequence[str] = (),
 ) -> Form:
-    """Any text without `excludes`, which may have these special tokens in it; patterns match it as a whole."""
+    """Returns the form of text without `excludes` that may contain the special tokens. Patterns match the whole
+    text.
+    """
     form: Form = {"type": "any_text"}
     given = {"excludes": excludes, "matches": matches, "not_matches": not_matches, "special": special}
     return form | {key: list(value) for key, value in given.items() if value}
 
 
 def repeat(content: Form, separator: str = "", optional: bool = False) -> Form:
-    """The content once or more; `optional`: or not at all."""
+    """Returns the form of the content, once or more (or not at all, if `optional`)."""
     form: Form = {"type": "repeat", "content": content, "optional": optional}
     return {**form, "separator": const(separator)} if separator else form
 
 
 def member(content: Form, required: bool) -> Form:
-    """Returns one of the members that `members` takes."""
+    """Returns one of the parts of `members`."""
     return {"content": content, "required": required}
 
 
 def members(several: Sequence[Form], separator: str = "") -> Form:
-    """Members in their order, some left out."""
+    """Returns the form of members in order; optional ones may be left out."""
     return {"type": "members", "members": list(several), "separator": separator}

@@ -1,7 +1,7 @@
-"""Arguments between tags as a grammar: strings as they are, other values as JSON. What `json_value` reads back.
+"""The grammar of arguments between tags: strings as plain text, other values as JSON. json_value parses them.
 
-The top level is written member by member, so its schema must list them; schemas of values may be anything where they
-allow no strings, or nothing but strings.
+The top level is written member by member, so its schema must list the members. Schemas of values must allow either only
+strings or no strings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ANNOTATIONS = frozenset(
 )
 _OBJECT_KEYS = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", *_DEFINITIONS, "strict"}
 _STRING_KEYS = _ANNOTATIONS | {"type", "enum", "const", "pattern", "minLength", "maxLength", *_DEFINITIONS}
-# What the parser would take for JSON of another type where strings are not the only one allowed.
+# Plain text that the parser would read as JSON of another type, if strings are not the only type allowed.
 _ANY = r"(.|\n)*"
 _JSON_LIKE = r"\s*([\[{\-0-9](.|\n)*|true|false|null|True|False|None)\s*"
 
 
 class Inexpressible(Exception):
-    """The schema cannot be written in tags. Says why."""
+    """The schema cannot be expressed in tags. The message names the reason."""
 
 
 def tagged_arguments(
@@ -38,11 +38,10 @@ def tagged_arguments(
     last: str,
     of_kinds: tuple[Callable[[str], str], Callable[[str], str]] | None = None,
 ) -> Form | None:
-    """Returns the form of all arguments; None where there are none. Raises Inexpressible.
+    """Returns the form of all arguments, or None without arguments. Raises Inexpressible.
 
-    `begin` is what stands before the value of a key and `end` what stands behind it; values contain none of `stops`.
-    `last` is what follows the end, as far as it is part of each argument. `of_kinds`: what stands before strings, and
-    before other values, where tags say which of the two comes.
+    `begin` precedes the value of a key and `end` follows it; values contain none of `stops`. `last` follows the end
+    within each argument. `of_kinds` are the texts before strings and before other values, for tags that name the kind.
     """
     several = []
     for name, schema, required in properties_of(tool):
@@ -60,10 +59,7 @@ def tagged_arguments(
 def listed_arguments(
     tool: Tool, begin: Callable[[str], str], separator: str, is_key: Callable[[str], bool]
 ) -> Form | None:
-    """Returns the form of arguments whose values are JSON, behind their keys; None where there are none.
-
-    Raises Inexpressible.
-    """
+    """Returns the form of JSON arguments with keys, or None without arguments. Raises Inexpressible."""
     several = []
     for name, schema, required in properties_of(tool):
         if not is_key(name):
@@ -75,7 +71,7 @@ def listed_arguments(
 
 
 def properties_of(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """The tool's parameters: name, schema, whether it is required."""
+    """Returns the tool's parameters: name, schema and whether it is required."""
     schema = resolved(tool.parameters or {}, tool.parameters or {})
     unknown = sorted(set(schema) - _OBJECT_KEYS)
     if unknown:
@@ -87,7 +83,7 @@ def properties_of(tool: Tool) -> list[tuple[str, Any, bool]]:
 
 
 def tagged_value(schema: object, root: Mapping[str, Any], stops: Sequence[str], name: str) -> list[Form]:
-    """Returns the forms of one value, each of which will do. Raises Inexpressible."""
+    """Returns the alternative forms of one value. Raises Inexpressible."""
     if not isinstance(schema, Mapping):
         return [json_of({})]
     schema = resolved(schema, root)
@@ -106,7 +102,7 @@ def tagged_value(schema: object, root: Mapping[str, Any], stops: Sequence[str], 
 
 
 def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The schema as alternatives, each of strings or of anything but strings."""
+    """Returns the schema as alternatives, each of which allows only strings or no strings."""
     if isinstance(schema.get("enum"), list):
         return [{"enum": [value]} for value in schema["enum"]]
     for key in ("anyOf", "oneOf"):
@@ -121,7 +117,7 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> 
         of_strings = {key: value for key, value in schema.items() if key in _STRING_KEYS}
         not_strings = {key: value for key, value in schema.items() if key not in ("pattern", "minLength", "maxLength")}
         return [{**of_strings, "type": "string"}, {**not_strings, "type": others}]
-    raise Inexpressible(f"the type of {name!r}: it allows strings and other values in a way that tags cannot tell")
+    raise Inexpressible(f"the type of {name!r}: it mixes strings and other values, which tags cannot distinguish")
 
 
 def _string_forms(schema: Mapping[str, Any], stops: Sequence[str], name: str, mixed: bool) -> list[Form]:
@@ -142,7 +138,7 @@ def _literals(values: Sequence[str], stops: Sequence[str], name: str, mixed: boo
     texts = [value for value in values if not any(stop in value for stop in stops) and not (mixed and _is_json(value))]
     if not texts:
         raise Inexpressible(f"the values of {name!r}: none of them can be written between tags")
-    # An empty text is no literal.
+    # An empty text cannot be a literal.
     return [const(value) if value else text(matches=["(.|\\n){0}"]) for value in texts]
 
 
@@ -158,18 +154,18 @@ def _is_json(value: str) -> bool:
 
 
 def _searching(pattern: str, name: str) -> str:
-    """The regex of whole texts in which the pattern is found, as JSON Schema has it."""
+    """Returns a regex of whole texts that contain the pattern, as in JSON Schema."""
     body = pattern.removeprefix("^")
     at_start = len(body) < len(pattern)
     at_end = body.endswith("$") and (len(body[:-1]) - len(body[:-1].rstrip("\\"))) % 2 == 0
     body = body[:-1] if at_end else body
     if (at_start or at_end) and _has_alternatives(body):
-        raise Inexpressible(f"the pattern of {name!r}: it has alternatives beside an anchor")
+        raise Inexpressible(f"the pattern of {name!r}: it combines alternatives with an anchor")
     return f"{'' if at_start else _ANY}({body}){'' if at_end else _ANY}"
 
 
 def _has_alternatives(body: str) -> bool:
-    """Whether the regex is several, outside of all groups."""
+    """Returns whether the regex has alternatives outside of all groups."""
     depth, in_class, escaped = 0, False, False
     for char in body:
         if escaped:

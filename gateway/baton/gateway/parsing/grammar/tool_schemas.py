@@ -1,4 +1,4 @@
-"""What an output must look like so that a request's tools are called as it demands, as JSON Schema."""
+"""JSON Schemas for outputs that must call a request's tools."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ANY: dict[str, Any] = {"type": "object"}
 
 
 def constraint_of(use: ToolUse) -> dict[str, Any] | None:
-    """The schema of the whole output behind the reasoning; None where it is free.
+    """Returns the schema of the output after the reasoning, or None if the output is free.
 
-    Where a function is named the output is its arguments. Where any call is required it is a list of
-    {"name", "parameters"}. `constrained_calls.py` reads both. Raises InvalidRequest for schemas that contradict.
+    A named function's output is its arguments. A required call's output is a list of {"name", "parameters"}.
+    constrained_calls.py parses both. Raises InvalidRequest for contradictory schemas.
     """
     if use.mode is ToolMode.NAMED:
         return next(_parameters(tool) for tool in use.tools if tool.name == use.name)
@@ -37,12 +37,12 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
-    """One call. References count from the whole schema's root, so definitions move there."""
+    """Returns the schema of one call. Moves definitions to the root, where references start."""
     parameters = _parameters(tool)
     own = parameters.pop(_DEFINITIONS, None)
     for name, definition in own.items() if isinstance(own, Mapping) else ():
         if definitions.setdefault(name, definition) != definition:
-            raise InvalidRequest(f"tools: two functions define {name!r} in $defs, each in its own way.", field="tools")
+            raise InvalidRequest(f"tools: two functions define {name!r} in $defs differently", field="tools")
     return {
         "type": "object",
         "properties": {"name": {"const": tool.name}, "parameters": parameters},

@@ -1,4 +1,4 @@
-"""Arguments that a model writes one by one, in a format of its own, turned into the text of a JSON object."""
+"""Writes arguments of a model's own format as the text of a JSON object."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class ArgumentsWriter:
         self._separator = "{"
 
     def kinds(self, key: str) -> frozenset[str]:
-        """The JSON types that a value may have."""
+        """Returns the JSON types that a value may have."""
         return kinds_of(self._properties.get(key), self._root)
 
     def begin_text(self, key: str) -> None:
-        """A member whose value is a string follows, in pieces."""
+        """Starts a member with a string value that arrives in pieces."""
         self._out.arguments(f'{self._next()}{_quoted(key)}: "')
 
     def text(self, piece: str) -> None:
-        """A piece of the string."""
+        """Adds a piece of the string."""
         self._out.arguments(_quoted(piece)[1:-1])
 
     def end_text(self) -> None:
-        """The string is complete."""
+        """Ends the string."""
         self._out.arguments('"')
 
     def add(self, key: str, value: str) -> None:
-        """A member whose value is this JSON text."""
+        """Adds a member with this JSON text as its value."""
         self._out.arguments(f"{self._next()}{_quoted(key)}: {value}")
 
     def close(self) -> None:
-        """The object is complete."""
+        """Ends the object."""
         self._out.arguments("{}" if self._separator == "{" else "}")
 
     def _next(self) -> str:
@@ -66,7 +66,7 @@ class ArgumentsWriter:
 
 
 def json_value(text: str, kinds: frozenset[str]) -> str:
-    """The JSON text of a value that the model wrote without quotes: JSON of an allowed type, or a string."""
+    """Returns the JSON text of an unquoted value: JSON of an allowed type, or else a string."""
     value = text.strip()
     value = _PYTHON_WORDS.get(value, value)
     try:
@@ -74,14 +74,14 @@ def json_value(text: str, kinds: frozenset[str]) -> str:
     except (orjson.JSONDecodeError, KeyError):
         return _quoted(text)
     if kind == "string":
-        # Where the schema names a type, strings are written without quotes: these are part of it.
+        # If the schema names a type, strings are written without quotes, so quotes belong to the string.
         return value if kinds == _ALL_KINDS else _quoted(text)
     fits = kind in kinds or (kind == "integer" and "number" in kinds)
     return value if fits or "string" not in kinds else _quoted(text)
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema that a reference into the root names, in as many steps as it takes; itself without one."""
+    """Follows references into the root and returns the schema they name."""
     for _ in range(_MAX_SCHEMA_DEPTH):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -96,7 +96,7 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 
 
 def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema in this root allows; all where it does not say."""
+    """Returns the JSON types that a schema allows; all of them if it does not say."""
     if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
         return _ALL_KINDS
     schema = resolved(schema, root)

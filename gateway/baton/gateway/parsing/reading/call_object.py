@@ -1,4 +1,4 @@
-"""A call written as a JSON object: {"name": ..., "arguments": {...}}, the members in any order."""
+"""Reads a call written as a JSON object: {"name": ..., "arguments": {...}}, with its members in any order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OTHER_KEYS = ("type", "id")
 
 
 def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
-    """Reads one object, inside of an attempt, and writes the call from the moment that its name is known.
+    """Reads one object within an attempt, and writes the call as soon as its name is known.
 
-    Raises Malformed where the text is no such object. Members of other names are passed over. With `is_call` the
-    object may be something else: its function's name decides, and members of other names before that do too.
+    Raises Malformed for other text. Skips unknown members. With `is_call` the object may also be part of the answer:
+    its name decides, or an unknown member before the name.
     """
     num_calls = out.num_calls
-    early_arguments: str | None = None  # came before the name
+    early_arguments: str | None = None  # arrived before the name
     has_arguments = False
     yield from source.expect("{")
     while True:
@@ -58,7 +58,7 @@ def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], 
 
 
 def read_call_list(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
-    """Reads a JSON list of such objects, inside of an attempt."""
+    """Reads a JSON list of such objects within an attempt."""
     yield from source.skip_space()
     yield from source.expect("[")
     while True:
@@ -71,7 +71,7 @@ def read_call_list(source: Source, out: EventWriter, is_call: Callable[[str], bo
 
 
 def pass_arguments(source: Source, out: EventWriter) -> Steps[None]:
-    """Passes the arguments of the open call on, as they are written; a string with JSON in it as what it says."""
+    """Passes the arguments of the open call on unchanged, or the content of a string that contains JSON."""
     source.begin()
     yield from source.skip_space()
     first = yield from source.peek()

@@ -1,4 +1,4 @@
-"""Collects a parser's events. White space beside markup is layout and no part of the answer."""
+"""Collects a parser's events. White space next to markup is dropped."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from baton.gateway.parsing.events import (
     append,
 )
 
-# A longer run of white space is text, whatever follows.
+# A longer run of white space counts as text.
 _MAX_LAYOUT_CHARS = 64
 
-NewId = Callable[[str, int], str]  # the id of a call, from its function's name and its index
+NewId = Callable[[str, int], str]  # returns a call's id for its function's name and index
 
 
 class EventWriter:
-    """Where parsers write. Keeps the white space at the end of text back until it is known what follows."""
+    """Receives a parser's output. Holds white space at the end of text back until the next text or markup."""
 
     def __init__(self, new_id: NewId) -> None:
         self.num_calls = 0
@@ -30,31 +30,31 @@ class EventWriter:
         self._in_call = False
         self._content = _EdgeSpace()
         self._reasoning = _EdgeSpace()
-        self._only_calls = False  # since the last call there was nothing but white space
+        self._only_calls = False  # only white space has followed the last call
 
     def content(self, text: str) -> None:
-        """Text of the answer."""
+        """Adds text of the answer."""
         certain = self._content.push(text)
         if certain:
             self._only_calls = False
             append(self._events, ContentText(certain))
 
     def reasoning(self, text: str) -> None:
-        """Text of the reasoning."""
+        """Adds text of the reasoning."""
         certain = self._reasoning.push(text)
         if certain:
             append(self._events, ReasoningText(certain))
 
     def end_content(self) -> None:
-        """White space at its end is layout."""
+        """Ends the answer's text and drops trailing white space."""
         self._content.take()
 
     def end_reasoning(self) -> None:
-        """White space at its end is layout."""
+        """Ends the reasoning and drops trailing white space."""
         self._reasoning.take()
 
     def start(self, name: str, call_id: str = "") -> None:
-        """A call begins; without an id it gets one."""
+        """Starts a call, with a new id if none is given."""
         assert not self._in_call
         self._content.take()
         index = self.num_calls
@@ -63,19 +63,19 @@ class EventWriter:
         self._in_call = self._only_calls = True
 
     def arguments(self, fragment: str) -> None:
-        """A piece of the open call's arguments."""
+        """Adds a piece of the open call's arguments."""
         assert self._in_call
         if fragment:
             append(self._events, CallArguments(self.num_calls - 1, fragment))
 
     def end(self) -> None:
-        """The open call ends. Nothing where none is open."""
+        """Ends the open call, if any."""
         if self._in_call:
             self._in_call = False
             self._events.append(CallEnd(self.num_calls - 1))
 
     def finish(self) -> None:
-        """No more text comes: an open call ends, and what was kept back is text after all."""
+        """Ends the output: ends an open call and emits held-back white space."""
         self.end()
         space = self._content.take()
         if space and not self._only_calls:
@@ -85,17 +85,17 @@ class EventWriter:
             append(self._events, ReasoningText(space))
 
     def drain(self) -> list[Event]:
-        """The events since the last call of this."""
+        """Returns and clears the collected events."""
         events, self._events = self._events, []
         return events
 
 
 class _EdgeSpace:
-    """Passes text on, except for white space at its end: that waits, up to a limit."""
+    """Passes text on but holds white space at its end back, up to a limit."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._too_long = False  # the run of white space is text already
+        self._too_long = False  # the run of white space already counts as text
 
     def push(self, text: str) -> str:
         body = text.rstrip()

@@ -1,4 +1,4 @@
-"""JSON that comes in pieces: where a value ends, and what a string says. Tolerates line breaks in strings."""
+"""Incremental JSON: finds the end of a value and decodes strings. Tolerates line breaks in strings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _OUTSIDE = re.compile(r"[\s\w.,:+-]*", re.ASCII)
 _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _INSIDE = re.compile(r'[^"\\\x00-\x1f]*')
 _CONTROL = re.compile(r"[\x00-\x1f]")
-# What a string is made of, escapes whole: a high surrogate together with the low one that follows.
+# The units of a string, with complete escapes: a high surrogate includes the low one that follows.
 _UNITS = re.compile(
     r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]'
     r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[\x00-\x1f])*"
 )
-# An escape that is not whole yet.
+# An incomplete escape.
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?\Z")
 
 
 class JsonCopier:
-    """Copies one value piece by piece. Brackets must match; control characters in strings become escapes."""
+    """Copies one value piece by piece. Checks brackets, and escapes control characters in strings."""
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
-        self.is_scalar = False  # ends where something else begins
+        self.is_scalar = False  # a scalar ends where something else begins
         self._open: list[str] = []
         self._in_string = False
         self._escaped = False
 
     def copy(self, text: str, begin: int, end: int) -> tuple[str, int]:
-        """The copy of what belongs to the value in text[begin:end], and where that ends."""
+        """Returns the copy of the value's part of text[begin:end], and where it ends."""
         pieces: list[str] = []
         at = begin
         while at < end and not self.done and not self.broken:
@@ -90,14 +90,14 @@ class JsonCopier:
 
 
 class JsonStringDecoder:
-    """Decodes a string piece by piece, from behind its opening quote."""
+    """Decodes a string piece by piece, starting after its opening quote."""
 
     def __init__(self) -> None:
         self.done = False
         self.broken = False
 
     def decode(self, text: str, begin: int, end: int) -> tuple[str, int]:
-        """The text that text[begin:end] says, and how far that goes; over the closing quote where it is reached."""
+        """Returns the decoded text of text[begin:end] and where it ends, after the closing quote if it is reached."""
         stop = _end_of(_UNITS, text, begin, end)
         raw = _CONTROL.sub(lambda match: _escaped_control(match[0]), text[begin:stop])
         decoded: str = orjson.loads(f'"{raw}"') if "\\" in raw else raw

@@ -1,4 +1,4 @@
-"""Python's literals, read from text that comes in pieces, as JSON. Nothing is evaluated."""
+"""Reads Python literals incrementally and writes them as JSON. Evaluates nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def read_python_literal(source: Source, depth: int = 0) -> Steps[str]:
-    """The JSON text of the next literal. Raises Malformed where there is none."""
+    """Returns the JSON text of the next literal. Raises Malformed for other text."""
     if depth > _MAX_DEPTH:
         raise Malformed
     yield from source.skip_space()
@@ -97,5 +97,5 @@ def _read_escape(source: Source) -> Steps[str]:
     except (ValueError, OverflowError):
         raise Malformed from None
     if decoded.encode(errors="ignore") == b"":
-        raise Malformed  # half of a pair is no character
+        raise Malformed  # a lone surrogate
     return decoded

@@ -1,6 +1,6 @@
-"""Text that comes in pieces, read as if it were whole: parsers are generators that wait where they need more.
+"""Reads incremental text as if it were complete: parsers are generators that yield when they need more.
 
-What is read depends on the text alone and never on how it was cut.
+The result depends only on the text and never on how it is split.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # waits for more text at each `yield`
 TextSink = Callable[[str], None]
 
-# How much text may wait for a decision: more is no markup.
+# Maximum text held back for a decision; longer text is no markup.
 MAX_HELD_CHARS = 1 << 16
-# How much of one argument's value may wait for its end, where its type is only known then.
+# Maximum text held back for one argument's value whose type is known only at its end.
 MAX_VALUE_CHARS = 1 << 18
 
 _SPACE = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """The text is not in the format. Never leaves a parser."""
+    """The text does not follow the format. Never leaves a parser."""
 
 
 class Unfinished(Malformed):
-    """The text is in the format as far as it goes, and was cut."""
+    """The text follows the format so far but was cut."""
 
 
 class Markers:
-    """Texts to look for. One may be the end of another; none may be elsewhere in another."""
+    """Texts to search for. One may be a suffix of another; none may occur elsewhere in another."""
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
@@ -44,11 +44,11 @@ class Markers:
         self._first_chars = re.compile("[" + "".join({re.escape(marker[0]) for marker in markers}) + "]")
 
     def find(self, text: str, begin: int, end: int) -> re.Match[str] | None:
-        """The first one."""
+        """Returns the first match."""
         return self._pattern.search(text, begin, end)
 
     def possible_start(self, text: str, begin: int, end: int) -> int:
-        """Where the longest end of the text that begins a marker starts; `end` if none does."""
+        """Returns where the longest suffix of the text that begins a marker starts, or `end`."""
         begin = max(begin, end - self._longest + 1)
         while found := self._first_chars.search(text, begin, end):
             begin = found.start()
@@ -61,61 +61,61 @@ class Markers:
 
 @lru_cache(maxsize=256)
 def markers(*texts: str) -> Markers:
-    """The same, compiled once."""
+    """Returns cached markers for these texts."""
     return Markers(*texts)
 
 
 class Source:
-    """The text so far, from where it was not yet used.
+    """The unread part of the text.
 
-    Between begin() and commit() or rewind() text is only looked at: at most `limit` characters, or it is Malformed.
+    Between begin() and commit() or rewind() at most `limit` characters may be read ahead; more raise Malformed.
     """
 
     def __init__(self) -> None:
-        self.announced = False  # a marker was read: what follows is likely to be markup
+        self.announced = False  # a marker was read, so markup probably follows
         self._text = ""
         self._at = 0
         self._closed = False
         self._cut = False
-        self._base = -1  # where begin() was called; -1: not between the two
+        self._base = -1  # position of begin(); -1: not reading ahead
         self._limit = 0
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Adds text."""
         self._text += text
 
     def close(self, cut: bool = False) -> None:
-        """No more text will come. `cut`: more would have come, so what ends early is Unfinished."""
+        """Ends the text. `cut`: the output ended at a limit, so incomplete formats raise Unfinished."""
         self._closed = True
         self._cut = cut
 
     def begin(self, limit: int = MAX_HELD_CHARS) -> None:
-        """What is read from here may be taken back. Goes on with what was begun before."""
+        """Starts reading ahead, unless it already has."""
         if self._base < 0:
             self._base = self._at
             self._limit = limit
 
     def commit(self) -> None:
-        """What was read is used."""
+        """Accepts what was read ahead."""
         self._base = -1
 
     def rewind(self) -> None:
-        """Goes back to begin(); nothing after commit()."""
+        """Returns to begin(). Does nothing after commit()."""
         if self._base >= 0:
             self._at, self._base = self._base, -1
 
     def take_rest(self) -> str:
-        """All text that was not used."""
+        """Returns all unread text."""
         self.rewind()
         rest, self._text, self._at = self._text[self._at :], "", 0
         return rest
 
     def unread(self, num_chars: int) -> None:
-        """Steps back over what was read last."""
+        """Steps back over the last characters read."""
         self._at -= num_chars
 
     def until(self, stops: Markers, sink: TextSink) -> Steps[str]:
-        """Passes text on up to a marker, and over it. Returns the marker; "" at the end of the text."""
+        """Passes text on up to a marker and reads the marker. Returns the marker, or "" at the end of the text."""
         assert self._base < 0
         while True:
             end = len(self._text)
@@ -125,7 +125,7 @@ class Source:
                 self._at += len(match[0])
                 self.announced = True
                 return match[0]
-            # Where the output was cut, so was the marker that its end begins.
+            # If the output was cut, a marker at its end was cut too.
             whole = self._closed and not (self._cut and self.announced)
             self._pass_on(end if whole else stops.possible_start(self._text, self._at, end), sink)
             if self._closed:
@@ -143,7 +143,7 @@ class Source:
             yield
 
     def read_until(self, stops: Markers) -> Steps[tuple[str, str]]:
-        """The text up to a marker, and the marker, which is read too. Raises Malformed where none comes."""
+        """Returns the text up to a marker and the marker. Raises Malformed without a marker."""
         scanned = self._at
         while True:
             match = stops.find(self._text, scanned, self._end)
@@ -155,7 +155,7 @@ class Source:
             yield from self._more()
 
     def take(self, *options: str) -> Steps[str]:
-        """Reads the option that the text goes on with; "" where it is none."""
+        """Reads the option that follows. Returns "" if none does."""
         longest = max(map(len, options))
         while True:
             for option in options:
@@ -172,14 +172,14 @@ class Source:
             yield from self._more()
 
     def expect(self, *options: str) -> Steps[str]:
-        """The same. Raises Malformed where it is none."""
+        """Reads the option that follows. Raises Malformed if none does."""
         taken = yield from self.take(*options)
         if not taken:
             raise Unfinished if self._cut and self._at == len(self._text) else Malformed
         return taken
 
     def peek(self) -> Steps[str]:
-        """The next character, not read; "" at the end of the text."""
+        """Returns the next character without reading it, or "" at the end of the text."""
         while self._at >= self._end:
             if self._at_close():
                 if self._cut:
@@ -189,7 +189,7 @@ class Source:
         return self._text[self._at]
 
     def read_char(self) -> Steps[str]:
-        """The next character. Raises Malformed at the end of the text."""
+        """Reads the next character. Raises Malformed at the end of the text."""
         char = yield from self.peek()
         if not char:
             raise Malformed
@@ -207,7 +207,7 @@ class Source:
             yield from self._more()
 
     def read_pattern(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """The longest text that matches and that something else follows. Raises Malformed where it is empty."""
+        """Reads the longest match, once other text follows it. Raises Malformed for an empty match."""
         while True:
             match = pattern.match(self._text, self._at, self._end)
             end = match.end() if match is not None else self._at
@@ -221,24 +221,26 @@ class Source:
             yield from self._more()
 
     def read_json_string(self) -> Steps[str]:
-        """A JSON string's text. Raises Malformed where there is none."""
+        """Reads a JSON string and returns its content. Raises Malformed for other text."""
         pieces: list[str] = []
         yield from self._decode_string(pieces.append)
         return "".join(pieces)
 
     def pass_json_string(self, sink: TextSink) -> Steps[None]:
-        """Passes a JSON string's text on. Raises Malformed where it breaks."""
+        """Passes a JSON string's content on. Raises Malformed where it becomes invalid."""
         assert self._base < 0
         yield from self._decode_string(sink)
 
     def read_json(self) -> Steps[str]:
-        """A JSON value as it is written. Raises Malformed where there is none."""
+        """Reads a JSON value unchanged. Raises Malformed for other text."""
         pieces: list[str] = []
         yield from self._copy_json(pieces.append)
         return "".join(pieces)
 
     def pass_json(self, sink: TextSink) -> Steps[None]:
-        """Passes a JSON value on as it is written. Raises Malformed where it breaks; what was fine is passed on."""
+        """Passes a JSON value on unchanged. Raises Malformed where it becomes invalid, after passing on the valid
+        part.
+        """
         assert self._base < 0
         yield from self._copy_json(sink)
 
@@ -272,7 +274,7 @@ class Source:
             yield from self._more()
 
     def _more(self) -> Steps[None]:
-        """Waits. Raises Malformed where nothing more may be looked at."""
+        """Waits for more text. Raises Malformed at the end of the text or of the limit."""
         if self._base >= 0 and self._end == self._base + self._limit:
             raise Malformed
         if self._closed:
@@ -280,7 +282,7 @@ class Source:
         yield
 
     def _at_close(self) -> bool:
-        """All text is there, and may be looked at."""
+        """Returns whether all text has arrived and may be read."""
         return self._closed and self._end == len(self._text)
 
     @property

@@ -1,4 +1,4 @@
-"""What all parsers of an output's text are: text in, in any pieces; events out. The base of the built-in ones."""
+"""The interface of all parsers of output text, and the base of the built-in ones."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _CALL_NAME = re.compile(r"[^\s\"'{}<>\[\]()|]{1,256}")
 
 
 class TextParser(Protocol):
-    """Of one choice's text. However the text is cut, the events are the same in sum. Raises nothing."""
+    """Parses the text of one choice. The events do not depend on how the text is split. Raises nothing."""
 
     def push(self, text: str) -> list[Event]:
-        """What is certain now."""
+        """Adds text and returns the events that are certain."""
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
+        """Returns the remaining events. `cut`: the output ended at a limit, possibly within a call."""
 
 
 class SteppingParser(ABC):
-    """A parser whose format is written down as one generator that reads a Source.
+    """A parser whose format is one generator that reads a Source.
 
-    What does not fit the format goes on as text of the answer: nothing is lost but markup, and the begin of a call
+    Text that does not follow the format becomes part of the answer. Only markup is dropped, and the beginning of a call
     that the output's limit cut.
     """
 
-    forced = False  # outputs are held to the format: they cannot be anything else
+    forced = False  # whether outputs are constrained to the format
 
     def __init__(self, new_id: NewId | None = None) -> None:
         self.source = Source()
@@ -45,16 +45,16 @@ class SteppingParser(ABC):
 
     @abstractmethod
     def parse(self) -> Steps[None]:
-        """Reads the source to its end and writes what it finds."""
+        """Reads the whole source and writes events."""
 
     def push(self, text: str) -> list[Event]:
-        """What is certain now."""
+        """Adds text and returns the events that are certain."""
         self.source.feed(text)
         self._advance()
         return self.out.drain()
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The rest, once no more text comes. `cut`: the output ended at a limit, maybe amid a call."""
+        """Returns the remaining events. `cut`: the output ended at a limit, possibly within a call."""
         self.source.close(cut or self.forced)
         self._advance()
         if cut and self.source.announced:
@@ -63,10 +63,9 @@ class SteppingParser(ABC):
         return self.out.drain()
 
     def attempt(self, steps: Steps[None], markup: str) -> Steps[bool]:
-        """Reads something that may turn out not to be in the format. `markup` is what announced it, and is text then.
+        """Reads text that may not follow the format. `markup` announced it, and becomes text in that case.
 
-        A call that has begun before that ends there, and only what follows is text. Of a call that was cut before its
-        name is known nothing is left.
+        A call that has already started ends there, and what follows is text. A call cut before its name is dropped.
         """
         num_calls = self.out.num_calls
         self.source.begin()
@@ -85,7 +84,7 @@ class SteppingParser(ABC):
         return True
 
     def _drop_rest(self) -> None:
-        """Ends amid markup. White space before it is layout."""
+        """Drops incomplete markup and the white space before it."""
         self.source.take_rest()
         self.out.end()
         self.out.end_content()
@@ -101,7 +100,7 @@ class SteppingParser(ABC):
                 self._steps = None
                 self._drop_rest()
             except Exception:
-                _log.exception("%s failed; the rest of this output stays unparsed", type(self).__name__)
+                _log.exception("%s failed; the rest of this output is not parsed", type(self).__name__)
                 self._steps = None
                 self.out.end()
         rest = self.source.take_rest()
@@ -110,7 +109,7 @@ class SteppingParser(ABC):
 
 
 class ToolParser(SteppingParser):
-    """A parser of calls. It knows the request's tools."""
+    """A parser of calls to the request's tools."""
 
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
         self.tools = {tool.name: tool for tool in tools}
@@ -118,7 +117,7 @@ class ToolParser(SteppingParser):
 
 
 def call_name(text: str) -> str:
-    """A function's name as the model wrote it. Raises Malformed where it can be none."""
+    """Returns a function's name as the model wrote it. Raises Malformed for an invalid name."""
     name = text.strip()
     if _CALL_NAME.fullmatch(name) is None:
         raise Malformed
@@ -126,5 +125,5 @@ def call_name(text: str) -> str:
 
 
 def openai_call_id(name: str, index: int) -> str:
-    """Calls are named like OpenAI's."""
+    """Returns an id in OpenAI's form."""
     return f"call_{uuid.uuid4().hex[:24]}"

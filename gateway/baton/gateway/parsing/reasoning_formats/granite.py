@@ -1,4 +1,4 @@
-"""Granite 3.2's reasoning: Here is my thought process: ... Here is my response: ..., in words instead of tags."""
+"""Granite 3.2: reasoning after "Here is my thought process:", answer after "Here is my response:"."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ENDS = ("Here is my response:", "Here's my response:")
 
 
 class GraniteReasoningParser(SteppingParser):
-    """Both spellings. An output that does not begin like this is the answer."""
+    """Parses both spellings. An output that begins otherwise is the answer."""
 
     def __init__(self, opened: bool = False) -> None:
         self.in_reasoning = opened
         super().__init__()
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The rest, once no more text comes. A part of a phrase is text, wherever the output ends."""
+        """Returns the remaining events. An incomplete phrase at the end is text."""
         return super().finish()
 
     def parse(self) -> Steps[None]:

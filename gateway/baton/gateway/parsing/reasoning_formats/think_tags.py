@@ -10,11 +10,11 @@ from baton.gateway.parsing.reading.text_parser import SteppingParser
 
 
 class ThinkTagsParser(SteppingParser):
-    """White space beside the tags is layout, not text.
+    """Parses reasoning between tags. Drops white space next to them.
 
-    `opened`: the prompt ended in the reasoning, or the model is known to leave the first tag out. `anywhere`: the
-    first tag is a special token, which counts wherever it is. `implicit_ends` end the reasoning and belong to what
-    follows.
+    `opened`: the output begins in the reasoning, because the prompt opened it or the model leaves out the first tag.
+    `anywhere`: the first tag is a special token that counts at any place. `implicit_ends` end the reasoning and belong
+    to what follows.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ThinkTagsParser(SteppingParser):
         super().__init__()
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """The rest, once no more text comes. A part of a tag is text, wherever the output ends."""
+        """Returns the remaining events. An incomplete tag at the end is text."""
         return super().finish()
 
     def parse(self) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1 (arguments in a fenced block under the name), and V3.1 (arguments right behind the name)."""
+"""DeepSeek V3 and R1 (arguments in a fenced block after the name), and V3.1 (arguments directly after the name)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V31_SYNTAX = CallSyntax(
 
 
 class DeepSeekV3Parser(ToolParser):
-    """<call>function<sep>f, a fenced block of JSON, <end>; or <call>f<sep>{...}<end>."""
+    """Parses <call>function<sep>f with a fenced block of JSON and <end>, or <call>f<sep>{...}<end>."""
 
     def parse(self) -> Steps[None]:
         while marker := (yield from self.source.until(markers(CALLS, CALL, END_CALLS), self.out.content)):

@@ -1,4 +1,4 @@
-"""FunctionGemma and Gemma 4: call:f{key:"text",n:1,at:{lat:1.5}} between marks, texts within a mark of their own."""
+"""FunctionGemma and Gemma 4: call:f{key:"text",n:1,at:{lat:1.5}} between tags, with a special quote around texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALL = "call:"
 
 
 class FunctionGemmaParser(ToolParser):
-    """Keys have no quotes. A value that is no number, truth value, list or object is a text."""
+    """Parses calls with unquoted keys. A value that is no number, boolean, list or object is a text."""
 
     tags = ("<start_function_call>", "<end_function_call>")
     quote = "<escape>"
@@ -69,7 +69,7 @@ class FunctionGemmaParser(ToolParser):
         return key
 
     def _value(self, kinds: frozenset[str], depth: int) -> Steps[str]:
-        """The JSON text of a value."""
+        """Returns the JSON text of a value."""
         source = self.source
         if depth > _MAX_DEPTH:
             raise Malformed
@@ -100,7 +100,7 @@ class FunctionGemmaParser(ToolParser):
 
 
 class Gemma4Parser(FunctionGemmaParser):
-    """The same with Gemma 4's marks."""
+    """Parses the same format with Gemma 4's tags."""
 
     tags = ("<|tool_call>", "<tool_call|>")
     quote = '<|"|>'
@@ -126,7 +126,7 @@ def _arguments(tool: Tool, quote: str) -> Form | None:
         if _KEY.fullmatch(name) is None:
             raise Inexpressible(f"the name {name!r}")
         if kinds_of(schema, root) & {"object", "array"}:
-            raise Inexpressible(f"the type of {name!r}: lists and objects of this format cannot be constrained")
+            raise Inexpressible(f"the type of {name!r}: lists and objects cannot be constrained in this format")
         forms = []
         for value in tagged_value(schema, root, (quote,), name):
             plain = value["type"] == "json_schema"

@@ -17,7 +17,7 @@ TAGS = (_KEY, _END_KEY, _VALUE, _END_VALUE)
 
 
 def syntax_of(line_break: str) -> CallSyntax:
-    """Returns how calls are written, with this between their parts: GLM 4.5 breaks lines, GLM 4.7 does not."""
+    """Returns the syntax with this text between the parts of calls: a line break for GLM 4.5, nothing for GLM 4.7."""
 
     def begin(key: str) -> str:
         return f"{_KEY}{key}{_END_KEY}{line_break}{_VALUE}"
@@ -36,7 +36,7 @@ SYNTAX = syntax_of("\n")
 
 
 class Glm45Parser(ToolParser):
-    """Values are JSON, but for strings, which are written as they are."""
+    """Parses calls whose values are JSON, except that strings are plain text."""
 
     def parse(self) -> Steps[None]:
         while (yield from self.source.until(markers(OPEN), self.out.content)):

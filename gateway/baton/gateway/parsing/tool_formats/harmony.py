@@ -26,7 +26,9 @@ _MAX_HEADER_CHARS = 1024
 
 
 def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
-    """The whole output, in which calls follow the schemas, and the final message is of the answer's form if any."""
+    """Returns the form of an output whose calls follow the schemas and whose final message has the form `answer`, if
+    given.
+    """
     calls = []
     for tool in tools:
         recipient = f" to={_FUNCTIONS}{tool.name}"
@@ -51,7 +53,7 @@ def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
 
 
 class HarmonyParser(ToolParser):
-    """Reasoning and calls in one. Without tools, what is sent to one is part of the answer."""
+    """Parses reasoning and calls. Without tools, messages to functions are part of the answer."""
 
     def __init__(self, tools: Sequence[Tool] = (), new_id: NewId | None = None) -> None:
         self.in_reasoning = False
@@ -64,7 +66,7 @@ class HarmonyParser(ToolParser):
 
     def _message(self, marker: str) -> Steps[None]:
         source, out = self.source, self.out
-        # Nothing was read since begin(), so this begins anew with a limit of its own.
+        # Nothing was read since begin(), so this starts again with another limit.
         source.commit()
         source.begin(_MAX_HEADER_CHARS)
         header, stop = yield from source.read_until(markers(MESSAGE, END, CALL, RETURN))
@@ -82,7 +84,7 @@ class HarmonyParser(ToolParser):
             out.end()
             return
         source.commit()
-        # Built-in tools (python, browser) are not served: what goes to them is nothing for the client's eyes.
+        # Messages to built-in tools (python, browser) are not executed, and are not part of the answer.
         if (channel is not None and channel[1] == "analysis") or (recipient is not None and not function):
             yield from self._reasoning()
         else:

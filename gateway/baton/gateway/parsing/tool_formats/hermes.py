@@ -18,7 +18,7 @@ SYNTAX = CallSyntax(
 
 
 class HermesParser(ToolParser):
-    """Any number of calls, with text before, between and after them."""
+    """Parses any number of calls with text around them."""
 
     def parse(self) -> Steps[None]:
         while (yield from self.source.until(markers(_OPEN), self.out.content)):

@@ -1,6 +1,6 @@
 """MiniMax M2 and DeepSeek V3.2: <invoke name="f"><parameter name="k">v</parameter>...</invoke>, in a section.
 
-DeepSeek's tags have a mark of their own, and say of each value whether it is a text: string="true".
+DeepSeek's tags have a prefix, and each value says whether it is a text: string="true".
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _STRING = frozenset(("string",))
 
 
 class InvokeParser(ToolParser):
-    """Any number of sections, with text before, between and after them."""
+    """Parses any number of sections with text around them."""
 
     section = ("<minimax:tool_call>", "</minimax:tool_call>")
-    mark = ""  # behind the bracket of all other tags
+    mark = ""  # prefix of all tags inside the section
 
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
         self._call_tag, self._parameter_tag = f"<{self.mark}invoke", f"<{self.mark}parameter"
@@ -57,7 +57,7 @@ class InvokeParser(ToolParser):
         out.end()
 
     def _name(self) -> Steps[tuple[str, str]]:
-        """The name in the open tag, and what it says of its value being a text."""
+        """Returns the name in an opening tag, and its `string` attribute."""
         head, _ = yield from self.source.read_until(markers(">"))
         match = _NAME.fullmatch(head)
         if match is None:
@@ -77,12 +77,12 @@ class InvokeParser(ToolParser):
         source.begin(MAX_VALUE_CHARS)
         value, _ = yield from source.read_until(stops)
         source.commit()
-        # Values that are said to be JSON are, whatever the schema says.
+        # Values marked as JSON are parsed as JSON, whatever the schema says.
         arguments.add(key, json_value(value, kinds - _STRING if kind else kinds))
 
 
 class DsmlParser(InvokeParser):
-    """The same tags with DeepSeek's mark."""
+    """Parses the same tags with DeepSeek's prefix."""
 
     mark = "｜DSML｜"
     section = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")

@@ -37,12 +37,12 @@ _ID = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
 
 
 def kimi_call_id(name: str, index: int) -> str:
-    """Kimi's template shows ids to the model, which wrote them in this form."""
+    """Returns an id in the form that Kimi's template shows to the model."""
     return f"functions.{name}:{index}"
 
 
 class KimiK2Parser(ToolParser):
-    """The calls' ids are the model's own."""
+    """Parses calls, keeping the model's own ids."""
 
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
         super().__init__(tools, new_id or kimi_call_id)

@@ -1,4 +1,4 @@
-"""Granite, Phi 4 mini and xLAM: [{"name": "f", "arguments": {...}}, ...] behind a mark, or as the whole output."""
+"""Granite, Phi 4 mini and xLAM: [{"name": "f", "arguments": {...}}, ...] after a mark, or as the whole output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.gateway.parsing.reading.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
 from baton.gateway.parsing.tool_formats.llama3_json import object_signs
 
-GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # of Granite 3.0, and of 3.1 and later
+GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # Granite 3.0; Granite 3.1 and later
 PHI_MARK = "functools"
 XLAM_MARKS = ("[TOOL_CALLS]", "<tool_call>")
 _CLOSE = "</tool_call>"
@@ -33,19 +33,19 @@ class _ListedCallsParser(ToolParser):
 
 
 class GraniteParser(_ListedCallsParser):
-    """A list behind <|tool_call|> or <tool_call>."""
+    """Parses a list after <|tool_call|> or <tool_call>."""
 
     marks = GRANITE_MARKS
 
 
 class Phi4MiniParser(_ListedCallsParser):
-    """A list behind functools."""
+    """Parses a list after "functools"."""
 
     marks = (PHI_MARK,)
 
 
 class XlamParser(_ListedCallsParser):
-    """A list behind a mark, or the whole output: then only the names of the request's tools are calls."""
+    """Parses a list after a mark, or as the whole output if it names the request's tools."""
 
     marks = XLAM_MARKS
 
@@ -62,12 +62,12 @@ _object = json_calls(_begin, "}")
 
 
 def call_list(tools: Sequence[Tool]) -> Form:
-    """The form of a list of calls."""
+    """Returns the form of a list of calls."""
     return sequence(const("["), repeat(_object(tools), ", "), const("]"))
 
 
 def bare_list(tools: Sequence[Tool]) -> Form:
-    """The form of a list that is the whole output."""
+    """Returns the form of a list that is the whole output."""
     first = either(sequence(spaced(f"[{_begin(tool.name)}"), json_of(parameters_of(tool))) for tool in tools)
     more = repeat(sequence(const(", "), _object(tools)), optional=True)
     return sequence(first, const("}"), more, const("]"))

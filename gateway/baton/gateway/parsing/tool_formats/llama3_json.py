@@ -1,4 +1,4 @@
-"""Llama 3.1 to 4: the whole output is {"name": "f", "parameters": {...}}, more calls behind a semicolon."""
+"""Llama 3.1 to 4: the whole output is {"name": "f", "parameters": {...}}, with more calls after a semicolon."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from baton.gateway.parsing.reading.source import Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
 
-# Of Llama 3, and of Llama 4.
+# Llama 3; Llama 4
 TAGS = ("<|python_tag|>", "<|python_start|>")
 END_TAG = "<|python_end|>"
 
 
 def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
-    """A call that no tag announces, as a part of a structural tag."""
+    """Returns an unannounced call as a part of a structural tag."""
     properties = {"name": {"enum": [tool.name for tool in tools]}, "parameters": {"type": "object"}}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     return {"type": "json_schema", "json_schema": schema}
@@ -39,7 +39,7 @@ def _calls(tools: Sequence[Tool]) -> Form:
 
 
 def object_signs(tools: Sequence[Tool]) -> str:
-    """A regex of objects that begin as calls do; a key or a name with an escape in it may be any."""
+    """Returns a regex of objects that begin as calls do. A key or name with an escape may be any key or name."""
     names = "|".join(re.escape(tool.name) for tool in tools)
     before = r'("(type|id)"\s*:\s*("([^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*'
     call = rf'"name"\s*:\s*"([^"]*\\|({names})")|"(parameters|arguments)"|"[^"]*\\|"(type|id)"\s*:\s*[{{\[]'
@@ -50,9 +50,9 @@ SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, object_signs), 
 
 
 class Llama3JsonParser(ToolParser):
-    """Only the names of the request's tools are calls, as nothing else tells a call from an answer in JSON.
+    """Parses calls at the output's start or after a tag.
 
-    Calls are at the start of the output, or behind a tag.
+    Only objects that name the request's tools are calls: nothing else distinguishes a call from a JSON answer.
     """
 
     def parse(self) -> Steps[None]:

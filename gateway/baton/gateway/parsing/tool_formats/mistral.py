@@ -1,6 +1,6 @@
 """Mistral: [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...], and since tokenizer v11 [TOOL_CALLS]f[ARGS]{...}.
 
-Newer models leave [ARGS] out or put [CALL_ID] and an id before it.
+Newer models omit [ARGS], or write [CALL_ID] and an id before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 def _calls(tools: Sequence[Tool]) -> Form:
-    """A list of calls, or one behind its function's name."""
+    """Returns the form of a list of calls, or of one call after its function's name."""
     name_ends = (const(ARGS), None, sequence(const(CALL_ID), regex("[a-zA-Z0-9]{9}"), const(ARGS)))
     named = [
         sequence(const(tool.name), *(end for end in (name_end,) if end is not None), json_of(parameters_of(tool)))
@@ -38,12 +38,12 @@ _ID_CHARS = string.ascii_letters + string.digits
 
 
 def mistral_call_id(name: str, index: int) -> str:
-    """Mistral's templates refuse ids that are not nine letters or digits."""
+    """Returns an id of nine letters or digits, which Mistral's templates require."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 
 
 class MistralParser(ToolParser):
-    """Both forms."""
+    """Parses both forms."""
 
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
         super().__init__(tools, new_id or mistral_call_id)

@@ -22,15 +22,15 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
 
 
 def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
-    """What begins a list of calls, as a part of a structural tag: the first function's name, which tells it."""
+    """Returns the beginning of a list of calls as a part of a structural tag: a bracket and a function's name."""
     names = [{"type": "const_string", "value": tool.name} for tool in tools]
-    # Lexemes as JSON has them, so that a list may still turn out to be one of JSON.
+    # The same lexemes as in JSON, so that the list may still become a JSON list.
     bracket, paren = ({"type": "const_string", "value": mark} for mark in "[(")
     return {"type": "sequence", "elements": [bracket, {"type": "or", "elements": names}, paren]}
 
 
 def _call(tool: Tool, begin: Form) -> Form:
-    """One call. JSON's literals are read like Python's."""
+    """Returns the form of one call. JSON's literals are parsed like Python's."""
     if tool.strict and tool.parameters is not None:
         arguments = listed_arguments(tool, lambda key: f"{key}=", ", ", lambda key: _KEY.fullmatch(key) is not None)
         return sequence(*(part for part in (begin, arguments, const(")")) if part))
@@ -39,7 +39,7 @@ def _call(tool: Tool, begin: Form) -> Form:
 
 
 def _list(tools: Sequence[Tool]) -> Form:
-    # A list's begin is one lexeme with the name of its first function: else it would be taken for text.
+    # A list's beginning is one lexeme with its first function's name; otherwise it would match free text.
     more = repeat(either(_call(tool, const(f", {tool.name}(")) for tool in tools), optional=True)
     calls = sequence(either(_call(tool, spaced(f"[{tool.name}(")) for tool in tools), more, const("]"))
     tagged = sequence(either(_call(tool, const(f"{START}[{tool.name}(")) for tool in tools), more, const(f"]{END}"))
@@ -55,7 +55,7 @@ SYNTAX = CallSyntax(bare=BareCalls(_list, _signs))
 
 
 class PythonicParser(ToolParser):
-    """Only the names of the request's tools are calls, as nothing else tells a call from text in brackets."""
+    """Parses the whole output as a list of calls to the request's tools. Any other list is text."""
 
     def parse(self) -> Steps[None]:
         yield from self.attempt(self._calls(), "")

@@ -1,4 +1,4 @@
-"""Qwen3 Coder: <tool_call><function=f><parameter=k>v</parameter>...</function></tool_call>, one element a line."""
+"""Qwen3 Coder: <tool_call><function=f><parameter=k>v</parameter>...</function></tool_call>, one element per line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from baton.gateway.parsing.tool import Tool
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
-# The line break before the end of a value is not part of it. Models forget </parameter> at times.
+# The line break before the end of a value is not part of it. Models sometimes omit </parameter>.
 _VALUE_ENDS = (_END_PARAMETER, _PARAMETER, _END_FUNCTION)
 _VALUE_STOPS = (*(f"\n{end}" for end in _VALUE_ENDS), *_VALUE_ENDS)
 
 
 def _call(tool: Tool, line_break: str) -> Form:
-    """A call from its function's name to its end tag."""
+    """Returns the form of a call from its function's name to its end tag."""
     head = const(f"{tool.name}>\n")
     if not tool.strict:
         return sequence(head, text(), const(_END_FUNCTION))
@@ -47,7 +47,7 @@ SEED_SYNTAX = _syntax_of(SEED_TAGS, "")
 
 
 class Qwen3CoderParser(ToolParser):
-    """Models also forget <tool_call>: <function= begins a call as well."""
+    """Parses calls, also those without <tool_call>, which models sometimes omit."""
 
     tags = (_OPEN, _CLOSE)
     stops = _VALUE_STOPS
