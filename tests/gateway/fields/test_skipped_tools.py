@@ -57,7 +57,7 @@ async def test_a_message_names_the_tool_that_it_cannot_insist_on():
         tools = {"tools": [SERVER_TOOLS[0], custom], "tool_choice": {"type": "tool", "name": "web_search"}}
         answer = await rest.post("/v1/messages", MESSAGE | tools)
         assert answer.status == 400
-        assert answer.error["message"] == "tool_choice.name: the tool 'web_search' cannot be served"
+        assert answer.error["message"] == "tool_choice.name: the tool 'web_search' is not supported"
         wrong = {"tools": [SERVER_TOOLS[0], {"name": "f", "input_schema": {"type": "array"}}]}
         answer = await rest.post("/v1/messages", MESSAGE | wrong)
         assert answer.error["message"].startswith("tools.1.input_schema.type")

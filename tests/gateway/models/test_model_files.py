@@ -55,5 +55,5 @@ def test_a_broken_model_file_is_named(tmp_path, files, message):
 def test_a_missing_tokenizer_and_a_missing_folder_are_named(tmp_path):
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json is missing"):
         read_model_files(str(tmp_path))
-    with pytest.raises(InvalidRequest, match="neither a folder on this machine nor a hub id"):
+    with pytest.raises(InvalidRequest, match="neither a local folder nor a hub id"):
         read_model_files(str(tmp_path / "nothing"))

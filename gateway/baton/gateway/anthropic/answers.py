@@ -1,4 +1,4 @@
-"""The two forms of an answer to POST /v1/messages: a message, and a stream of events."""
+"""The two forms of a response to POST /v1/messages: one message, or a stream of events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PING_SECONDS = 10.0
 
 
 class MessageAnswer(Answer):
-    """What both forms have in common: the blocks, and why they end."""
+    """The common part of both forms: content blocks and the stop reason."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MessageAnswer(Answer):
         self.blocks = ContentBlocks()
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
-        self._room = room  # max_tokens; a shorter answer that ran out of length filled the context
+        self._room = room  # max_tokens; a shorter output with finish reason length filled the context
         self._num_thinking_tokens = 0
         self._ended_by: tuple[str, str | None] = ("end_turn", None)
 
@@ -66,10 +66,10 @@ class MessageAnswer(Answer):
         super().fail(error)
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """The blocks have grown."""
+        """Receives changes of the content blocks."""
 
     def message(self, usage: TokenUsage | None) -> Message:
-        """The message; without usage as it is when it begins."""
+        """Returns the message; without `usage`, as it is at the start."""
         if usage is None:
             start = MessageUsage(input_tokens=self._num_prompt_tokens, output_tokens=0)
             return self._message([], None, None, start)
@@ -77,13 +77,13 @@ class MessageAnswer(Answer):
         return self._message(self.blocks.complete, reason, sequence, self.usage_of(usage))
 
     def stop_of(self, usage: TokenUsage) -> tuple[str, str | None]:
-        """stop_reason and stop_sequence."""
+        """Returns stop_reason and stop_sequence."""
         if self._ended_by[0] == "max_tokens" and usage.completion_tokens < self._room:
             return "model_context_window_exceeded", None
         return self._ended_by
 
     def usage_of(self, usage: TokenUsage) -> MessageUsage:
-        """The counts, as Anthropic splits them."""
+        """Returns the token counts in Anthropic's form."""
         cached = usage.prompt_tokens_details.cached_tokens
         thinking = self._num_thinking_tokens
         return MessageUsage(
@@ -114,14 +114,14 @@ class MessageAnswer(Answer):
 
 
 class MessageDocument(MessageAnswer):
-    """One message."""
+    """Responds with one message."""
 
     def finish(self, usage: TokenUsage) -> None:
         self.exchange.respond(200, msgspec.json.encode(self.message(usage)))
 
 
 class MessageStream(MessageAnswer):
-    """Events as they come. The head waits for the first piece, so that an early error has its status."""
+    """Streams events. Sends the headers with the first event, so that an early error keeps its status."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class MessageStream(MessageAnswer):
 
 
 def event(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """One event of the stream."""
+    """Returns one event of the stream."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
 
 

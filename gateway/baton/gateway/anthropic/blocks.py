@@ -1,4 +1,4 @@
-"""An answer's parts as Anthropic's content blocks: opened, added to, closed, one after the other."""
+"""Builds Anthropic's content blocks from output events: one open block at a time."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, Cont
 
 @dataclass(slots=True)
 class OpenBlock:
-    """The block that grows."""
+    """The block that is being built."""
 
     index: int
-    block: dict[str, Any]  # as it is announced: without what comes in deltas
+    block: dict[str, Any]  # as in its start event, without the content of deltas
     pieces: list[str] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
-        """text, thinking or tool_use."""
+        """Returns text, thinking or tool_use."""
         kind: str = self.block["type"]
         return kind
 
     @property
     def text(self) -> str:
-        """All that came."""
+        """Returns the text so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A block begins."""
+    """The start of a block."""
 
     index: int
     block: dict[str, Any]
@@ -50,7 +50,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The block is complete."""
+    """The end of a block."""
 
     index: int
 
@@ -59,7 +59,7 @@ Change = Started | Added | Stopped
 
 
 class ContentBlocks:
-    """The answer's blocks so far."""
+    """The output's blocks so far."""
 
     def __init__(self) -> None:
         self.complete: list[dict[str, Any]] = []
@@ -67,11 +67,11 @@ class ContentBlocks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool is called."""
+        """Returns whether there is a tool call."""
         return any(block["type"] == "tool_use" for block in self.complete)
 
     def take(self, events: Sequence[Event]) -> list[Change]:
-        """What the events change."""
+        """Adds events and returns the changes of the blocks."""
         changes: list[Change] = []
         for event in events:
             if isinstance(event, ContentText):
@@ -87,7 +87,7 @@ class ContentBlocks:
         return changes
 
     def finish(self) -> list[Change]:
-        """The answer is complete."""
+        """Closes the open block and returns the changes."""
         changes: list[Change] = []
         self._close(changes)
         return changes
@@ -124,7 +124,7 @@ class ContentBlocks:
 
 
 def signature_of(thinking: str) -> str:
-    """Clients give it back with the thinking; nothing depends on it."""
+    """Returns a signature, which clients send back with the thinking. It is never verified."""
     return base64.b64encode(blake2b(thinking.encode(errors="replace"), digest_size=24).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages as chat templates expect them. Pure functions."""
+"""Converts Anthropic's messages for chat templates. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ChatMessages = list[dict[str, Any]]
 
 
 def chat_messages(system: str | list[TextBlock] | None, messages: Sequence[InputMessage]) -> ChatMessages:
-    """The chat. Raises InvalidRequest that names the message or block."""
+    """Returns the chat. Raises InvalidRequest that names the message or block."""
     if not messages:
         raise InvalidRequest("messages: at least one message is required", field="messages")
     _check_calls(messages)
@@ -37,14 +37,14 @@ def chat_messages(system: str | list[TextBlock] | None, messages: Sequence[Input
 
 
 def continues_last(messages: Sequence[InputMessage]) -> bool:
-    """Whether the answer is to go on with the last message. Raises InvalidRequest where it cannot."""
+    """Returns whether the output continues the last message. Raises InvalidRequest if it cannot."""
     last = messages[-1]
     if last.role != "assistant":
         return False
     where = f"messages.{len(messages) - 1}"
     text = last.content if isinstance(last.content, str) else _last_text(last.content, where)
     if not text.strip():
-        raise InvalidRequest(f"{where}: the final assistant message must have text to go on with", field=where)
+        raise InvalidRequest(f"{where}: the final assistant message must have text to continue", field=where)
     if text != text.rstrip():
         raise InvalidRequest(f"{where}: final assistant content cannot end with trailing whitespace", field=where)
     return True
@@ -77,7 +77,7 @@ def _assistant(blocks: Iterable[Block], where: str) -> dict[str, Any]:
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif not isinstance(block, RedactedThinkingBlock):  # which only its origin could read
+        elif not isinstance(block, RedactedThinkingBlock):  # only the service that created it can read it
             raise _misplaced(block, "assistant", f"{where}.{index}")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
@@ -135,7 +135,7 @@ def _document_text(document: DocumentBlock, where: str) -> str:
 
 
 def _check_calls(messages: Sequence[InputMessage]) -> None:
-    """Every call is followed by its result, and every result follows its call."""
+    """Raises InvalidRequest unless every call is followed by its result, and every result follows its call."""
     open_ids: list[str] = []
     for index, message in enumerate(messages):
         where = f"messages.{index}"

@@ -1,4 +1,4 @@
-"""From Anthropic's fields to Baton's. Pure functions."""
+"""Converts Anthropic's fields to Baton's. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from baton.gateway.schemas.requests import GenerationFields, JsonSchemaFormat, R
 from baton.gateway.serving.chat import Turn
 from baton.rpc.errors import InvalidRequest
 
-# The generation side's names for what this API calls otherwise.
+# Maps the generator's field names to those of this API.
 FIELDS: Mapping[str, str] = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",
 }
 
-# Prompts are cached without cache_control, and metadata has no reader.
+# Prompts are cached without cache_control, and metadata is not used.
 _WITHOUT_EFFECT = ("metadata", "service_tier", "container", "context_management", "inference_geo", "cache_control")
 _VERSION = re.compile(rb"20(2[3-9]|[3-9]\d)-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
 def check_version(headers: Mapping[bytes, bytes]) -> None:
-    """Raises InvalidRequest for what is no version of the API. Versions are dates; newer ones ask for the same."""
+    """Raises InvalidRequest for an invalid version. Versions are dates; newer ones are treated the same."""
     version = headers.get(b"anthropic-version")
     if version is not None and _VERSION.fullmatch(version) is None:
         shown = version.decode("latin-1")
@@ -49,20 +49,20 @@ def check_version(headers: Mapping[bytes, bytes]) -> None:
 
 
 def ignored_of(request: CountTokensRequest) -> list[str]:
-    """Returns the names of fields and tools that change nothing."""
+    """Returns the names of ignored fields and tools."""
     names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) not in (None, {}, "", "auto")]
     return [*names, *ignored_tools(request)]
 
 
 def ignored_tools(request: CountTokensRequest) -> list[str]:
-    """Returns the names of tools that are skipped: those of servers, and those whose schema the client leaves out."""
+    """Returns the names of skipped tools: server tools, and tools without a schema."""
     return [
         ignored_tool(index, tool.type or "") for index, tool in enumerate(request.tools or ()) if not _is_function(tool)
     ]
 
 
 def turn_of(request: MessagesRequest) -> Turn:
-    """The request's turn. Raises InvalidRequest that names the field."""
+    """Returns the request's turn. Raises InvalidRequest that names the field."""
     messages = chat_messages(request.system, request.messages)
     _check_servers(request)
     _check_thinking(request)
@@ -71,7 +71,7 @@ def turn_of(request: MessagesRequest) -> Turn:
             field = f"stop_sequences.{index}"
             raise InvalidRequest(f"{field}: each stop sequence must contain non-whitespace", field=field)
     if request.top_p == 0:
-        raise InvalidRequest("top_p: it must be above 0", field="top_p")
+        raise InvalidRequest("top_p must be above 0", field="top_p")
     return Turn(
         messages=messages,
         fields=_generation_fields(request),
@@ -84,7 +84,7 @@ def turn_of(request: MessagesRequest) -> Turn:
 
 
 def counted_turn(request: CountTokensRequest) -> Turn:
-    """The turn of which only the prompt is wanted. Raises InvalidRequest that names the field."""
+    """Returns a turn for counting its prompt. Raises InvalidRequest that names the field."""
     return Turn(
         messages=chat_messages(request.system, request.messages),
         fields=GenerationFields(model=request.model),
@@ -130,13 +130,13 @@ def _check_thinking(request: MessagesRequest) -> None:
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         field = "thinking.budget_tokens"
         raise InvalidRequest(
-            f"{field}: it is {thinking.budget_tokens}; it must be less than max_tokens, {request.max_tokens}",
+            f"{field} is {thinking.budget_tokens}; it must be less than max_tokens, {request.max_tokens}",
             field=field,
         )
 
 
 def _variables(request: CountTokensRequest) -> dict[str, Any]:
-    """Thinking is said in the words of the templates that know it."""
+    """Returns the template's variables, with thinking under the names that templates use."""
     check_variables(request.chat_template_kwargs)
     variables: dict[str, Any] = {}
     if request.thinking is not None:
@@ -153,11 +153,7 @@ def _tool_use(request: CountTokensRequest) -> ToolUse:
     skipped = ignored_tools(request)
     if not tools:
         if isinstance(choice, AnyChoice | ToolChoice):
-            why = (
-                f"none of the tools can be served: {', '.join(skipped)}"
-                if skipped
-                else "it may only be given with tools"
-            )
+            why = f"none of the tools is supported: {', '.join(skipped)}" if skipped else "allowed only with tools"
             raise InvalidRequest(f"tool_choice: {why}", field="tool_choice")
         return ToolUse()
     _check_names(tools)
@@ -169,7 +165,7 @@ def _tool_use(request: CountTokensRequest) -> ToolUse:
     if isinstance(choice, ToolChoice):
         if choice.name not in {tool.name for tool in tools}:
             is_there = choice.name in {tool.name for tool in request.tools or ()}
-            why = f"the tool {choice.name!r} cannot be served" if is_there else f"there is no tool {choice.name!r}"
+            why = f"the tool {choice.name!r} is not supported" if is_there else f"there is no tool {choice.name!r}"
             raise InvalidRequest(f"tool_choice.name: {why}", field="tool_choice.name")
         return ToolUse(tools, ToolMode.NAMED, choice.name, parallel)
     return ToolUse(tools, ToolMode.REQUIRED if isinstance(choice, AnyChoice) else ToolMode.AUTO, "", parallel)
@@ -182,12 +178,12 @@ def _is_function(tool: MessagesTool) -> bool:
 def _tool(tool: MessagesTool, index: int) -> CallableTool:
     where = f"tools.{index}"
     if tool.name is None:
-        raise InvalidRequest(f"{where}.name: it is required", field=f"{where}.name")
+        raise InvalidRequest(f"{where}.name is required", field=f"{where}.name")
     if tool.input_schema is None:
-        raise InvalidRequest(f"{where}.input_schema: it is required", field=f"{where}.input_schema")
+        raise InvalidRequest(f"{where}.input_schema is required", field=f"{where}.input_schema")
     if tool.input_schema.get("type", "object") != "object":
         field = f"{where}.input_schema.type"
-        raise InvalidRequest(f"{field}: it must be 'object'", field=field)
+        raise InvalidRequest(f"{field} must be 'object'", field=field)
     return CallableTool(tool.name, tool.description, tool.input_schema, bool(tool.strict), index)
 
 
@@ -196,5 +192,5 @@ def _check_names(tools: Sequence[CallableTool]) -> None:
     for tool in tools:
         if tool.name in names:
             field = f"tools.{tool.place}.name"
-            raise InvalidRequest(f"{field}: tool names must be unique, and {tool.name!r} is there twice", field=field)
+            raise InvalidRequest(f"{field}: tool names must be unique; {tool.name!r} occurs twice", field=field)
         names.add(tool.name)

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the requests' way in."""
+"""POST /v1/messages and /v1/messages/count_tokens: reads and validates requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_nam
 from baton.gateway.serving.context import FrontDesk
 
 VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
-# Anthropic's clients add it to the paths of beta features.
-BETA = Parameter("beta", "Changes nothing.", {"type": "boolean"})
+# Anthropic's clients append it to the paths of beta features.
+BETA = Parameter("beta", "Accepted and ignored.", {"type": "boolean"})
 
 
 class Messages:
-    """POST /v1/messages."""
+    """Handles POST /v1/messages."""
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
@@ -59,7 +59,7 @@ class Messages:
 
 
 class CountTokens:
-    """POST /v1/messages/count_tokens."""
+    """Handles POST /v1/messages/count_tokens."""
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
@@ -83,7 +83,7 @@ class CountTokens:
 
 
 def anthropic_routes(desk: FrontDesk) -> list[Route]:
-    """Anthropic's part of the route table."""
+    """Returns the routes of Anthropic's API."""
     body = (400, 404, 408, 413)
     parameters = (VERSION, BETA)
     return [

@@ -1,7 +1,7 @@
 """Anthropic's request and response bodies. One definition for parsing, encoding and the OpenAPI document.
 
-Null means unset; unknown keys are listed in the answer's header x-baton-ignored. What a schema cannot say is
-checked in conversation.py and turns.py.
+Null means unset; unknown keys are listed in the response header x-baton-ignored. conversation.py and request.py check
+what a schema cannot express.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
-    """Text."""
+    """A text."""
 
     text: str
     cache_control: CacheControl = None
 
 
 class ImageBlock(Struct, kw_only=True, tag_field="type", tag="image"):
-    """A picture."""
+    """An image."""
 
     source: dict[str, Any]
     cache_control: CacheControl = None
@@ -46,23 +46,23 @@ class DocumentBlock(Struct, kw_only=True, tag_field="type", tag="document"):
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought in an earlier turn."""
+    """The model's thinking in an earlier turn."""
 
     thinking: str
     signature: str | None = None
 
 
 class RedactedThinkingBlock(Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
-    """Thinking that only its origin can read."""
+    """Thinking that only the service that created it can read."""
 
     data: str
 
 
 class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     id: CallId
-    # A model may have made it up: the answer had it, so the history has it too.
+    # Any name, because a model may have invented it in an earlier response.
     name: Annotated[str, Meta(min_length=1)]
     input: dict[str, Any]
     cache_control: CacheControl = None
@@ -75,7 +75,7 @@ class ToolReferenceBlock(Struct, kw_only=True, tag_field="type", tag="tool_refer
 
 
 class ToolResultBlock(Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call returned."""
+    """The result of a tool call."""
 
     tool_use_id: CallId
     content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
@@ -87,19 +87,19 @@ Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkin
 
 
 class InputMessage(Struct, kw_only=True):
-    """One message of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class MessagesTool(Struct, kw_only=True):
-    """A function that the model may call. Those of other types are skipped; x-baton-ignored lists them."""
+    """A function that the model may call. Tools of other types are skipped and listed in x-baton-ignored."""
 
-    TYPES: ClassVar = (b'"custom"', b"null")  # whose keys these are
+    TYPES: ClassVar = (b'"custom"', b"null")  # types for which these keys are known
 
-    name: ToolName | None = None  # required of a function
-    type: str | None = None  # custom, or null
+    name: ToolName | None = None  # required for a function
+    type: str | None = None  # custom or null
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -107,26 +107,26 @@ class MessagesTool(Struct, kw_only=True):
 
 
 class AutoChoice(Struct, kw_only=True, tag_field="type", tag="auto"):
-    """The model calls tools as it likes."""
+    """The model decides whether to call tools."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(Struct, kw_only=True, tag_field="type", tag="any"):
-    """The model calls some tool."""
+    """The model must call a tool."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoice(Struct, kw_only=True, tag_field="type", tag="tool"):
-    """The model calls this tool."""
+    """The model must call this tool."""
 
     name: ToolName
     disable_parallel_tool_use: bool | None = None
 
 
 class NoneChoice(Struct, kw_only=True, tag_field="type", tag="none"):
-    """The model calls no tool."""
+    """The model must not call tools."""
 
 
 class ThinkingEnabled(Struct, kw_only=True, tag_field="type", tag="enabled"):
@@ -136,22 +136,22 @@ class ThinkingEnabled(Struct, kw_only=True, tag_field="type", tag="enabled"):
 
 
 class ThinkingAdaptive(Struct, kw_only=True, tag_field="type", tag="adaptive"):
-    """The model thinks where it helps."""
+    """The model decides whether to think first."""
 
 
 class ThinkingDisabled(Struct, kw_only=True, tag_field="type", tag="disabled"):
-    """The model does not think first, where its template can say so."""
+    """The model does not think first, if its template supports that."""
 
 
 class MessageFormat(Struct, kw_only=True):
-    """The form of the answer."""
+    """The form of the output."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How the answer is made."""
+    """Options of the output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: MessageFormat | None = None
@@ -168,7 +168,7 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     mcp_servers: Annotated[list[dict[str, Any]] | None, REFUSED] = None
-    chat_template_kwargs: dict[str, Any] | None = None  # variables for the model's chat template
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the model's chat template
     cache_control: CacheControl = None
 
 
@@ -180,39 +180,39 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: list[Name] | None = None
     temperature: Fraction | None = None
     top_p: Fraction | None = None
-    top_k: CountOrZero | None = None  # 0 is off
+    top_k: CountOrZero | None = None  # 0: disabled
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     service_tier: Annotated[str | None, NO_EFFECT] = None
     container: Annotated[str | dict[str, Any] | None, NO_EFFECT] = None
     context_management: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     inference_geo: Annotated[str | None, NO_EFFECT] = None
-    # Not Anthropic's own.
+    # Fields beyond Anthropic's API.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None  # requests with different salts share no cached block
+    cache_salt: Name | None = None  # namespace of the prefix cache: requests with different salts share no cached block
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class ThinkingTokens(Struct):
-    """Of the answer's tokens."""
+    """Thinking tokens among the output tokens."""
 
     thinking_tokens: int
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Token counts. The prompt's tokens are input_tokens and cache_read_input_tokens together."""
+    """Token counts. The prompt has input_tokens plus cache_read_input_tokens tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0  # not computed, because a worker held their KV
+    cache_read_input_tokens: int = 0  # not computed because a worker held their KV
     output_tokens: int
     output_tokens_details: ThinkingTokens | None = None
     service_tier: str = "standard"
 
 
 class Message(Struct, kw_only=True):
-    """The answer."""
+    """The response."""
 
     id: str
     type: Literal["message"] = "message"
@@ -220,12 +220,12 @@ class Message(Struct, kw_only=True):
     model: str
     content: list[dict[str, Any]]  # blocks: text, thinking, tool_use
     stop_reason: str | None
-    stop_sequence: str | None  # that ended it
+    stop_sequence: str | None  # the stop sequence that ended the output
     usage: MessageUsage
 
 
 class StreamEvent(Struct, kw_only=True):
-    """One event of a stream, which its `event:` line names too."""
+    """One event of a stream. Its `event:` line has the same type."""
 
     type: Literal[
         "message_start",
@@ -240,27 +240,27 @@ class StreamEvent(Struct, kw_only=True):
 
 
 class ContextManagement(Struct):
-    """What context management would make of it: nothing."""
+    """The effect of context management, which is not applied."""
 
     original_input_tokens: int
 
 
 class TokenCount(Struct):
-    """The answer of count_tokens."""
+    """The response of count_tokens."""
 
     input_tokens: int
     context_management: ContextManagement
 
 
 class AnthropicErrorFields(Struct):
-    """What went wrong."""
+    """The details of an error."""
 
     type: str
-    message: str  # names the request's field that is wrong
+    message: str  # names the invalid field of the request
 
 
 class AnthropicErrorResponse(Struct):
-    """The body of every 4xx and 5xx answer of Anthropic's API."""
+    """The body of every 4xx and 5xx response of Anthropic's API."""
 
     error: AnthropicErrorFields
     request_id: str | None

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request's way in. The answer's forms are in openai_chat_answer.py."""
+"""POST /v1/chat/completions: reads and validates requests. chat_answer.py writes the responses."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from baton.gateway.serving.context import FrontDesk, envelope_of
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.rpc.errors import ServiceError
 
-# The generation side's names for what chats call otherwise.
+# Maps the generator's field names to those of chats.
 _FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request that can be served as asked."""
+    """A validated request."""
 
     request: ChatCompletionRequest
     use: ToolUse
     asked: Asked | None
     model: ServedModel
-    messages: list[dict[str, Any]]  # as the template takes them
+    messages: list[dict[str, Any]]  # in the form that the template expects
 
 
 class ChatCompletions:
-    """The route's handler."""
+    """Handles POST /v1/chat/completions."""
 
     def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
         self._desk = desk
@@ -95,7 +95,7 @@ class ChatCompletions:
         await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
 
     def _check(self, exchange: Exchange) -> _Checked:
-        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
         config = self._desk.config
         request = self._decoder.read(exchange)
         exchange.ignore([*adopt(request), *skip_tools(request)])
@@ -114,7 +114,7 @@ class ChatCompletions:
         return _Checked(request, use, asked, model, template_messages(request.messages))
 
 
-# By whether reasoning or calls are told from its text; and by whether it is streamed before that.
+# By whether the output is parsed for reasoning or calls, and by (streamed, parsed).
 _DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
 _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
     **{(False, is_parsed): form for is_parsed, form in _DOCUMENTS.items()},
@@ -134,7 +134,7 @@ async def _extras_of(request: ChatCompletionRequest, model: ServedModel, token_i
 
 
 def _echoed(request: ChatCompletionRequest) -> str:
-    """The last message's text, where the answer goes on in its role."""
+    """Returns the last message's text if the output continues its role, else an empty text."""
     last = request.messages[-1]
     goes_on = request.continue_final_message or request.add_generation_prompt is False
     if last.role != "assistant" and not goes_on:
@@ -153,7 +153,7 @@ async def _encode(checked: _Checked) -> list[int]:
             checked.messages,
             add_generation_prompt=not going_on if add_prompt is None else add_prompt,
             continue_final_message=going_on,
-            # A model that sees no tools calls none.
+            # Without tools in the prompt, a model calls none.
             tools=[tool.for_template() for tool in use.tools] if use.active else None,
             documents=request.documents,
             variables=template_variables(request),

@@ -1,4 +1,4 @@
-"""The two forms of a chat's answer where all text is the answer: chunks as the text comes, or one document."""
+"""The two forms of a chat's response if all text is the answer: streamed chunks, or one document."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
 
 @dataclass(frozen=True, slots=True)
 class ChatExtras:
-    """What an answer holds where it is asked for."""
+    """The optional members of a response."""
 
-    prompt_token_ids: list[int] | None = None  # the choices' token ids too
+    prompt_token_ids: list[int] | None = None  # choices then have token ids too
     prompt_text: str | None = None
-    prompt_logprobs: bool = False  # only in documents
-    echo: str = ""  # goes before every choice's answer
-    function_call: bool = False  # a call is told in the older form
+    prompt_logprobs: bool = False  # documents only
+    echo: str = ""  # text before every choice's output
+    function_call: bool = False  # whether calls have the deprecated form
 
     @property
     def token_ids(self) -> bool:
-        """Whether choices tell their token ids."""
+        """Returns whether choices contain their token ids."""
         return self.prompt_token_ids is not None
 
     @property
     def of_prompt(self) -> bytes:
-        """The first chunk's own members."""
+        """Returns the additional members of the first chunk."""
         ids = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
         return ids if self.prompt_text is None else ids + b',"prompt_text":%b' % json_text(self.prompt_text)
 
     def finish_reason(self, end: Delta | None) -> str | None:
-        """As the client knows it."""
+        """Returns the finish reason for the client."""
         reason = None if end is None else end.finish_reason
         return "function_call" if reason == "tool_calls" and self.function_call else reason
 
@@ -49,7 +49,7 @@ json_of = msgspec.json.encode
 
 
 class ChatStream(StreamAnswer):
-    """Chunks: a role for every choice, deltas, each choice's end, the usage."""
+    """Streams chunks: a role for every choice, deltas, each choice's end, the usage."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ChatStream(StreamAnswer):
         return self._chunk(index, b'{"content":%b}' % json_text(delta.text), logprobs, b"null", more=more)
 
     def _token_ids(self, delta: Delta) -> bytes:
-        """The member of a choice that tells a delta's token ids; empty where nobody asks, or there are none."""
+        """Returns a choice's token_ids member, or nothing if it was not requested or the delta has no tokens."""
         if not self._extras.token_ids or not delta.token_ids:
             return b""
         return b',"token_ids":%b' % json_of(list(delta.token_ids))
@@ -117,19 +117,19 @@ class ChatStream(StreamAnswer):
         more: bytes = b"",
         of_all: bytes = b"",
     ) -> bytes:
-        """`more` are members of the choice, `of_all` of the chunk."""
+        """Returns a chunk. `more` are members of the choice, `of_all` of the chunk."""
         tail = self.tail
         if self.envelope.continuous_usage:
             tail = self.envelope.tail_with(usage_of(self._num_prompt_tokens, self._num_output_tokens, 0))
         if of_all:
-            tail = tail[:1] + of_all + tail[1:]  # behind the list of choices
+            tail = tail[:1] + of_all + tail[1:]  # after the list of choices
         stop = b',"stop_reason":' + stop if stop else b""
         form = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b%b}%b'
         return form % (self.head, index, delta, logprobs, finish, stop, more, tail)
 
 
 class ChatDocument(Answer):
-    """One chat.completion."""
+    """Collects one chat.completion document."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ChatDocument(Answer):
         self.collect(index, delta)
 
     def collect(self, index: int, delta: Delta) -> None:
-        """Takes a piece of one choice that is measured elsewhere."""
+        """Adds a delta without counting its tokens."""
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
             self._num_logprobs += count_of(delta.prompt_logprobs)
@@ -176,7 +176,7 @@ class ChatDocument(Answer):
         self._large.respond(lambda: self._body(usage), self._num_logprobs)
 
     def _body(self, usage: Usage) -> bytes:
-        """The document as JSON, its log-probabilities written piece by piece."""
+        """Returns the document as JSON. Log-probabilities are encoded piece by piece."""
         document = self._document(usage, [])
         if self._extras.prompt_logprobs:
             document.prompt_logprobs = raw(prompt_json(self._prompt_logprobs))
@@ -187,7 +187,7 @@ class ChatDocument(Answer):
         return msgspec.json.encode(document)
 
     def document(self, usage: Usage) -> ChatCompletion:
-        """The whole answer."""
+        """Returns the complete document."""
         document = self._document(usage, self._prompt_logprobs)
         if self._form is not None:
             for choice, entries in zip(document.choices, self._logprobs, strict=True):
@@ -195,7 +195,7 @@ class ChatDocument(Answer):
         return document
 
     def _document(self, usage: Usage, prompt: list[TokenLogprob]) -> ChatCompletion:
-        """Without the choices' log-probabilities."""
+        """Returns the document without the choices' log-probabilities."""
         envelope, extras = self._envelope, self._extras
         return ChatCompletion(
             id=envelope.id,

@@ -1,4 +1,4 @@
-"""The two forms of a chat's answer where reasoning and tool calls are told from the text."""
+"""The two forms of a chat's response if reasoning and tool calls are parsed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from baton.gateway.schemas.answers import CalledFunction, ChatAnswer, ToolCall
 
 
 class ParsedChatStream(ChatStream):
-    """A chunk for each piece of reasoning, text, or a call. A call's first chunk has its name, the others arguments."""
+    """Streams one chunk per piece of reasoning, text or call. A call's first chunk has its name, the others have
+    arguments.
+    """
 
     def piece(self, index: int, delta: Delta) -> bytes:
         self._num_output_tokens += len(delta.token_ids)
@@ -29,13 +31,13 @@ class ParsedChatStream(ChatStream):
                 pieces.append(self._chunk(index, data, logprobs, b"null", more=more))
                 logprobs, more = b"null", b""
         if more or logprobs != b"null":
-            # Tokens whose text is markup, or still incomplete.
+            # Tokens whose text is markup or still incomplete.
             pieces.append(self._chunk(index, b'{"content":""}', logprobs, b"null", more=more))
         return b"".join(pieces)
 
 
 class ParsedChatDocument(ChatDocument):
-    """One chat.completion, its message with reasoning and calls."""
+    """Collects one chat.completion document whose message has reasoning and calls."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class ParsedChatDocument(ChatDocument):
 
 
 class _Message:
-    """One choice's message so far."""
+    """The message of one choice so far."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -98,7 +100,7 @@ class _Message:
 
 
 def _delta_of(event: Event, as_function: bool) -> bytes:
-    """The chunk's delta; empty for what is no news to a client."""
+    """Returns the chunk's delta; empty for events that clients do not receive."""
     match event:
         case ContentText(text):
             return b'{"content":%b}' % json_text(text)

@@ -1,4 +1,4 @@
-"""The two forms of a text completion: chunks as the text comes, or one document."""
+"""The two forms of a text completion: streamed chunks, or one document."""
 
 from __future__ import annotations
 
@@ -22,58 +22,59 @@ from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """One prompt."""
+    """An encoded prompt."""
 
     token_ids: list[int]
-    echo: str  # the text that goes before the answer
-    first_token: str  # the text of the first token, where the prompt is echoed
+    echo: str  # text before the output
+    first_token: str  # text of the first token, if the prompt is echoed
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What an answer is to hold. Choice p * n + j is the j-th of prompt p."""
+    """The members of a response. Choice p * n + j is the j-th of prompt p."""
 
     prompts: Sequence[EncodedPrompt]
     n: int
-    logprobs: LogprobForm | None  # None: none are told
-    kept: int | None = None  # of the n, those of the highest mean log-probability are told; None: all
-    echo_logprobs: bool = False  # the log-probabilities begin with the prompt's
-    prompt_logprobs: bool = False  # the prompt's log-probabilities on their own
+    logprobs: LogprobForm | None  # None: no log-probabilities
+    # return only the choices with the highest mean log-probability, this many of the n; None: all
+    kept: int | None = None
+    echo_logprobs: bool = False  # whether the log-probabilities include the prompt's
+    prompt_logprobs: bool = False  # whether the prompt's log-probabilities are returned separately
     return_token_ids: bool = False
-    scoring: bool = False  # only the prompt counts: what is generated is left out
+    scoring: bool = False  # whether only the prompt is scored and the output is dropped
 
     @property
     def num_choices(self) -> int:
-        """Of all prompts."""
+        """Returns the number of choices of all prompts."""
         return len(self.prompts) * self.n
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Returns the number of tokens of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def prompt_of(self, index: int) -> EncodedPrompt:
-        """The prompt of a choice."""
+        """Returns the prompt of a choice."""
         return self.prompts[index // self.n]
 
     def columns_of(self, index: int) -> CompletionLogprobColumns:
-        """New columns for a choice."""
+        """Returns new columns for a choice."""
         return CompletionLogprobColumns(self.logprobs or LogprobForm(), len(self.prompt_of(index).echo))
 
     def answered(self, delta: Delta) -> Delta:
-        """What of a delta is part of the answer."""
+        """Returns the part of a delta that the response contains."""
         if not self.scoring:
             return delta
         reason = "length" if delta.finish_reason is not None else None
         return Delta(delta.index, "", (), None, reason, None, None, delta.prompt_logprobs)
 
     def counted(self, counts: TokenCounts) -> TokenCounts:
-        """What is told of the token counts."""
+        """Returns the token counts that the response contains."""
         return TokenCounts(counts.prompt_tokens, 0, counts.cached_tokens) if self.scoring else counts
 
 
 class CompletionStream(StreamAnswer):
-    """Chunks of text, choice by choice as they come; an echoed prompt goes before its choice's first."""
+    """Streams chunks of text for all choices; an echoed prompt precedes its choice's first chunk."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, form: CompletionForm) -> None:
         super().__init__(exchange, meter, envelope, form.num_choices)
@@ -83,7 +84,8 @@ class CompletionStream(StreamAnswer):
         self._unopened = {index for index in choices if form.prompt_of(index).echo or form.return_token_ids}
         self._logprobs = [form.columns_of(index) for index in choices]
         self._prompt_logprobs: list[list[TokenLogprob] | None] = [None] * len(form.prompts)
-        self._waiting: dict[int, list[tuple[int, Delta]]] = {}  # by prompt, whose log-probabilities are to come first
+        # by prompt, deltas that wait for the prompt's log-probabilities
+        self._waiting: dict[int, list[tuple[int, Delta]]] = {}
         self._before_text = [b'%b{"index":%d,"text":' % (self.head, index) for index in choices]
         self._after_text = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self.tail
 
@@ -116,7 +118,7 @@ class CompletionStream(StreamAnswer):
         return self._chunk(index, b'""', b"null", json_text(delta.finish_reason), json_text(delta.stop_reason))
 
     def _opening(self, index: int) -> bytes:
-        """The chunk of the echoed prompt."""
+        """Returns the chunk with the echoed prompt."""
         prompt = self._form.prompt_of(index)
         entries = self._prompt_logprobs[index // self._form.n]
         columns = None
@@ -145,7 +147,7 @@ class CompletionStream(StreamAnswer):
 
 
 class CompletionDocument(Answer):
-    """One text_completion."""
+    """Collects one text_completion document."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, form: CompletionForm) -> None:
         super().__init__(exchange, meter)
@@ -206,11 +208,11 @@ class CompletionDocument(Answer):
         return msgspec.json.encode(document)
 
     def _prompt_json(self, entries: Sequence[TokenLogprob]) -> bytes:
-        """Of one prompt, written once for all its choices."""
+        """Returns one prompt's log-probabilities, encoded once for all its choices."""
         return prompt_json(entries) if self._form.prompt_logprobs else b""
 
     def _told(self) -> Sequence[int]:
-        """The choices that the answer holds, in its order."""
+        """Returns the indices of the returned choices, in order."""
         form = self._form
         if form.kept is None:
             return range(form.num_choices)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the request's way in: prompts of four forms, n choices each."""
+"""POST /v1/completions: reads and validates requests with prompts of four forms and n choices each."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from baton.gateway.serving.context import FrontDesk, envelope_of
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-_MAX_TOKENS = 512 << 10  # of all prompts together: half a second's work
-_ID_CHARS = 6  # of a token id in JSON
+_MAX_TOKENS = 512 << 10  # sum over all prompts; half a second of work
+_ID_CHARS = 6  # characters per token id in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request that can be served as asked."""
+    """A validated request."""
 
     request: CompletionRequest
     asked: Asked | None
@@ -49,7 +49,7 @@ class _Checked:
 
 
 class Completions:
-    """The route's handler."""
+    """Handles POST /v1/completions."""
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
@@ -67,7 +67,7 @@ class Completions:
             with_ids = bool(request.return_token_ids)
             num_tokens = num_echoed = 0
             for source in sources:
-                await asyncio.sleep(0)  # short prompts are encoded here: the loop runs between them
+                await asyncio.sleep(0)  # short prompts are encoded here, so other tasks run in between
                 prompt = await _encode(model, request, source, info)
                 prompts.append(prompt)
                 num_tokens += len(prompt.token_ids)
@@ -83,7 +83,7 @@ class Completions:
             _echo_only(answer, prompts, n)
             return
         max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        # Where only the prompt is scored, the one token that follows it is left out of the answer.
+        # If only the prompt is scored, the single output token is dropped.
         stop = stop_of(request, max(1, max_tokens))
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-p{index}" for index in range(len(prompts))]
         generations = []
@@ -94,13 +94,13 @@ class Completions:
             )
             generations.append(replace(generation, n=n))
         if form.kept is not None and request.logprobs is None:
-            sampling.logprobs = 0  # by which the best are found; none is kept
+            sampling.logprobs = 0  # needed to rank the choices; not returned
         if form.logprobs is not None or form.prompt_logprobs:
             generations = limit_logprobs(generations, info.max_model_len)
         await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
 
     def _check(self, exchange: Exchange) -> _Checked:
-        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
         config = self._desk.config
         request = self._decoder.read(exchange)
         exchange.ignore(adopt(request))
@@ -123,7 +123,7 @@ class Completions:
 def _check_sum(num_tokens: int) -> None:
     if num_tokens > _MAX_TOKENS:
         raise InvalidRequest(
-            f"the prompts have at least {num_tokens} tokens together; at most {_MAX_TOKENS} are taken in one request.",
+            f"the prompts have at least {num_tokens} tokens together; at most {_MAX_TOKENS} are allowed",
             field="prompt",
         )
 
@@ -166,7 +166,7 @@ async def _encode(
 
 
 def _echo_only(answer: CompletionStream | CompletionDocument, prompts: list[EncodedPrompt], n: int) -> None:
-    """max_tokens 0: the prompts come back, and no worker is asked."""
+    """Answers max_tokens=0 with the echoed prompts, without a worker."""
     for index in range(n * len(prompts)):
         answer.deliver(index, Delta(index, "", (), None, "length", None))
     answer.finish(usage_of(sum(len(prompt.token_ids) for prompt in prompts), 0, 0))

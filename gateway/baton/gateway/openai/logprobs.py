@@ -9,24 +9,24 @@ from baton.gateway.core import TokenLogprob, TopLogprob
 from baton.gateway.schemas import answers
 from baton.gateway.schemas import requests as types
 
-# Minus infinity is no JSON.
+# JSON has no negative infinity.
 FLOOR = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobForm:
-    """How log-probabilities are told."""
+    """How log-probabilities are written."""
 
-    num_top: int = 0  # alternatives of each token
-    as_ids: bool = False  # tokens are called "token_id:N"
+    num_top: int = 0  # alternatives per token
+    as_ids: bool = False  # whether tokens are written as "token_id:N"
 
     def name_of(self, entry: TokenLogprob | TopLogprob) -> str:
-        """What a token is called."""
+        """Returns the name of a token."""
         return f"token_id:{entry.token_id}" if self.as_ids else entry.token
 
 
 def form_of(request: types.GenerationFields, num_top: int | None) -> LogprobForm | None:
-    """The form that a request asks for; None: it wants no log-probabilities. Named alternatives are all told."""
+    """Returns the requested form, or None without log-probabilities. Named alternatives are all returned."""
     if num_top is None:
         return None
     named = request.logprob_token_ids
@@ -34,7 +34,7 @@ def form_of(request: types.GenerationFields, num_top: int | None) -> LogprobForm
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], form: LogprobForm) -> answers.ChatLogprobs:
-    """One object a token."""
+    """Returns one object per token."""
     return answers.ChatLogprobs(content=[_chat_entry(entry, form) for entry in entries])
 
 
@@ -52,7 +52,7 @@ def _chat_entry(entry: TokenLogprob, form: LogprobForm) -> answers.TokenLogprob:
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob]) -> answers.PromptLogprobs:
-    """Every token of a prompt, the first one without: the most likely ones, and the prompt's own."""
+    """Returns one entry per prompt token: None for the first, then the most likely tokens and the prompt's own."""
     return [None, *map(_prompt_entry, entries)]
 
 
@@ -66,14 +66,14 @@ def _prompt_entry(entry: TokenLogprob) -> dict[str, answers.PromptLogprob]:
 
 
 class CompletionLogprobColumns:
-    """One choice's columns, or pieces of them; text offsets go on from piece to piece."""
+    """Builds one choice's columns piece by piece; text offsets continue from piece to piece."""
 
     def __init__(self, form: LogprobForm, first_offset: int) -> None:
         self._form = form
         self._offset = first_offset
 
     def columns(self, entries: Sequence[TokenLogprob]) -> answers.CompletionLogprobs:
-        """The columns of the next tokens."""
+        """Returns the columns of the next tokens."""
         offsets = []
         for entry in entries:
             offsets.append(self._offset)
@@ -86,7 +86,7 @@ class CompletionLogprobColumns:
         )
 
     def prompt(self, first_token: str, first_id: int, entries: Sequence[TokenLogprob]) -> answers.CompletionLogprobs:
-        """The columns of a prompt that is part of the text; its first token has no log-probability."""
+        """Returns the columns of an echoed prompt, whose first token has no log-probability."""
         self._offset = len(first_token)
         columns = self.columns(entries)
         columns.text_offset.insert(0, 0)

@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: token ids in, token ids out. No text, no template, no stop strings."""
+"""POST /inference/v1/generate: token ids in and out, without text, templates or stop strings."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _NESTED = "sampling_params"
 
 
 class TokenSampling(GenerationFields, kw_only=True):
-    """How tokens are drawn, and when to stop."""
+    """Sampling parameters and stop conditions."""
 
-    max_tokens: Count | None = None  # null: as many as the context holds
+    max_tokens: Count | None = None  # null: up to the context's length
     logprobs: CountOrZero | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
 
@@ -67,7 +67,7 @@ class TokenGenerateRequest(Struct, kw_only=True):
 
     token_ids: Annotated[list[TokenId], Meta(min_length=1)]
     sampling_params: TokenSampling | None = None
-    model: str | None = None  # null: the only model served
+    model: str | None = None  # null: the only served model
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Name | None = None
@@ -78,7 +78,7 @@ class TokenGenerateRequest(Struct, kw_only=True):
 
 
 class TokenChoice(Struct, kw_only=True):
-    """One continuation, or a piece of it in a stream."""
+    """One choice, or a piece of it in a stream."""
 
     index: int
     token_ids: list[int]
@@ -88,7 +88,7 @@ class TokenChoice(Struct, kw_only=True):
 
 
 class TokenGeneration(Struct, kw_only=True):
-    """The answer; in a stream, one event of it."""
+    """The response, or one event of a stream."""
 
     request_id: str
     choices: list[TokenChoice]
@@ -96,7 +96,7 @@ class TokenGeneration(Struct, kw_only=True):
     usage: Usage | None = None
 
 
-# The generation side's names for what this API calls otherwise. Some fields are the request's own.
+# Maps the generator's field names to those of this API. Some fields are at the request's top level.
 _OWN = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id")
 _FIELDS = {name: f"{_NESTED}.{name}" for name in TokenSampling.__struct_fields__ if name not in _OWN}
 _FIELDS["prompt"] = "token_ids"
@@ -104,7 +104,7 @@ _FIELDS["prompt"] = "token_ids"
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request that can be served as asked."""
+    """A validated request."""
 
     request: TokenGenerateRequest
     fields: TokenSampling
@@ -113,7 +113,7 @@ class _Checked:
 
 
 class TokenGenerate:
-    """The route's handler."""
+    """Handles POST /inference/v1/generate."""
 
     def __init__(self, desk: FrontDesk) -> None:
         self._desk = desk
@@ -141,7 +141,7 @@ class TokenGenerate:
         await answer.run(desk.admitted(exchange, desk.generator_for(fields), generations), generations)
 
     def _check(self, exchange: Exchange) -> _Checked:
-        """Reads the request; runs on another thread where it is large. Raises ServiceError."""
+        """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
         desk, request = self._desk, self._decoder.read(exchange)
         refuse_unserved(request, ("features", "kv_transfer_params"))
         fields = _fields_of(request)
@@ -157,7 +157,7 @@ class TokenGenerate:
 
 
 class TokenStream(StreamAnswer):
-    """One event for each piece."""
+    """Streams one event per delta."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling, num_prompt_tokens: int) -> None:
         options = fields.stream_options or StreamOptions()
@@ -194,7 +194,7 @@ class TokenStream(StreamAnswer):
 
 
 class TokenDocument(Answer):
-    """All at once."""
+    """Collects one document."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling) -> None:
         super().__init__(exchange, meter)
@@ -249,13 +249,13 @@ def _renamed(error: Exception) -> Exception:
 
 
 def token_routes(desk: FrontDesk) -> list[Route]:
-    """The token API's part of the route table."""
+    """Returns the routes of the token API."""
     return [
         Route(
             "POST",
             "/inference/v1/generate",
             TokenGenerate(desk),
-            "Continues token ids.",
+            "Generates tokens after token ids.",
             TokenGenerateRequest,
             TokenGeneration,
             TokenGeneration,
@@ -265,7 +265,7 @@ def token_routes(desk: FrontDesk) -> list[Route]:
 
 
 def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
-    """The sampling parameters, with the request's own fields in them."""
+    """Returns the sampling parameters, completed with the request's top-level fields."""
     fields = request.sampling_params or TokenSampling()
     given = {
         name: getattr(request, name) for name in ("stream", "stream_options", "cache_salt", "priority", "request_id")
@@ -275,10 +275,10 @@ def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
 
 def _check(fields: TokenSampling, desk: FrontDesk) -> None:
     if fields.stop:
-        raise InvalidRequest("stop needs text, and there is none here; give stop_token_ids.", field=f"{_NESTED}.stop")
+        raise InvalidRequest("stop is not supported by this API; give stop_token_ids", field=f"{_NESTED}.stop")
     if fields.logprobs is not None and fields.logprobs > desk.config.max_logprobs:
         most = desk.config.max_logprobs
-        message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed."
+        message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed"
         raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
     check_fields(fields, desk.config.max_choices)
     check_logprob_token_ids(fields, fields.logprobs, "logprobs")

@@ -1,4 +1,4 @@
-"""POST, GET and DELETE of /v1/conversations and of their items."""
+"""POST, GET and DELETE of /v1/conversations and their items."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Conversations:
         self._additions = BodyDecoder(AddItemsRequest, strict, bodies.reader)
 
     async def create(self, exchange: Exchange) -> None:
-        """POST /v1/conversations."""
+        """Handles POST /v1/conversations."""
 
         def read() -> tuple[dict[str, str], list[Item]]:
             request = self._creations.read(exchange)
@@ -55,29 +55,29 @@ class Conversations:
         _respond(exchange, await self._shelf.create(_tenant(exchange), metadata, items))
 
     async def get(self, exchange: Exchange) -> None:
-        """GET /v1/conversations/{conversation_id}."""
+        """Handles GET /v1/conversations/{conversation_id}."""
         _respond(exchange, await self._shelf.get(_tenant(exchange), _ids(exchange)[0]))
 
     async def update(self, exchange: Exchange) -> None:
-        """POST /v1/conversations/{conversation_id}."""
+        """Handles POST /v1/conversations/{conversation_id}."""
         request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
         _respond(exchange, await self._shelf.update(_tenant(exchange), _ids(exchange)[0], metadata))
 
     async def delete(self, exchange: Exchange) -> None:
-        """DELETE /v1/conversations/{conversation_id}."""
+        """Handles DELETE /v1/conversations/{conversation_id}."""
         conversation_id = _ids(exchange)[0]
         await self._shelf.delete(_tenant(exchange), conversation_id)
         _respond(exchange, DeletedConversation(conversation_id))
 
     async def list_items(self, exchange: Exchange) -> None:
-        """GET /v1/conversations/{conversation_id}/items."""
+        """Handles GET /v1/conversations/{conversation_id}/items."""
         items = await self._shelf.items(_tenant(exchange), _ids(exchange)[0])
         _respond(exchange, page_asked(items, parse_qs(exchange.query)))
 
     async def add_items(self, exchange: Exchange) -> None:
-        """POST /v1/conversations/{conversation_id}/items."""
+        """Handles POST /v1/conversations/{conversation_id}/items."""
 
         def read() -> list[Item]:
             request = self._additions.read(exchange)
@@ -88,16 +88,16 @@ class Conversations:
         _respond(exchange, listed(await self._shelf.add(_tenant(exchange), _ids(exchange)[0], items)))
 
     async def get_item(self, exchange: Exchange) -> None:
-        """GET /v1/conversations/{conversation_id}/items/{item_id}."""
+        """Handles GET /v1/conversations/{conversation_id}/items/{item_id}."""
         exchange.respond(200, msgspec.json.encode(await self._shelf.item(_tenant(exchange), *_ids(exchange))))
 
     async def delete_item(self, exchange: Exchange) -> None:
-        """DELETE /v1/conversations/{conversation_id}/items/{item_id}."""
+        """Handles DELETE /v1/conversations/{conversation_id}/items/{item_id}."""
         _respond(exchange, await self._shelf.remove(_tenant(exchange), *_ids(exchange)))
 
 
 def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> list[Route]:
-    """Their part of the route table."""
+    """Returns the routes of conversations."""
     handlers = Conversations(shelf, bodies, strict)
     one = f"{PATH}/{{conversation_id}}"
     item = f"{one}/items/{{item_id}}"
@@ -107,12 +107,12 @@ def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bo
             "POST",
             PATH,
             handlers.create,
-            "Begins a conversation.",
+            "Creates a conversation.",
             CreateConversationRequest,
             Conversation,
             errors=(400, 408, 413, 503),
         ),
-        Route("GET", one, handlers.get, "A conversation.", response=Conversation, errors=errors, ids=_IDS),
+        Route("GET", one, handlers.get, "Returns a conversation.", response=Conversation, errors=errors, ids=_IDS),
         Route(
             "POST",
             one,
@@ -136,7 +136,7 @@ def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bo
             "GET",
             f"{one}/items",
             handlers.list_items,
-            "A conversation's items.",
+            "Lists a conversation's items.",
             response=ItemList,
             errors=errors,
             parameters=PAGE,
@@ -157,7 +157,7 @@ def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bo
             "GET",
             item,
             handlers.get_item,
-            "An item.",
+            "Returns an item.",
             response=ConversationItem,
             errors=errors,
             parameters=(INCLUDE,),
@@ -168,7 +168,7 @@ def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bo
 
 
 def _ids(exchange: Exchange) -> list[str]:
-    """Returns the ids in the path: of the conversation, and of the item where there is one."""
+    """Returns the ids in the path: the conversation's, and the item's if there is one."""
     return [unquote(part) for part in exchange.path.removeprefix(f"{PATH}/").split("/")[::2]]
 
 

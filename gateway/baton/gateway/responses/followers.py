@@ -1,4 +1,4 @@
-"""Clients of a response: one that waits for the whole, and one that reads its events."""
+"""Clients of a running response: one that waits for the complete response, and one that streams its events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.gateway.rest.sse import CONTENT_TYPE
 
 
 class DocumentFollower:
-    """Answers once, with the response or its error."""
+    """Responds once, with the response or its error."""
 
     def __init__(self, exchange: Exchange, running: RunningResponse) -> None:
         self._exchange = exchange
@@ -23,7 +23,7 @@ class DocumentFollower:
         return True
 
     def progressed(self) -> None:
-        """The whole comes at the end."""
+        """Does nothing: the response is sent at the end."""
 
     def ended(self, error: HttpError | None) -> None:
         if error is not None:
@@ -35,8 +35,8 @@ class DocumentFollower:
 class StreamFollower:
     """Sends events from `first` on, at its client's speed.
 
-    The head waits for the first piece, so that an early error has its status. The client that asked for a response
-    ends it by leaving, unless it is made in the background; others only leave.
+    Sends the headers with the first event, so that an early error keeps its status. If the client that created the
+    response disconnects, the response ends, unless it runs in the background.
     """
 
     def __init__(self, exchange: Exchange, running: RunningResponse, first: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The items of a conversation: checked as they come in, and as chat templates expect them. Pure functions."""
+"""The items of a conversation: validates them and converts them for chat templates. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Item = dict[str, Any]
 
 
 class MessageItem(Struct, kw_only=True):
-    """Something that was said."""
+    """A message."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
 
 
 class FunctionCallItem(Struct, kw_only=True):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     call_id: str
     name: str
@@ -34,7 +34,7 @@ class FunctionCallItem(Struct, kw_only=True):
 
 
 class FunctionOutputItem(Struct, kw_only=True):
-    """What a call returned."""
+    """The result of a tool call."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -49,7 +49,7 @@ class CustomCallItem(Struct, kw_only=True):
 
 
 class ReasoningItem(Struct, kw_only=True):
-    """What the model thought."""
+    """The model's reasoning."""
 
     summary: list[dict[str, Any]] | None = None
     content: list[dict[str, Any]] | None = None
@@ -71,7 +71,7 @@ _PREFIXES: Mapping[str, str] = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
-# Items of tools that are not served: clients that used another server send them on.
+# Items of unsupported tools, which clients of other servers may send.
 _TOOLS = ("web_search", "file_search", "code_interpreter", "computer", "image_generation", "local_shell", "shell")
 _SKIPPED = frozenset(
     f"{tool}_{what}"
@@ -83,25 +83,25 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
 def new_item_id(kind: str) -> str:
-    """A name for an item of this type."""
+    """Returns a new id for an item of this type."""
     return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]:
-    """Returns the request's items, checked, each with an id. Raises InvalidRequest that names the item."""
+    """Validates the request's items and gives each an id. Raises InvalidRequest that names the item."""
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"type": "message", "id": new_item_id("message"), "role": "user", "content": content}]
     if not given:
-        raise InvalidRequest(f"{field} is empty; it must have at least one item.", field=field)
+        raise InvalidRequest(f"{field} is empty; give at least one item", field=field)
     items = [_checked(item, f"{field}.{index}") for index, item in enumerate(given) if not _is_skipped(item)]
     if not items:
-        raise InvalidRequest(f"{field} has no item that can be served.", field=field)
+        raise InvalidRequest(f"{field} has no supported item", field=field)
     return items
 
 
 def ignored_items(given: str | Sequence[Item], field: str = "input") -> list[str]:
-    """Returns the names of the request's items that `input_items` skips."""
+    """Returns the names of the items that `input_items` skips."""
     if isinstance(given, str):
         return []
     return [f"{field}[{index}] ({item['type']})" for index, item in enumerate(given) if _is_skipped(item)]
@@ -113,7 +113,7 @@ def _is_skipped(item: Item) -> bool:
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The chat that these items are. What the assistant did in a row is one message."""
+    """Returns the items as chat messages. Consecutive items of the assistant become one message."""
     check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
     chat: list[dict[str, Any]] = []
     if instructions:
@@ -134,7 +134,7 @@ def _checked(item: Item, where: str) -> Item:
     struct = _KINDS.get(kind) if isinstance(kind, str) else None
     if struct is None:
         allowed = ", ".join(_KINDS)
-        raise InvalidRequest(f"{where}.type is {kind!r}; it must be one of {allowed}.", field=f"{where}.type")
+        raise InvalidRequest(f"{where}.type is {kind!r}; give one of {allowed}", field=f"{where}.type")
     try:
         checked = msgspec.convert(item, struct)
     except msgspec.ValidationError as error:
@@ -153,16 +153,16 @@ def _check_parts(parts: Sequence[Item], where: str, kind: str) -> None:
         name = part.get("type")
         if name not in allowed:
             raise InvalidRequest(
-                f"{where}.{index}.type is {name!r}; only {', '.join(allowed)} can be served.",
+                f"{where}.{index}.type is {name!r}; give one of {', '.join(allowed)}",
                 field=f"{where}.{index}.type",
             )
         key = "refusal" if name == "refusal" else "text"
         if not isinstance(part.get(key), str):
-            raise InvalidRequest(f"{where}.{index}.{key} must be a string.", field=f"{where}.{index}.{key}")
+            raise InvalidRequest(f"{where}.{index}.{key} must be a string", field=f"{where}.{index}.{key}")
 
 
 def _open_assistant(chat: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The assistant's message that goes on; reasoning opens a new one after anything but reasoning."""
+    """Returns the assistant's message to extend; reasoning after other content starts a new one."""
     last = chat[-1] if chat else {}
     goes_on = last.get("role") == "assistant"
     if goes_on and kind == "reasoning" and (last["content"] or "tool_calls" in last):

@@ -1,4 +1,4 @@
-"""An answer's parts as output items, and the events that tell of them. Knows no wire and no sequence numbers."""
+"""Builds output items from deltas, and their events. Knows nothing of HTTP, gRPC or sequence numbers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ StreamEvent = dict[str, Any]  # without its sequence number
 
 @dataclass(slots=True)
 class _Open:
-    """The item that grows."""
+    """The item that is being built."""
 
     kind: str  # message, reasoning, function_call, custom_tool_call
-    item: dict[str, Any]  # as it is announced
+    item: dict[str, Any]  # as in its added event
     index: int
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -37,7 +37,10 @@ class _Open:
 
 
 class OutputItems:
-    """The items so far. `num_top`: alternatives of each token; None: no log-probabilities. `names`: of tools."""
+    """The output's items so far. `num_top` is the number of alternatives per token, or None without log-probabilities.
+
+    `names` maps the names that the model uses to the client's tools.
+    """
 
     def __init__(
         self,
@@ -50,10 +53,10 @@ class OutputItems:
         self._num_top = num_top
         self._names = names or {}
         self._open: _Open | None = None
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not been emitted
 
     def take(self, delta: Delta) -> list[StreamEvent]:
-        """What a delta adds."""
+        """Adds a delta and returns its events."""
         if self._num_top is not None and delta.logprobs:
             entries = chat_logprobs(delta.logprobs, LogprobForm(self._num_top)).content
             self._logprobs += [msgspec.to_builtins(entry) for entry in entries]
@@ -63,7 +66,7 @@ class OutputItems:
         return out
 
     def finish(self, status: str) -> list[StreamEvent]:
-        """No more comes; the open item's status is `status`."""
+        """Closes the open item with `status` and returns the events."""
         out: list[StreamEvent] = []
         self._close(out, status)
         return out
@@ -87,7 +90,7 @@ class OutputItems:
             self._start_call(event, out)
         elif isinstance(event, CallArguments) and self._open is not None:
             self._open.pieces.append(event.fragment)
-            if self._open.kind == "function_call":  # the input of others is known at the end
+            if self._open.kind == "function_call":  # the input of custom tools is complete only at the end
                 name = "response.function_call_arguments.delta"
                 out.append({"type": name, **self._open.place, "delta": event.fragment})
         elif isinstance(event, CallEnd):

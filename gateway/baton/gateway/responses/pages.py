@@ -1,4 +1,4 @@
-"""Pages of items, as lists of the Responses and Conversations APIs give them. Pure functions."""
+"""Pages of items in the lists of the Responses and Conversations APIs. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DEFAULT_PAGE = 20
 def page_of(items: Sequence[Item], limit: int, order: str, after: str) -> ItemList:
     """Returns a page of items, which are given oldest first. Raises InvalidRequest."""
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {order!r}; it must be asc or desc.", field="order")
+        raise InvalidRequest(f"order is {order!r}; give asc or desc", field="order")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise InvalidRequest(f"after is {after!r}, which is none of these items.", field="after")
+            raise InvalidRequest(f"after is {after!r}, which is not one of the items", field="after")
         ordered = ordered[ids.index(after) + 1 :]
     return listed(ordered[:limit], has_more=len(ordered) > limit)
 

@@ -1,4 +1,4 @@
-"""From the Responses API's fields to Baton's. Pure functions."""
+"""Converts the fields of the Responses API to Baton's. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.gateway.schemas.requests import GenerationFields, JsonSchemaFormat, R
 from baton.gateway.serving.chat import Turn
 from baton.rpc.errors import InvalidRequest
 
-# The generation side's names for what this API calls otherwise.
+# Maps the generator's field names to those of this API.
 FIELDS: Mapping[str, str] = {
     "prompt": "input",
     "messages": "input",
@@ -31,7 +31,7 @@ FIELDS: Mapping[str, str] = {
 WITH_LOGPROBS = "message.output_text.logprobs"
 
 _INCLUDABLE = (WITH_LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url")
-# Of items that never come: their tools are not served.
+# Fields of items that never occur, because their tools are not supported.
 _WITHOUT_ITEMS = (
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -39,13 +39,13 @@ _WITHOUT_ITEMS = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )
-# Their values come back with the response.
+# Fields whose values are returned with the response.
 _KEPT = ("user", "safety_identifier", "prompt_cache_key")
 _SHARED = tuple(name for name in GenerationFields.__struct_fields__ if name in ResponsesRequest.__struct_fields__)
 
 
 def ignored_of(request: ResponsesRequest) -> list[str]:
-    """Adopts other servers' fields, in place, and returns the names of all that is ignored. Raises InvalidRequest."""
+    """Converts other servers' fields in place. Returns the names of all ignored fields. Raises InvalidRequest."""
     ignored = adopt(request, "max_output_tokens", _KEPT)
     ignored += [
         f"include[{index}] ({name})" for index, name in enumerate(request.include or ()) if name in _WITHOUT_ITEMS
@@ -58,27 +58,27 @@ def ignored_of(request: ResponsesRequest) -> list[str]:
 
 
 def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
-    """Raises InvalidRequest for a request that cannot be served as asked."""
+    """Raises InvalidRequest for unsupported or contradictory fields."""
     for name in ("prompt", "previous_input_messages", "enable_response_messages"):
         if getattr(request, name):
-            raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
+            raise InvalidRequest(f"{name} is not supported by this release; leave it out", field=name)
     if request.previous_response_id and conversation_of(request):
         raise InvalidRequest(
-            "conversation and previous_response_id exclude each other: set one.", field="previous_response_id"
+            "conversation and previous_response_id exclude each other; set one", field="previous_response_id"
         )
     if request.background and request.store is False:
-        raise InvalidRequest("background needs store to be true.", field="background")
+        raise InvalidRequest("background needs store to be true", field="background")
     if request.stream_options and not request.stream:
-        raise InvalidRequest("stream_options is only allowed when stream is true.", field="stream_options")
+        raise InvalidRequest("stream_options is allowed only if stream is true", field="stream_options")
     for index, name in enumerate(request.include or ()):
         if name not in (*_INCLUDABLE, *_WITHOUT_ITEMS):
             field = f"include.{index}"
-            raise InvalidRequest(f"{field} is {name!r}; it must be one of {', '.join(_INCLUDABLE)}.", field=field)
+            raise InvalidRequest(f"{field} is {name!r}; give one of {', '.join(_INCLUDABLE)}", field=field)
     if request.top_logprobs is not None and request.top_logprobs > max_logprobs:
         raise InvalidRequest(
-            f"top_logprobs is {request.top_logprobs}; at most {max_logprobs} is allowed.", field="top_logprobs"
+            f"top_logprobs is {request.top_logprobs}; at most {max_logprobs} is allowed", field="top_logprobs"
         )
-    # They are in the response, which is written again.
+    # These values are returned with the response.
     for name in ("tools", "tool_choice", "text"):
         check_json(msgspec.to_builtins(getattr(request, name)), name)
     check_metadata(request.metadata)
@@ -86,12 +86,12 @@ def check_request(request: ResponsesRequest, max_logprobs: int) -> None:
 
 
 def conversation_of(request: ResponsesRequest) -> str:
-    """Returns the id of the conversation that the response is of; empty: of none. Raises InvalidRequest."""
+    """Returns the id of the response's conversation, or an empty text. Raises InvalidRequest."""
     given = request.conversation
     if isinstance(given, dict):
         given = given.get("id")
         if not isinstance(given, str) or not given:
-            raise InvalidRequest("conversation.id is required.", field="conversation.id")
+            raise InvalidRequest("conversation.id is required", field="conversation.id")
     return given or ""
 
 
@@ -117,12 +117,12 @@ def turn_of(request: ResponsesRequest, items: Sequence[Item], served: ServedTool
     )
 
 
-# Of the same name as in GenerationFields, and of another form or meaning: these streams are read again by their ids.
+# Fields with another form or meaning than in GenerationFields: these streams are read again by response id.
 _OTHERWISE = ("stream", "stream_options")
 
 
 def new_response(request: ResponsesRequest, response_id: str, model: str, defaults: SamplingDefaults) -> Response:
-    """The response before anything came of it."""
+    """Returns a new response without output."""
     text = msgspec.to_builtins(request.text) if request.text is not None else {}
     return Response(
         id=response_id,
@@ -163,6 +163,6 @@ def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
         )
         return ResponseFormat(type="json_schema", json_schema=schema)
     if wanted.type not in ("text", "json_object"):
-        message = f"text.format.type is {wanted.type!r}; it must be text, json_object or json_schema."
+        message = f"text.format.type is {wanted.type!r}; give text, json_object or json_schema"
         raise InvalidRequest(message, field="text.format.type")
     return ResponseFormat(type=wanted.type)  # type: ignore[arg-type]

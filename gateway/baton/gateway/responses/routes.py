@@ -1,4 +1,4 @@
-"""POST, GET, DELETE and cancel of /v1/responses: the requests' way in."""
+"""POST, GET, DELETE and cancel of /v1/responses: reads and validates requests."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from baton.rpc.errors import InvalidRequest
 
 PATH = "/v1/responses"
 
-_STREAM = Parameter("stream", "The events of a response of the background, from its beginning.", {"type": "boolean"})
+_STREAM = Parameter("stream", "Streams the events of a background response from its beginning.", {"type": "boolean"})
 _STARTING_AFTER = Parameter(
     "starting_after",
-    "The sequence number before the first event.",
+    "The sequence number before the first event to send.",
     {"type": "integer", "minimum": -1, "maximum": 2**31},
 )
 _LIMIT = Parameter(
-    "limit", "Items of one page.", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}
+    "limit", "Items per page.", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}
 )
-_ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "desc"})
-_AFTER = Parameter("after", "The id of the item before the page. Empty: none.", {"type": "string"})
+_ORDER = Parameter("order", "Order by time.", {"enum": ["asc", "desc"], "default": "desc"})
+_AFTER = Parameter("after", "The id of the item before the page. Empty: the first page.", {"type": "string"})
 _INCLUDE_OBFUSCATION = Parameter("include_obfuscation", "Accepted and ignored.", {"type": "boolean"}, ignored=True)
 PAGE = (_LIMIT, _ORDER, _AFTER, INCLUDE)
 _IDS = "resp_[^/]+"
 
 
 class Responses:
-    """The handlers."""
+    """Handles the routes of responses."""
 
     def __init__(self, service: ResponseService, strict: bool) -> None:
         self._service = service
         self._decoder = BodyDecoder(ResponsesRequest, strict, service.bodies.reader)
 
     async def create(self, exchange: Exchange) -> None:
-        """POST /v1/responses."""
+        """Handles POST /v1/responses."""
         with self._service.refusals_counted():
             request = await self._service.bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
         begun = await self._service.begin(exchange, request)
@@ -75,7 +75,7 @@ class Responses:
         return request
 
     async def get(self, exchange: Exchange) -> None:
-        """GET /v1/responses/{response_id}."""
+        """Handles GET /v1/responses/{response_id}."""
         query = parse_qs(exchange.query)
         stored = await self._service.find(exchange.identity, _id_of(exchange))
         if query.get("stream", ["false"])[-1].lower() not in ("true", "1"):
@@ -90,31 +90,31 @@ class Responses:
             exchange.end("".join(source[first:]).encode())
 
     async def delete(self, exchange: Exchange) -> None:
-        """DELETE /v1/responses/{response_id}."""
+        """Handles DELETE /v1/responses/{response_id}."""
         response_id = _id_of(exchange)
         await self._service.delete(exchange.identity, response_id)
         exchange.respond(200, msgspec.json.encode(DeletedResponse(response_id)))
 
     async def cancel(self, exchange: Exchange) -> None:
-        """POST /v1/responses/{response_id}/cancel."""
+        """Handles POST /v1/responses/{response_id}/cancel."""
         stored = await self._service.cancel(exchange.identity, _id_of(exchange))
         exchange.respond(200, msgspec.json.encode(stored.response))
 
     async def list_input(self, exchange: Exchange) -> None:
-        """GET /v1/responses/{response_id}/input_items."""
+        """Handles GET /v1/responses/{response_id}/input_items."""
         query = parse_qs(exchange.query)
         stored = await self._service.find(exchange.identity, _id_of(exchange))
         exchange.respond(200, msgspec.json.encode(page_asked([*stored.context, *stored.input], query)))
 
 
 def page_asked(items: Sequence[Item], query: dict[str, list[str]]) -> ItemList:
-    """Returns the page of items that the query asks for. Raises InvalidRequest."""
+    """Returns the page of items that the query requests. Raises InvalidRequest."""
     limit = _number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE)
     return page_of(items, limit, query.get("order", ["desc"])[-1], query.get("after", [""])[-1])
 
 
 def responses_routes(service: ResponseService, strict: bool = False) -> list[Route]:
-    """The Responses API's part of the route table."""
+    """Returns the routes of the Responses API."""
     handlers = Responses(service, strict)
     one = f"{PATH}/{{response_id}}"
     errors = (400, 404, 503)
@@ -123,7 +123,7 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             "POST",
             PATH,
             handlers.create,
-            "Answers a conversation, and keeps the response.",
+            "Answers a conversation and stores the response.",
             ResponsesRequest,
             Response,
             ResponseStreamEvent,
@@ -133,20 +133,28 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             "GET",
             one,
             handlers.get,
-            "A response.",
+            "Returns a response.",
             response=Response,
             chunk=ResponseStreamEvent,
             errors=errors,
             parameters=(_STREAM, _STARTING_AFTER, INCLUDE, _INCLUDE_OBFUSCATION),
             ids=_IDS,
         ),
-        Route("DELETE", one, handlers.delete, "Forgets a response.", response=DeletedResponse, errors=errors, ids=_IDS),
-        Route("POST", f"{one}/cancel", handlers.cancel, "Ends a response.", response=Response, errors=errors, ids=_IDS),
+        Route("DELETE", one, handlers.delete, "Deletes a response.", response=DeletedResponse, errors=errors, ids=_IDS),
+        Route(
+            "POST",
+            f"{one}/cancel",
+            handlers.cancel,
+            "Cancels a background response.",
+            response=Response,
+            errors=errors,
+            ids=_IDS,
+        ),
         Route(
             "GET",
             f"{one}/input_items",
             handlers.list_input,
-            "A response's input.",
+            "Lists a response's input items.",
             response=ItemList,
             errors=errors,
             parameters=PAGE,
@@ -166,5 +174,5 @@ def _number(query: dict[str, list[str]], name: str, default: int, low: int, high
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {text!r}; it must be a number from {low} to {high}.", field=name)
+        raise InvalidRequest(f"{name} is {text!r}; it must be a number from {low} to {high}", field=name)
     return value

@@ -1,4 +1,4 @@
-"""A response that is being made: a generation's sink on one side, whoever follows it on the other."""
+"""A running response: the sink of a generation, and the source of events for the clients that follow it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _log = logging.getLogger(__name__)
 
 
 class Follower(Protocol):
-    """Who is told of a response: a client that waits for it or reads its stream."""
+    """A client that waits for a response or streams its events."""
 
     @property
     def writable(self) -> bool:
-        """Whether it keeps up."""
+        """Returns whether the client keeps up with the events."""
 
     def progressed(self) -> None:
-        """There are new events."""
+        """Called when there are new events."""
 
     def ended(self, error: HttpError | None) -> None:
-        """The response is complete, failed or cancelled."""
+        """Called once when the response is complete, failed or cancelled."""
 
 
 class RunningResponse:
-    """Implements Sink. `settle` is awaited once it has ended and before anybody is told: it keeps the response."""
+    """Implements Sink. `settle` is awaited after the end and before followers are notified: it stores the response."""
 
     def __init__(
         self,
@@ -55,30 +55,30 @@ class RunningResponse:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.response = response
-        self.events: list[bytes] = []  # those that were not forgotten
+        self.events: list[bytes] = []  # events that were not dropped yet
         self.num_forgotten = 0
-        self.begun = False  # something came of the generation, or it failed
-        self.over = False  # nothing more is told
+        self.begun = False  # whether the generation has produced output or failed
+        self.over = False  # whether followers were notified of the end
         self.error: HttpError | None = None
-        self.failure: Exception | None = None  # what `error` was made of
+        self.failure: Exception | None = None  # the cause of `error`
         self.generation: Generation | None = None
-        self.tenant = ""  # whose it is
+        self.tenant = ""  # the owner
         self._output = output
         self._meter = meter
         self._settle = settle
         self._spawn = spawn
         self._followers: list[Follower] = []
-        self.ended = False  # nothing more comes
+        self.ended = False  # whether the generation has ended
         self._cut_short = False
         self._emit({"type": "response.created"})
         self._emit({"type": "response.queued" if response.background else "response.in_progress"})
 
     @property
     def num_events(self) -> int:
-        """All that there were."""
+        """Returns the number of all events so far."""
         return self.num_forgotten + len(self.events)
 
-    # The generation's side.
+    # Sink
 
     @property
     def writable(self) -> bool:
@@ -106,7 +106,7 @@ class RunningResponse:
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Ends it with an error."""
+        """Ends the response with an error."""
         if self.ended:
             return
         if isinstance(error, ServiceError):
@@ -120,10 +120,10 @@ class RunningResponse:
         self._abort()
         self._end("failed")
 
-    # The clients' side.
+    # Requests of clients
 
     def cancel(self) -> None:
-        """Ends it because somebody wants so."""
+        """Cancels the response on a client's request."""
         if self.ended:
             return
         self._meter.on_abort()
@@ -131,7 +131,7 @@ class RunningResponse:
         self._end("cancelled")
 
     def abandon(self) -> None:
-        """Ends it because nobody waits for it; nothing is kept and nobody told."""
+        """Ends the response without storing it, because no client waits for it."""
         if self.ended:
             return
         self.ended = self.over = True
@@ -140,12 +140,12 @@ class RunningResponse:
         self._spawn(self._settle(self))
 
     def resume(self) -> None:
-        """A follower that fell behind has caught up."""
+        """Resumes the generation after a slow follower has caught up."""
         if self.generation is not None:
             self.generation.resume()
 
     def follow(self, follower: Follower) -> None:
-        """Tells it of all that comes."""
+        """Adds a follower and notifies it of what has happened so far."""
         self._followers.append(follower)
         if self.begun:
             follower.progressed()
@@ -153,12 +153,12 @@ class RunningResponse:
             follower.ended(self.error)
 
     def unfollow(self, follower: Follower) -> None:
-        """Tells it nothing more."""
+        """Removes a follower."""
         if follower in self._followers:
             self._followers.remove(follower)
 
     def forget_until(self, number: int) -> None:
-        """Nobody will ask for the events before this one."""
+        """Drops the events before this number."""
         del self.events[: number - self.num_forgotten]
         self.num_forgotten = max(self.num_forgotten, number)
 
@@ -211,7 +211,7 @@ class RunningResponse:
                 follower.ended(self.error)
 
     def _emit(self, event: StreamEvent) -> None:
-        if event["type"].count(".") == 1:  # of the response itself
+        if event["type"].count(".") == 1:  # events of the response itself
             event["response"] = msgspec.to_builtins(self.response)
         name = event["type"].encode()
         data = orjson.dumps({**event, "sequence_number": self.num_events})

@@ -1,4 +1,4 @@
-"""Responses, made, found, ended and forgotten for whichever API asks. Knows no wire."""
+"""Creates, finds, cancels and deletes responses for REST and gRPC. Knows neither of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request that can run."""
+    """A request that is ready to run."""
 
     request: ResponsesRequest
     model: ServedModel
@@ -46,8 +46,8 @@ class _Prepared:
     token_ids: list[int]
     items: Sequence[Item]
     context: Sequence[Item]
-    conversation_id: str  # empty: of none
-    names: Mapping[str, ToolName]  # of tools, by those that the model sees
+    conversation_id: str  # empty: no conversation
+    names: Mapping[str, ToolName]  # client's tools by the names that the model sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class _Fitting:
 
 @dataclass(frozen=True, slots=True)
 class BegunResponse:
-    """A response that can be followed; `start` sets its generation going."""
+    """A response that can be followed; `start` starts its generation."""
 
     running: RunningResponse
     generation: GenerationRequest
 
 
 class ResponseService:
-    """The verbs. `field` is the client's name for the response that is asked for."""
+    """The operations on responses. `field` parameters are the client's field with the response's id."""
 
     def __init__(self, desk: FrontDesk, shelf: ResponseShelf) -> None:
         self._desk = desk
@@ -80,15 +80,15 @@ class ResponseService:
 
     @property
     def bodies(self) -> BodyThread:
-        """Where large requests are read."""
+        """Returns the thread that reads large requests."""
         return self._desk.bodies
 
     def refusals_counted(self) -> AbstractContextManager[None]:
-        """Counts errors of requests that cannot be read."""
+        """Counts requests that are refused within the context."""
         return self._desk.refusals_counted()
 
     async def begin(self, call: Call, request: ResponsesRequest, asked: Asked | None = None) -> BegunResponse:
-        """Checks a request and takes its place; `asked` is a form that its fields do not say. Raises ServiceError."""
+        """Validates a request and admits it. `asked` is a constraint from outside its fields. Raises ServiceError."""
         desk = self._desk
         with desk.refusals_counted():
             model, served, items = await self._beside(
@@ -116,7 +116,7 @@ class ResponseService:
         return BegunResponse(running, generation)
 
     async def start(self, call: Call, begun: BegunResponse) -> None:
-        """Runs the generation. What goes wrong is the response's error."""
+        """Starts the generation. A failure becomes the response's error."""
         desk, running = self._desk, begun.running
         try:
             generator = desk.admitted(call, desk.generator, [begun.generation])
@@ -131,35 +131,35 @@ class ResponseService:
             running.generation.abort()
 
     async def find(self, identity: Identity, response_id: str, field: str = "response_id") -> StoredResponse:
-        """A response of the client's tenant; those of others are as if they were not there. Raises NotFound."""
+        """Returns a response of the client's tenant. Raises NotFound, also for responses of other tenants."""
         stored = await self._shelf.get(response_id, field)
         if stored.tenant != identity.tenant.name:
             raise NotFound(f"Response with id '{response_id}' not found.", field=field)
         return stored
 
     def events_of(self, stored: StoredResponse, field: str) -> RunningResponse | list[str]:
-        """What tells the events of a response: itself, where it is made here, or the events. Raises InvalidRequest."""
+        """Returns the running response if it is on this gateway, or the stored events. Raises InvalidRequest."""
         running = self._shelf.running(stored.response.id)
         if running is not None and not running.num_forgotten:
             return running
         if stored.events is not None:
             return stored.events
         if stored.response.status in _FINAL:
-            why = "only responses that were created with background and stream can be streamed again."
+            why = "only responses created with background and stream can be streamed again"
         else:
-            why = "another gateway makes this response, and it cannot be streamed here."
+            why = "the response runs on another gateway and cannot be streamed here"
         raise InvalidRequest(f"{field}: {why}", field=field)
 
     async def delete(self, identity: Identity, response_id: str) -> None:
-        """Forgets a response. Raises NotFound, Unavailable."""
+        """Deletes a response. Raises NotFound, Unavailable."""
         await self.find(identity, response_id)
         await self._shelf.delete(response_id)
 
     async def cancel(self, identity: Identity, response_id: str) -> StoredResponse:
-        """Ends a response of the background. Raises NotFound, InvalidRequest, Unavailable."""
+        """Cancels a background response. Raises NotFound, InvalidRequest, Unavailable."""
         stored = await self.find(identity, response_id)
         if not stored.response.background:
-            raise InvalidRequest("Only responses that are made in the background can be cancelled.", field="background")
+            raise InvalidRequest("only background responses can be cancelled", field="background")
         return await self._shelf.cancel(response_id)
 
     def _check(self, call: Call, request: ResponsesRequest) -> tuple[ServedModel, ServedTools, list[Item]]:
@@ -170,7 +170,7 @@ class ResponseService:
             return model, served_tools(request.tools), input_items(request.input)
 
     async def _beside(self, owner: str, work: Callable[[], T], *values: object) -> T:
-        """Returns what `work` on these values does; where they are large, another thread does it in `owner`'s turn."""
+        """Runs `work` on these values; on another thread if they are large."""
         return await self._desk.bodies.run(work, size_of(values), owner)
 
     async def _prepare(
@@ -192,7 +192,7 @@ class ResponseService:
         return prepared(fitting.turn, fitting.token_ids, names=served.names)
 
     async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
-        """Returns the items that come before the request's, and the conversation that they are of, if any."""
+        """Returns the items before the request's, and the conversation's id if there is one."""
         if request.previous_response_id:
             previous = await self.find(call.identity, request.previous_response_id, "previous_response_id")
             return _context_after(previous), ""
@@ -209,7 +209,7 @@ class ResponseService:
     async def _fitting(
         self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item]
     ) -> _Fitting:
-        """Returns the turn, over the latest items alone where it is too long and may be truncated.
+        """Returns the turn, truncated to the latest items if it is too long and truncation is enabled.
 
         Raises ContextTooLong.
         """
@@ -230,9 +230,9 @@ class ResponseService:
     async def _truncated(
         self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item], fewest: int
     ) -> _Fitting | None:
-        """Returns the turn over the latest items that leave room for an answer, or else for its first token.
+        """Returns the turn over the latest items that leave room for the whole output, or else for one token.
 
-        At least `fewest` units are left out.
+        Drops at least `fewest` units.
         """
         context = model.require_info().max_model_len
         conversation = await self._beside(model.owner, partial(parted, items), items)
@@ -282,6 +282,6 @@ class ResponseService:
 
 def _context_after(stored: StoredResponse) -> Sequence[Item]:
     if stored.response.status not in ("completed", "incomplete"):
-        message = f"previous_response_id: that response is {stored.response.status}; it must be complete."
+        message = f"previous_response_id: the response is {stored.response.status}; it must be complete"
         raise InvalidRequest(message, field="previous_response_id")
     return [*stored.context, *stored.input, *stored.response.output]

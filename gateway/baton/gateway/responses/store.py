@@ -1,4 +1,4 @@
-"""All responses of this gateway: those that run, and those that are kept."""
+"""All responses of this gateway: running ones and stored ones."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _POLL_SECONDS = 0.2
 
 
 class ResponseShelf:
-    """Responses by id. `close` gives the running ones time to end."""
+    """Responses by id. `close` gives running ones time to end."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
         self._decoder = msgspec.json.Decoder(StoredResponse)
         self._background: dict[str, RunningResponse] = {}
-        self._idle = asyncio.Event()  # nothing runs in the background
+        self._idle = asyncio.Event()  # set while nothing runs in the background
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._beating: asyncio.Task[None] | None = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs work that outlives its caller."""
+        """Runs a task that outlives its caller."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def running(self, response_id: str) -> RunningResponse | None:
-        """The response that is being made here in the background."""
+        """Returns a background response that runs on this gateway."""
         return self._background.get(response_id)
 
     async def begin(self, running: RunningResponse, items: Sequence[Item], context: Sequence[Item]) -> None:
-        """A response is made in the background: from now on it can be asked for. Raises Unavailable."""
+        """Registers and stores a background response when it starts. Raises Unavailable."""
         response_id = running.response.id
         await self._beat([response_id])
         await self._save(
@@ -59,7 +59,7 @@ class ResponseShelf:
     async def keep(
         self, running: RunningResponse, items: Sequence[Item], context: Sequence[Item], with_events: bool
     ) -> None:
-        """The response has ended: keeps it. What cannot be kept is logged."""
+        """Stores a response that has ended. Only logs a failure."""
         events = [event.decode() for event in running.events] if with_events else None
         stored = StoredResponse(
             response=running.response,
@@ -71,12 +71,14 @@ class ResponseShelf:
         try:
             await self._save(stored)
         except ServiceError as error:
-            _log.warning("response %s is not kept: %s", running.response.id, error.message)
+            _log.warning("cannot store response %s: %s", running.response.id, error.message)
         finally:
             self._drop(running.response.id)
 
     async def get(self, response_id: str, field: str) -> StoredResponse:
-        """The response as it is now. Raises NotFound, Unavailable; `field` is the one that named it."""
+        """Returns the current state of a response. Raises NotFound, Unavailable. `field` is the request's field with
+        the id.
+        """
         stored = await self._load(response_id)
         if stored is None:
             raise NotFound(f"Response with id '{response_id}' not found.", field=field)
@@ -85,15 +87,15 @@ class ResponseShelf:
         if running is not None:
             stored.response = running.response
         elif response.status in ("queued", "in_progress") and not await self.store.is_running(response_id):
-            # It may have been kept since it was loaded.
+            # It may have been stored since it was loaded.
             stored = await self._load(response_id) or stored
             if stored.response.status in ("queued", "in_progress"):
                 stored.response.status = "failed"
-                stored.response.error = ResponseError("server_error", "The gateway that made this response is gone.")
+                stored.response.error = ResponseError("server_error", "The gateway that ran this response has stopped.")
         return stored
 
     async def delete(self, response_id: str) -> None:
-        """Forgets a response; ends it where it runs. Raises NotFound, Unavailable."""
+        """Deletes a response and ends it if it runs here. Raises NotFound, Unavailable."""
         running = self._drop(response_id)
         if running is not None:
             running.abandon()
@@ -101,7 +103,7 @@ class ResponseShelf:
             raise NotFound(f"Response with id '{response_id}' not found.", field="response_id")
 
     async def cancel(self, response_id: str) -> StoredResponse:
-        """Ends a response that is made in the background, here or elsewhere. Raises NotFound, Unavailable."""
+        """Cancels a background response on this or another gateway. Raises NotFound, Unavailable."""
         stored = await self.get(response_id, "response_id")
         running = self._background.get(response_id)
         if running is not None:
@@ -112,7 +114,7 @@ class ResponseShelf:
         return stored
 
     async def close(self, timeout: float) -> None:
-        """Waits for what runs, ends what still does then, and closes the store."""
+        """Waits for running responses, ends the rest after `timeout`, and closes the store."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -136,7 +138,7 @@ class ResponseShelf:
             stored = await self.get(response_id, "response_id")
             if stored.response.status not in ("queued", "in_progress"):
                 return stored
-        raise Unavailable("the gateway that makes this response does not answer", retry_after_ms=1000)
+        raise Unavailable("the gateway that runs this response does not answer", retry_after_ms=1000)
 
     async def _save(self, stored: StoredResponse) -> None:
         await self.store.save(stored.response.id, msgspec.json.encode(stored))
@@ -148,7 +150,7 @@ class ResponseShelf:
         try:
             return self._decoder.decode(record)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            _log.warning("the record of response %s is of another version: %s", response_id, error)
+            _log.warning("cannot decode the record of response %s: %s", response_id, error)
             return None
 
     async def _keep_beating(self) -> None:

@@ -1,4 +1,4 @@
-"""Tools of the Responses API: which a model can be given, under which name, and how calls of them are reported."""
+"""Tools of the Responses API: the supported ones, their names for the model, and the form of their calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.gateway.http.ignored_fields import ignored_tool
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 
-# What a custom tool's one text is called among the arguments that models write.
+# The argument with a custom tool's input.
 INPUT = "input"
 _INPUT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -24,15 +24,15 @@ _INPUT_SCHEMA: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """A tool as its client names it."""
+    """The client's name of a tool."""
 
     name: str
     namespace: str = ""
-    is_custom: bool = False  # its input is a text, not an object
+    is_custom: bool = False  # whether its input is a text rather than an object
 
     @property
     def flat(self) -> str:
-        """The name that models see: theirs have no namespaces."""
+        """Returns the name that models see, which have no namespaces."""
         if not self.namespace:
             return self.name
         return f"{self.namespace}{'' if self.namespace.endswith('__') else '__'}{self.name}"
@@ -40,35 +40,35 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class ServedTools:
-    """A request's tools."""
+    """The supported tools of a request."""
 
     tools: tuple[Tool, ...] = ()
-    names: Mapping[str, ToolName] = field(default_factory=dict)  # by their flat names
-    ignored: tuple[str, ...] = ()  # those that are skipped, and what is not used of others
+    names: Mapping[str, ToolName] = field(default_factory=dict)  # by flat name
+    ignored: tuple[str, ...] = ()  # skipped tools and ignored members of others
 
 
 def served_tools(given: Sequence[Mapping[str, Any]] | None) -> ServedTools:
-    """Returns functions, custom tools, and the functions of namespaces. Raises InvalidRequest that names the field."""
+    """Returns functions, custom tools and the functions of namespaces. Raises InvalidRequest that names the field."""
     tools: list[Tool] = []
     names: dict[str, ToolName] = {}
     ignored: list[str] = []
     for index, tool in enumerate(given or ()):
         for name, made, where in _made(tool, index, ignored):
             if name.flat in names:
-                raise InvalidRequest(f"{where}.name: there are two tools {name.flat!r}.", field=f"{where}.name")
+                raise InvalidRequest(f"{where}.name: there are two tools named {name.flat!r}", field=f"{where}.name")
             names[name.flat] = name
             tools.append(made)
     return ServedTools(tuple(tools), names, tuple(ignored))
 
 
 def tool_use(served: ServedTools, choice: str | Mapping[str, Any] | None, parallel: bool) -> ToolUse:
-    """Returns what the request asks of its tools. Raises InvalidRequest for a choice that cannot be served."""
+    """Returns the request's tools and choice. Raises InvalidRequest for an unsupported choice."""
     tools = served.tools
     if not tools and isinstance(choice, str | None) and choice in (None, "none", "auto"):
         return ToolUse()
     if not tools:
-        why = f"none of them can be served: {', '.join(served.ignored)}" if served.ignored else "there are none"
-        raise InvalidRequest(f"tool_choice is only allowed when tools are given; {why}.", field="tool_choice")
+        why = f"none of them is supported: {', '.join(served.ignored)}" if served.ignored else "there are none"
+        raise InvalidRequest(f"tool_choice is allowed only with tools; {why}", field="tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _allowed(choice, tools, parallel)
     if isinstance(choice, Mapping):
@@ -76,17 +76,17 @@ def tool_use(served: ServedTools, choice: str | Mapping[str, Any] | None, parall
     try:
         return ToolUse(tools, ToolMode(choice or "auto"), "", parallel)
     except ValueError:
-        message = f"tool_choice is {choice!r}; it must be auto, none, required or a function."
+        message = f"tool_choice is {choice!r}; give auto, none, required or a function"
         raise InvalidRequest(message, field="tool_choice") from None
 
 
 def arguments_of(text: str) -> str:
-    """Returns the arguments that a custom tool's input is for models."""
+    """Returns the arguments for a custom tool's input."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """Returns the input of a custom tool's call; what the model wrote instead of such arguments is kept."""
+    """Returns the input in a custom tool call's arguments, or the arguments unchanged if they have another form."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -98,7 +98,7 @@ def input_of(arguments: str) -> str:
 def _made(tool: Mapping[str, Any], index: int, ignored: list[str]) -> list[tuple[ToolName, Tool, str]]:
     kind, where = tool.get("type"), f"tools.{index}"
     if not isinstance(kind, str):
-        raise InvalidRequest(f"{where}.type must be a string.", field=f"{where}.type")
+        raise InvalidRequest(f"{where}.type must be a string", field=f"{where}.type")
     if kind == "function":
         made = _function(tool, index, where)
         return [(ToolName(made.name), made, where)]
@@ -137,9 +137,9 @@ def _of_namespace(tool: Mapping[str, Any], index: int, ignored: list[str]) -> li
 def _function(tool: Mapping[str, Any], index: int, where: str) -> Tool:
     name, description, parameters = _name(tool, where), tool.get("description"), tool.get("parameters")
     if description is not None and not isinstance(description, str):
-        raise InvalidRequest(f"{where}.description must be a string.", field=f"{where}.description")
+        raise InvalidRequest(f"{where}.description must be a string", field=f"{where}.description")
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidRequest(f"{where}.parameters must be an object.", field=f"{where}.parameters")
+        raise InvalidRequest(f"{where}.parameters must be an object", field=f"{where}.parameters")
     return Tool(name, description, parameters, bool(tool.get("strict")), index)
 
 
@@ -151,7 +151,7 @@ def _custom(tool: Mapping[str, Any], index: int, where: str) -> Tool:
 def _name(tool: Mapping[str, Any], where: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{where}.name is required.", field=f"{where}.name")
+        raise InvalidRequest(f"{where}.name is required", field=f"{where}.name")
     return name
 
 
@@ -159,10 +159,10 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool], parallel: bool) -
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         field = "tool_choice.mode"
-        raise InvalidRequest(f"{field} is {mode!r}; it must be auto or required.", field=field)
+        raise InvalidRequest(f"{field} is {mode!r}; give auto or required", field=field)
     if not isinstance(allowed, list) or not allowed:
         field = "tool_choice.tools"
-        raise InvalidRequest(f"{field} must be a list of functions, at least one.", field=field)
+        raise InvalidRequest(f"{field} must be a list of at least one function", field=field)
     names = [_flat(tool) if isinstance(tool, Mapping) else "" for tool in allowed]
     return ToolUse(only(tools, names, "tool_choice"), ToolMode(mode), parallel=parallel)
 
@@ -170,10 +170,10 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool], parallel: bool) -
 def _chosen(choice: Mapping[str, Any], served: ServedTools) -> str:
     kind, wanted = choice.get("type"), _flat(choice)
     if kind not in ("function", "custom"):
-        message = f"tool_choice.type is {kind!r}; only function, custom and allowed_tools can be served."
+        message = f"tool_choice.type is {kind!r}; give function, custom or allowed_tools"
         raise InvalidRequest(message, field="tool_choice.type")
     if wanted not in served.names:
-        message = f"tool_choice.name is {choice.get('name')!r}, which is none of the tools."
+        message = f"tool_choice.name is {choice.get('name')!r}, which is not one of the tools"
         raise InvalidRequest(message, field="tool_choice.name")
     return wanted
 

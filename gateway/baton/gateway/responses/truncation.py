@@ -1,4 +1,4 @@
-"""Which items of a conversation that is too long are kept: the instructions, and as many of the latest as fit."""
+"""Truncates a conversation that is too long: keeps the instructions and as many of the latest items as fit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from baton.gateway.responses.items import OUTPUTS, Item
 
 Unit = list[Item]
 
-_ITEM_CHARS = 32  # that an item counts beside its text: what the template writes around it
-_FIRST_CHARS = 2  # a token; a first try that fits teaches how many it really has
+_ITEM_CHARS = 32  # counted per item beside its text, for what the template adds
+_FIRST_CHARS = 2  # characters per token in the first attempt; an attempt that fits gives the actual ratio
 _MAX_TRIES = 12
-_CAUTION = 0.99  # a guess that is a little too long teaches less than one that fits
-_NEAR = 1.15  # of the room: a whole conversation that would have so many tokens is tried
-_HALVED_UNITS = 64  # among fewer no guess is made
-_MAX_TRIED_ITEMS = 10_000  # of all tries together: half a second's work
-MANY_ITEMS = 4000  # of more the whole conversation is tried only where shorter ones say that it may fit
+_CAUTION = 0.99  # an estimate slightly too long gives less information than one that fits
+_NEAR = 1.15  # multiple of the room up to which the whole conversation is tried
+_HALVED_UNITS = 64  # with fewer units, a binary search is used
+_MAX_TRIED_ITEMS = 10_000  # sum over all attempts; half a second of work
+MANY_ITEMS = 4000  # longer conversations are tried as a whole only if shorter attempts show that they may fit
 
 
 class Fit(Protocol):
-    """A try that fits."""
+    """An attempt that fits."""
 
     @property
     def num_tokens(self) -> int:
@@ -36,24 +36,24 @@ F = TypeVar("F", bound=Fit)
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """A conversation in units, of which the oldest may go."""
+    """A conversation split into units, the oldest of which may be dropped."""
 
-    pinned: Sequence[Item]  # messages of the system or developer that come first
-    items: Sequence[Item]  # the others
-    starts: Sequence[int]  # of the units among them
-    sizes: Sequence[int]  # characters from a unit's start to the end
+    pinned: Sequence[Item]  # leading messages of the system or developer
+    items: Sequence[Item]  # the other items
+    starts: Sequence[int]  # start indices of the units in `items`
+    sizes: Sequence[int]  # characters from each unit's start to the end
 
     def kept(self, first: int) -> list[Item]:
-        """Returns what is left where units from `first` on are kept."""
+        """Returns the items that remain if the units from `first` on are kept."""
         return [*self.pinned, *self.items[self.starts[first] :]]
 
     def first_of_size(self, num_chars: float) -> int:
-        """Returns the first unit from which on there are at most so many characters."""
+        """Returns the first unit from which at most `num_chars` characters follow."""
         return bisect_left(self.sizes, -num_chars, key=lambda size: -size)
 
 
 def parted(items: Sequence[Item]) -> Parted:
-    """Returns the items in units."""
+    """Splits the items into units."""
     start = 0
     while start < len(items) and items[start].get("role") in ("system", "developer"):
         start += 1
@@ -66,11 +66,10 @@ def parted(items: Sequence[Item]) -> Parted:
 async def longest_that_fits(
     conversation: Parted, room: int, tried: Callable[[list[Item]], Awaitable[F | None]], fewest: int = 1
 ) -> F | None:
-    """Drops the fewest of the oldest units for which `tried` returns a value, and returns that; None: none does.
+    """Drops the fewest oldest units for which `tried` returns a value. Returns that value, or None.
 
-    What instructs the model stays, and the last unit does. `room` is how many tokens fit, by which the search guesses;
-    `fewest` are the units that are known to be too many. Of a conversation of very many items more than the fewest may
-    go.
+    Instructions and the last unit are always kept. `room` is the number of tokens that fit and guides the search. At
+    least `fewest` units are dropped. For conversations of very many items, more than the fewest may be dropped.
     """
     low, high = fewest, len(conversation.starts) - 1
     best: F | None = None
@@ -93,7 +92,7 @@ async def longest_that_fits(
 
 
 class _Search:
-    """Guesses the first unit by how many tokens fitted so far, and steps from there, further with every step."""
+    """Estimates the first unit from the tokens of earlier attempts, then moves on in growing steps."""
 
     def __init__(self, conversation: Parted, room: int, *, may_be_whole: bool) -> None:
         self._conversation = conversation
@@ -104,20 +103,20 @@ class _Search:
         self._has_fitted = False
 
     def guess(self, low: int, high: int) -> int:
-        """Returns the unit to try: the middle where there are few, or where steps would be longer."""
+        """Returns the unit to try: the middle if there are few units, or if a step would be longer."""
         width = high - low
         is_near = width <= _HALVED_UNITS or self._step > width
         return (low + high) // 2 if is_near else self._first
 
     def too_long(self, first: int) -> None:
-        """Chooses the next try after a prompt that is longer than the context."""
+        """Chooses the next attempt after one that did not fit."""
         if self._has_fitted:
             self._first, self._step = first + self._step, 2 * self._step
         else:
             self._first = max(first + 1, self._conversation.first_of_size(self._conversation.sizes[first] / 4))
 
     def fits(self, first: int, num_tokens: int) -> None:
-        """Chooses the next try after a prompt that fits the context."""
+        """Chooses the next attempt after one that fit."""
         self._has_fitted = True
         sizes = self._conversation.sizes
         size = sizes[first] * self._room / max(1, num_tokens)
@@ -132,10 +131,10 @@ class _Search:
 
 
 def units_of(items: Sequence[Item]) -> list[Unit]:
-    """Returns the items in groups that belong together: calls with their results, reasoning with what it led to."""
+    """Groups items that belong together: calls with their results, reasoning with what follows."""
     answered = {item["call_id"]: index for index, item in enumerate(items) if item["type"] in OUTPUTS}
     units: list[Unit] = []
-    end = 0  # of the open unit
+    end = 0  # end of the open unit
     for index, item in enumerate(items):
         if index >= end:
             units.append([])

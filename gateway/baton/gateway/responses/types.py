@@ -1,7 +1,7 @@
-"""Request and response bodies of OpenAI's Responses API. One definition for parsing, encoding and the OpenAPI document.
+"""OpenAI's bodies of the Responses API. One definition for parsing, encoding and the OpenAPI document.
 
-Null means unset; unknown keys are listed in the answer's header x-baton-ignored. What a schema cannot say is
-checked in items.py and turns.py.
+Null means unset; unknown keys are listed in the response header x-baton-ignored. items.py and request.py check what a
+schema cannot express.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """How much the model thinks."""
+    """How much the model reasons."""
 
     effort: Effort | None = None
-    summary: str | None = None  # reasoning is given as it is; there are no summaries
+    summary: str | None = None  # reasoning is returned in full; there are no summaries
 
 
 class TextFormat(Struct, kw_only=True):
@@ -43,7 +43,7 @@ class TextFormat(Struct, kw_only=True):
 
 
 class TextOptions(Struct, kw_only=True):
-    """What the text is like."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -52,13 +52,13 @@ class TextOptions(Struct, kw_only=True):
 class ResponsesRequest(ForeignFields, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | list[dict[str, Any]]  # a text, or items
-    model: str | None = None  # null: the only model served
+    input: str | list[dict[str, Any]]  # a text or a list of items
+    model: str | None = None  # null: the only served model
     instructions: str | None = None
-    max_output_tokens: Count | None = None  # null: as many as the context holds
+    max_output_tokens: Count | None = None  # null: up to the context's length
     max_tool_calls: Count | None = None
     previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None  # an id, or an object with it; not with previous_response_id
+    conversation: str | dict[str, Any] | None = None  # an id or an object with it; excludes previous_response_id
     background: bool | None = None
     store: bool | None = None  # null: true
     stream: bool | None = None
@@ -67,7 +67,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: CountOrZero | None = None
     include: list[str] | None = None
-    # function, custom, and namespace of functions; x-baton-ignored lists others, which are skipped.
+    # function, custom, and namespaces of functions; others are skipped and listed in x-baton-ignored.
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # null: true
@@ -80,7 +80,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Not OpenAI's own.
+    # Fields beyond OpenAI's API.
     include_reasoning: bool | None = None  # null: true
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -89,7 +89,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     logit_bias: dict[int, float] | None = None
-    stop: str | list[Name] | None = None  # an empty text is none
+    stop: str | list[Name] | None = None  # empty texts are ignored
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -101,7 +101,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
-    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that do not come
+    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that the output must not contain
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
@@ -112,14 +112,14 @@ class ResponsesRequest(ForeignFields, kw_only=True):
 
 
 class InputTokensDetails(Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct):
-    """Of the answer's tokens."""
+    """Details of the output's tokens."""
 
     reasoning_tokens: int
 
@@ -148,13 +148,13 @@ class IncompleteDetails(Struct):
 
 
 class ConversationReference(Struct):
-    """The conversation that a response is of."""
+    """The conversation of a response."""
 
     id: str
 
 
 class Response(Struct, kw_only=True):
-    """A response: the request's fields, and what has come of it."""
+    """A response: the request's fields and the output."""
 
     id: str
     object: Literal["response"] = "response"
@@ -190,14 +190,14 @@ class Response(Struct, kw_only=True):
 
 
 class ResponseStreamEvent(Struct, kw_only=True):
-    """One event of a stream, which its `event:` line names too."""
+    """One event of a stream. Its `event:` line has the same type."""
 
     type: str
     sequence_number: int
 
 
 class DeletedResponse(Struct):
-    """The answer of DELETE."""
+    """The response to DELETE."""
 
     id: str
     object: Literal["response"] = "response"
@@ -205,7 +205,7 @@ class DeletedResponse(Struct):
 
 
 class ItemList(Struct, kw_only=True):
-    """Items of a response's input, or of a conversation."""
+    """A list of items of a response's input or of a conversation."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]
@@ -215,10 +215,10 @@ class ItemList(Struct, kw_only=True):
 
 
 class StoredResponse(Struct, kw_only=True):
-    """What is kept of a response."""
+    """The stored record of a response."""
 
     response: Response
     input: list[dict[str, Any]]  # the request's own items
-    context: list[dict[str, Any]]  # items before those: of the responses that it follows
-    events: list[str] | None = None  # the whole stream, where it may be asked for again
-    tenant: str = ""  # whose it is
+    context: list[dict[str, Any]]  # earlier items, from previous responses
+    events: list[str] | None = None  # the whole stream, if it can be streamed again
+    tenant: str = ""  # the owner

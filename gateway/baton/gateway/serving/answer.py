@@ -1,6 +1,6 @@
-"""One HTTP answer made of one or more generations: starts them, ends them together, whole or as a stream.
+"""An HTTP response made of one or more generations: starts them, and ends them together.
 
-Knows when something is to be sent, not what it looks like; openai_chat.py and openai_completions.py do.
+Decides when something is sent. The subclasses of each API decide what is sent.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
-    """Who keeps an answer besides the client."""
+    """Stores a response in addition to sending it."""
 
     def collect(self, index: int, delta: Delta) -> None:
-        """Takes a piece of one choice."""
+        """Adds a delta of one choice."""
 
     def keep(self, usage: Usage, then: Callable[[], None]) -> None:
-        """The answer is complete. `then` is called once it is kept, or cannot be."""
+        """Stores the complete response, then calls `then`, also after a failure."""
 
 
 class Answer(ABC):
-    """The sinks of its generations lead here, with choice indices counted over all prompts."""
+    """A response. Its generations' sinks deliver here, with choice indices counted over all prompts."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
         self.exchange = exchange
         self.meter = meter
         self.keeper: Keeper | None = None
-        self.field_names: Mapping[str, str] = {}  # of fields: the generation side's, the client's
+        self.field_names: Mapping[str, str] = {}  # client's field names by the generator's
         self._generations: list[Generation] = []
         self._num_running = 0
-        self._counts = [0, 0, 0]  # prompt, completion, cached tokens
+        self._counts = [0, 0, 0]  # prompt, completion and cached tokens
         self._num_reasoning_tokens = 0
         self._ended = False
 
     async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
-        """Starts every generation. What fails, now or later, ends the whole answer with an error."""
+        """Starts every generation. A failure of any ends the whole response with an error."""
         self.exchange.begin_work(self._abort, self._resume)
         self._num_running = len(requests)
         first_index = 0
         for request in requests:
             if first_index:
-                await asyncio.sleep(0)  # a batch has a thousand
+                await asyncio.sleep(0)  # a batch may have a thousand prompts
             try:
                 generation = await generator.start(request, _PromptSink(self, first_index))
             except Exception as error:
@@ -70,7 +70,7 @@ class Answer(ABC):
             first_index += request.n
 
     def done(self, counts: TokenCounts) -> None:
-        """One generation is complete."""
+        """Records the end of one generation; finishes the response after the last one."""
         totals = self._counts
         totals[0] += counts.prompt_tokens
         totals[1] += counts.completion_tokens
@@ -89,7 +89,7 @@ class Answer(ABC):
         self.meter.on_done(*totals)
 
     def fail(self, error: Exception) -> None:
-        """Ends everything with an error."""
+        """Ends the response and its generations with an error."""
         if self._ended:
             return
         self._ended = True
@@ -104,14 +104,14 @@ class Answer(ABC):
 
     @abstractmethod
     def deliver(self, index: int, delta: Delta) -> None:
-        """Takes a piece of one choice."""
+        """Receives a delta of one choice."""
 
     @abstractmethod
     def finish(self, usage: Usage) -> None:
-        """Every choice is complete."""
+        """Finishes the response after every choice is complete."""
 
     def send_error(self, error: HttpError) -> None:
-        """Tells the client."""
+        """Sends an error to the client."""
         self.exchange.fail(error)
 
     def _abort(self) -> None:
@@ -129,7 +129,7 @@ class Answer(ABC):
 
 
 class StreamAnswer(Answer):
-    """Sends each piece when it comes. The head waits for the first piece, so that an early error has its status."""
+    """Streams deltas. Sends the headers with the first one, so that an early error keeps its status."""
 
     def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, num_choices: int) -> None:
         super().__init__(exchange, meter)
@@ -155,7 +155,7 @@ class StreamAnswer(Answer):
         if delta.finish_reason is not None:
             data += self.ending(index, delta)
             self._num_unfinished -= 1
-            # `finish` follows at once, except after a stop string, where the worker's counts are on their way.
+            # `finish` follows at once, except after a stop string, when the worker's counts are still to come.
             if not self._num_unfinished and not isinstance(delta.stop_reason, str):
                 self._held = data
                 return
@@ -163,7 +163,7 @@ class StreamAnswer(Answer):
             self.exchange.write(data)
 
     def _deliver_named(self, index: int, delta: Delta, journal: Journal) -> None:
-        """As `deliver`, with an id at the last event of each piece, and without what the client has already."""
+        """Delivers with an event id per delta, and without what the client already has."""
         cursor = journal.cursor
         is_new = cursor.advance(index, len(delta.token_ids), delta.finish_reason is not None)
         data = b""
@@ -196,20 +196,20 @@ class StreamAnswer(Answer):
             self.exchange.fail(error)
 
     def opening(self) -> bytes:
-        """Events before the first piece."""
+        """Returns the events before the first delta."""
         return b""
 
     @abstractmethod
     def piece(self, index: int, delta: Delta) -> bytes:
-        """The event of a delta's text and log-probabilities; empty where it has none."""
+        """Returns the event for a delta's text and log-probabilities, or nothing if it has none."""
 
     @abstractmethod
     def ending(self, index: int, delta: Delta) -> bytes:
-        """The event of a choice's end."""
+        """Returns the event for a choice's end."""
 
 
 class _PromptSink:
-    """The Sink of one prompt's generation."""
+    """Implements Sink for one prompt's generation."""
 
     __slots__ = ("_answer", "_exchange", "_first_index")
 
@@ -221,7 +221,7 @@ class _PromptSink:
     @property
     def writable(self) -> bool:
         journal = self._exchange.journal
-        # What the client has is not sent: it must come in the pieces in which it is known.
+        # Deltas that the client already has are not sent, and must not be merged with new ones.
         return self._exchange.writable or (journal is not None and journal.cursor.behind)
 
     def on_delta(self, delta: Delta) -> None:
@@ -243,7 +243,7 @@ class _PromptSink:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> Usage:
-    """OpenAI's usage."""
+    """Returns OpenAI's usage object."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -1,4 +1,4 @@
-"""How many log-probabilities an answer may hold: whole answers are kept until their end. Pure functions over values."""
+"""Limits the log-probabilities of responses that are held in memory until their end. Pure functions over values."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from baton.gateway.core import GenerationRequest
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-# Stored answers, and those of the Responses API, are kept as objects, and are written at once.
+# Stored responses and those of the Responses API are kept as objects and encoded at once.
 MAX_STORED_LOGPROBS = 128 << 10
-# A streamed echo has all of its prompt's log-probabilities in one event.
+# A streamed echo has all log-probabilities of its prompt in one event.
 MAX_ECHOED_LOGPROBS = 64 << 10
 MAX_ECHOED_CHARS = 16 << 20
 
 
 def check_echo(num_chars: int) -> None:
-    """Raises InvalidRequest for an answer that repeats so much of its prompts, all choices together."""
+    """Raises InvalidRequest if a response repeats too many characters of its prompts, over all choices."""
     if num_chars > MAX_ECHOED_CHARS:
         raise InvalidRequest(
-            f"echo repeats the prompt for every choice, {num_chars} characters in all; at most {MAX_ECHOED_CHARS} are "
-            "allowed: lower n, or leave echo and return_token_ids out",
+            f"echo repeats {num_chars} characters of the prompt over all choices; at most {MAX_ECHOED_CHARS} are "
+            "allowed; lower n, or leave out echo and return_token_ids",
             field="echo",
         )
 
 
 def most_logprobs(most: int, sampling: types_pb2.SamplingParams, *, streams: bool, stores: bool) -> int:
-    """The limit of a request where `most` is that of whole answers; 0: none."""
+    """Returns the limit of a request, where `most` is the limit of whole responses; 0: no limit."""
     if not (sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs")):
         return 0
     if stores:
@@ -38,9 +38,9 @@ def most_logprobs(most: int, sampling: types_pb2.SamplingParams, *, streams: boo
 
 
 def limit_logprobs(requests: Sequence[GenerationRequest], max_model_len: int) -> list[GenerationRequest]:
-    """The requests of one answer; those without max_tokens end where the answer would hold too many log-probabilities.
+    """Returns the requests of one response, with max_tokens set where unset so that the limit holds.
 
-    Raises InvalidRequest where what they ask for is too much.
+    Raises InvalidRequest if the requested log-probabilities exceed the limit.
     """
     most = max((request.most_logprobs for request in requests), default=0)
     if not most:
@@ -58,7 +58,7 @@ def limit_logprobs(requests: Sequence[GenerationRequest], max_model_len: int) ->
 
 
 def _asked(request: GenerationRequest, room: int) -> int:
-    """Log-probabilities of the prompt, and of an answer whose length is given; of all choices."""
+    """Returns the log-probabilities of the prompt and of an output with a given length, over all choices."""
     sampling, stop = request.sampling, request.stop
     count = 0
     if sampling.HasField("prompt_logprobs"):
@@ -87,7 +87,7 @@ def _ending(request: GenerationRequest, max_tokens: int) -> GenerationRequest:
 
 def _too_many(count: int, most: int, request: GenerationRequest) -> InvalidRequest:
     return InvalidRequest(
-        f"{request.n} choices of so many tokens with so many alternatives are up to {count} log-probabilities; at most "
-        f"{most} are allowed (--max-answer-logprobs): lower n, max_tokens or the alternatives, or stream the answer",
+        f"the request asks for up to {count} log-probabilities over {request.n} choices; at most "
+        f"{most} are allowed (--max-answer-logprobs); lower n, max_tokens or the alternatives, or stream the response",
         field="prompt_logprobs" if request.sampling.HasField("prompt_logprobs") else "logprobs",
     )

@@ -1,4 +1,4 @@
-"""One answer to a chat, whichever API asked for it: from messages to a generation, and from text to its parts."""
+"""One turn of a chat for every API: from messages to a generation, and from its output to events."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from baton.rpc.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A chat that wants one answer."""
+    """A chat that asks for one output."""
 
-    messages: Sequence[Mapping[str, Any]]  # as chat templates expect them
+    messages: Sequence[Mapping[str, Any]]  # in the form that templates expect
     fields: GenerationFields
-    max_tokens: int | None  # None: as many as the context holds
-    logprobs: int | None = None  # alternatives of each token; None: no log-probabilities
+    max_tokens: int | None  # None: up to the context's length
+    logprobs: int | None = None  # alternatives per token; None: no log-probabilities
     tools: ToolUse = field(default_factory=ToolUse)
-    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
-    going_on: bool = False  # the answer continues the last message
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    going_on: bool = False  # whether the output continues the last message
     include_reasoning: bool = True
     reasoning_budget: int | None = None  # tokens; None: no limit
-    asked: Asked | None = None  # a form instead of that of the fields
-    must_limit_reasoning: bool = False  # False: the budget is left out where the model's reasoning cannot be ended
+    asked: Asked | None = None  # replaces the constraint of `fields`
+    must_limit_reasoning: bool = False  # False: ignore the budget if the gateway cannot end the model's reasoning
 
 
 def events_of(delta: Delta) -> list[Event]:
-    """What a delta adds, taken apart where the model's formats are known."""
+    """Returns a delta's events, or its text as one event if it was not parsed."""
     if delta.events is not None:
         return delta.events
     return [ContentText(delta.text)] if delta.text else []
@@ -53,7 +53,7 @@ def events_of(delta: Delta) -> list[Event]:
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name fields as this API's clients know them."""
+    """Makes errors use this API's field names."""
     try:
         yield
     except ServiceError as error:
@@ -62,7 +62,7 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
-    """The same for one error. The longest known name counts."""
+    """Renames the error's field. The longest matching name is used."""
     field = error.field
     for name in sorted(names, key=len, reverse=True):
         if field == name or field.startswith(f"{name}."):
@@ -72,7 +72,7 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
 
 
 def check_turn(model: ServedModel, turn: Turn) -> None:
-    """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served; may run on any thread."""
+    """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served. May run on any thread."""
     info = model.require_info()
     check_fields(turn.fields, 1)
     check_for_model(turn.fields, info)
@@ -81,7 +81,7 @@ def check_turn(model: ServedModel, turn: Turn) -> None:
 
 
 async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
-    """Returns the token ids of a turn that was checked. Raises InvalidRequest, ContextTooLong, Unavailable."""
+    """Returns the token ids of a checked turn. Raises InvalidRequest, ContextTooLong, Unavailable."""
     max_model_len = model.require_info().max_model_len
     token_ids = await model.encode_chat(
         turn.messages,
@@ -97,7 +97,7 @@ async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
 def generation_of(
     desk: FrontDesk, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
 ) -> GenerationRequest:
-    """The turn's request to the generation side."""
+    """Returns the turn's request to the generator."""
     sampling = sampling_of(turn.fields, turn.logprobs)
     if turn.must_limit_reasoning or can_limit(model):
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)

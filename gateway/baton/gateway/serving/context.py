@@ -1,4 +1,4 @@
-"""What every generating route does alike: the model, a place, an id, a meter. Knows no body."""
+"""The shared steps of all generating routes: model, admission, request id, metrics. Knows no bodies."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ from baton.v1 import types_pb2
 
 
 class Call(Protocol):
-    """A client's request, by whichever wire it came."""
+    """A client's request over REST or gRPC."""
 
     request_id: str
     identity: Identity
-    standing: Mapping[str, str]  # of its tenant, as headers of the answer
-    journal: Journal | None  # of a stream that can be resumed
-    on_end: list[Callable[[Any], None]]  # called with the request when it is over, however it ended
+    standing: Mapping[str, str]  # the tenant's limits, as response headers
+    journal: Journal | None  # of a resumable stream
+    on_end: list[Callable[[Any], None]]  # called with the request at its end
 
     @property
     def received(self) -> float:
-        """When it came, by time.perf_counter."""
+        """Returns the time of arrival, by time.perf_counter."""
 
     @property
     def path(self) -> str:
-        """What is called."""
+        """Returns the path or the method's name."""
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:
-        """By lower-case name."""
+        """Returns the headers by lower-case name."""
 
     @property
     def body(self) -> bytes:
-        """As it came; empty where streams are not resumed by it."""
+        """Returns the raw body; empty if streams are not resumed from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontDesk:
-    """The collaborators of the generating routes."""
+    """The services that generating routes use."""
 
     config: GatewayConfig
     catalog: ModelCatalog
@@ -72,12 +72,12 @@ class FrontDesk:
     admission: Admission
     metrics: GatewayMetrics
     gate: Gate = field(default_factory=OpenGate)
-    streams: StreamStore | None = None  # None: no stream can be resumed
+    streams: StreamStore | None = None  # None: streams are not resumable
     bodies: BodyThread = field(default_factory=BodyThread)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
-        """Counts errors before a generation started."""
+        """Counts errors before a generation starts."""
         try:
             yield
         except ServiceError as error:
@@ -85,11 +85,11 @@ class FrontDesk:
             raise
 
     def model(self, call: Call, name: str | None) -> ServedModel:
-        """The model that is asked for, where the client's tenant may use it. Raises NotFound."""
+        """Returns the requested model if the client's tenant may use it. Raises NotFound."""
         return allowed_model(self.catalog, call.identity, name)
 
     def take_place(self, call: Call, fields: GenerationFields, num_choices: int) -> str:
-        """The request's id inside of Baton, its place held until the request ends. Raises NoCapacity."""
+        """Admits the request until it ends and returns its unique id. Raises NoCapacity."""
         if fields.request_id:
             call.request_id = fields.request_id
         ticket = self.admission.admit(call.request_id, num_choices)
@@ -97,11 +97,11 @@ class FrontDesk:
         return ticket.request_id
 
     def meter(self, call: Call, num_choices: int) -> AnswerMeter:
-        """Measures the answer from the request's arrival."""
+        """Returns a meter that starts at the request's arrival."""
         return AnswerMeter(self.metrics, call.received, num_choices)
 
     def generator_for(self, fields: GenerationFields) -> Generator:
-        """Who runs such a request."""
+        """Returns the generator for a request."""
         if not fields.use_beam_search:
             return self.generator
         limits = Limits(self.config.max_choices, self.config.max_logprobs)
@@ -109,7 +109,7 @@ class FrontDesk:
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
     def admitted(self, call: Call, generator: Generator, requests: Sequence[GenerationRequest]) -> AdmittedGenerator:
-        """Runs the request's generations within the limits of its tenant, which the answer's head tells."""
+        """Returns a generator that applies the tenant's limits and sets the response's limit headers."""
 
         def note(ticket: Ticket) -> None:
             call.standing = ticket.headers(speaks_anthropic(call.path))
@@ -134,11 +134,11 @@ class FrontDesk:
         use: ToolUse | None = None,
         holds_logprobs: bool = False,
     ) -> GenerationRequest:
-        """One prompt's request to the generation side. `holds_logprobs`: as objects, until the answer ends."""
+        """Returns one prompt's request to the generator. `holds_logprobs`: kept as objects until the response ends."""
         constraint = None if asked is None else asked.constraint
         if asked is not None and reading is not None:
             constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
-            reading = replace(reading, constraint=None)  # that of calls is in it
+            reading = replace(reading, constraint=None)  # it includes the constraint of calls
         journal = self._journal_of(call, fields, sampling)
         whole = self.config.max_answer_logprobs
         stores = holds_logprobs or bool(getattr(fields, "store", None))
@@ -163,7 +163,7 @@ class FrontDesk:
         return limit_logprobs([request], model.require_info().max_model_len)[0]
 
     def _journal_of(self, call: Call, fields: GenerationFields, sampling: types_pb2.SamplingParams) -> Journal | None:
-        """Of a stream that its client named. The seed is drawn now, so that another gateway has it too."""
+        """Starts a journal if the client named the stream. Draws the seed now, so that other gateways can use it."""
         if call.journal is not None:
             call.on_end.append(_end_journal)
             sampling.seed = call.journal.head.seed
@@ -189,7 +189,7 @@ class FrontDesk:
 
 
 def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
-    """What all chunks, or the one document, of an answer say alike."""
+    """Returns the common members of all chunks or of the document."""
     options = fields.stream_options
     return Envelope(
         object=kind,
@@ -208,13 +208,13 @@ def _end_journal(call: Call) -> None:
 
 
 def can_resume(fields: GenerationFields) -> bool:
-    """Whether a stream of this request is one generation, whose tokens tell all of it."""
+    """Returns whether the request is a single generation whose tokens reproduce the stream."""
     prompt = getattr(fields, "prompt", None)
     is_one = not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int) or len(prompt) == 1
     return is_one and not fields.use_beam_search
 
 
 def fingerprint(model: ServedModel) -> str:
-    """Changes with the software and with the weights."""
+    """Returns a fingerprint of the software and the model's weights."""
     digest = model.info.digest.hex()[:8] if model.info is not None else "00000000"
     return f"baton-{VERSION}-{digest}"

@@ -1,4 +1,4 @@
-"""How long a model may reason: from a client's number of tokens to what workers are told."""
+"""Converts a client's reasoning budget to the limit that workers apply."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def limit_reasoning(
     budget: int | None,
     field: str = "thinking_token_budget",
 ) -> None:
-    """Sets reasoning_limit, in place. None and -1 are no limit; an output that does not begin in a reasoning has none.
+    """Sets reasoning_limit in place. None and -1 mean no limit; an output that does not begin in the reasoning has
+    none.
 
-    Raises InvalidRequest, naming `field`, where it is not known how the model ends its reasoning.
+    Raises InvalidRequest that names `field` if the end of the model's reasoning is unknown.
     """
     if budget is None or budget < 0:
         return
     if not can_limit(model):
         raise InvalidRequest(
-            f"{field}: how {model.name} ends its reasoning is not known; the gateway needs --reasoning-parser.",
+            f"{field}: the end of {model.name}'s reasoning is unknown; start the gateway with --reasoning-parser",
             field=field,
         )
     start, end = reasoning_tokens(model.output_format, model.tokenizer, prompt_token_ids)
@@ -35,7 +36,7 @@ def limit_reasoning(
 
 
 def can_limit(model: ServedModel) -> bool:
-    """Whether the end of the model's reasoning is a mark that can be put in."""
+    """Returns whether the model's reasoning ends with a marker that can be inserted."""
     formats = model.output_format
     if formats.tools is not None and formats.tools.has_reasoning:
         return False

@@ -1,4 +1,4 @@
-"""A request as its tenant's: reserved before it runs, settled when all of it has ended. The same for REST and gRPC."""
+"""Applies a tenant's limits to a request: reserves before it runs, settles after its end. Used by REST and gRPC."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from baton.rpc.errors import NotFound
 
 
 def allowed_models(catalog: ModelCatalog, identity: Identity) -> list[ServedModel]:
-    """Those that the tenant may use."""
+    """Returns the models that the tenant may use."""
     return [model for model in catalog.models() if _may_use(identity.tenant, model)]
 
 
 def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -> ServedModel:
-    """The model of that name. One that the tenant may not use is as if it were not there. Raises NotFound."""
+    """Returns the model with this name. Raises NotFound, also for a model that the tenant may not use."""
     model = catalog.get(name or "")
     if not _may_use(identity.tenant, model):
         raise NotFound(f"The model `{name}` does not exist.", field="model")
@@ -27,15 +27,15 @@ def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -
 
 
 def _may_use(tenant: Tenant, model: ServedModel) -> bool:
-    """Tenants' lists name models, each by any of its names."""
+    """Returns whether the tenant may use the model. Tenants' lists may contain any of its names."""
     return any(map(tenant.may_use, model.names))
 
 
 class AdmittedGenerator:
     """Implements Generator for the generations of one request.
 
-    They are admitted together, by the first start(), which raises RateLimited. `on_ticket` hears of it before any runs.
-    The request holds what was reserved until every generation has ended and `close` was called.
+    The first start() admits all of them, or raises RateLimited. `on_ticket` is called before any runs. The reservation
+    is held until every generation has ended and `close` was called.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class AdmittedGenerator:
 
     @property
     def standing(self) -> dict[str, str]:
-        """How the tenant stands, as x-ratelimit-* headers; empty before it was admitted, or without limits."""
+        """Returns the tenant's x-ratelimit-* headers; empty before admission or without limits."""
         return self._ticket.headers() if self._ticket is not None else {}
 
     def close(self) -> None:
-        """Nothing more is started. Idempotent."""
+        """Ends the request: no generation is started any more. Idempotent."""
         if not self._closed:
             self._closed = True
             self.part_ended(None)
 
     def part_ended(self, usage: Usage | None) -> None:
-        """One generation is over. None: it used nothing."""
+        """Adds the usage of a generation that has ended; None: it used nothing."""
         if usage is not None:
             self._input_tokens += usage.prompt_tokens
             self._output_tokens += usage.completion_tokens
@@ -95,7 +95,7 @@ class AdmittedGenerator:
 
 
 class _Part:
-    """One generation's end, told once."""
+    """Reports the end of one generation once."""
 
     __slots__ = ("_whole",)
 
@@ -109,7 +109,7 @@ class _Part:
 
 
 def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Usage], None]) -> GenerationRequest:
-    # A client may hold its own requests back, but not pass by other tenants.
+    # A client may lower its requests' priority, but not raise it above the tenant's.
     priority = tenant.priority + max(0, request.priority) if tenant.name else request.priority
     return replace(
         request,
@@ -122,7 +122,7 @@ def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Us
 
 
 def _ask(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_len: int) -> Ask:
-    """Prompts as they are, and the most that the answers may have; of no max_tokens, what the tenant assumes."""
+    """Returns the prompts' tokens and the maximum output, or the tenant's assumption without max_tokens."""
     output = 0
     for request in requests:
         room = max(1, max_model_len - len(request.prompt_token_ids))

@@ -1,4 +1,4 @@
-"""Which response store the settings ask for."""
+"""Creates the response store that the settings select."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
 
 
 def make_response_store(redis_url: str, ttl: float, max_bytes: int) -> ResponseStore:
-    """The store that the settings ask for. Raises InvalidRequest for a wrong URL."""
+    """Returns the response store. Raises InvalidRequest for an invalid URL."""
     if redis_url:
-        # Loads the Redis client, which a gateway without Redis does without.
+        # Imports the Redis client only if it is used.
         from baton.gateway.storage.redis_store import RedisResponseStore
 
         return RedisResponseStore(redis_url, ttl)

@@ -1,4 +1,4 @@
-"""Responses in Redis, for all gateways that share it. Records expire there."""
+"""Responses in Redis, shared by all gateways. Redis expires the records."""
 
 from __future__ import annotations
 
@@ -105,5 +105,5 @@ async def _asked(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except (RedisError, OSError, TimeoutError) as error:
-        _log.warning("stored responses cannot be reached: %s", error)
-        raise Unavailable("stored responses cannot be reached; retry later", retry_after_ms=1000) from error
+        _log.warning("cannot access stored responses in Redis: %s", error)
+        raise Unavailable("cannot access stored responses; retry later", retry_after_ms=1000) from error

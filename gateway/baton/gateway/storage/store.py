@@ -1,4 +1,4 @@
-"""Where responses are kept for later requests: in Redis, or in this process's memory. Knows only bytes and names."""
+"""The store interface for responses, and its implementation in memory. Knows only bytes and names."""
 
 from __future__ import annotations
 
@@ -8,57 +8,59 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# How long a running response counts as running after its gateway was last heard of.
+# How long a response counts as running after the last heartbeat of its gateway.
 ALIVE_SECONDS = 10
 MAX_LISTED = 10_000
 
 
 class ResponseStore(Protocol):
-    """Records by id, each gone after its time. Raises Unavailable where the store cannot be asked."""
+    """Records by name, each with a time to live. Raises Unavailable if the store cannot be reached."""
 
     async def save(self, name: str, record: bytes) -> None:
-        """Keeps a record, or replaces it."""
+        """Stores or replaces a record."""
 
     async def load(self, name: str) -> bytes | None:
-        """The record; None: there is none."""
+        """Returns the record, or None."""
 
     async def delete(self, name: str) -> bool:
-        """Whether there was one."""
+        """Deletes a record. Returns whether it existed."""
 
     async def append(self, name: str, pieces: Sequence[bytes]) -> bool:
-        """Adds pieces to a record's list, in one step, and keeps both for their whole time again. False: no record."""
+        """Appends pieces to a record's list atomically, and renews the time to live of both. Returns False without a
+        record.
+        """
 
     async def pieces(self, name: str) -> list[bytes]:
-        """The record's list, oldest first."""
+        """Returns the record's list, oldest first."""
 
     async def remove(self, name: str, piece: bytes) -> bool:
-        """Whether the record's list had this piece."""
+        """Removes a piece from the record's list. Returns whether it was there."""
 
     async def enlist(self, group: str, name: str) -> None:
-        """The record's name is listed in the group for as long as the record may be kept."""
+        """Adds the record's name to a group, for the record's time to live."""
 
     async def delist(self, group: str, name: str) -> None:
-        """It is no longer."""
+        """Removes the record's name from a group."""
 
     async def listed(self, group: str) -> list[str]:
-        """The group's names, the latest MAX_LISTED, oldest first. Their records may be gone."""
+        """Returns the latest MAX_LISTED names of a group, oldest first. Their records may have expired."""
 
     async def beat(self, names: Iterable[str]) -> list[str]:
-        """These run here. Returns those that somebody wants cancelled."""
+        """Renews the heartbeat of responses that run here. Returns those to be cancelled."""
 
     async def is_running(self, name: str) -> bool:
-        """Whether some gateway runs it."""
+        """Returns whether any gateway runs the response."""
 
     async def ask_cancel(self, name: str) -> None:
-        """Asks whoever runs it to cancel it."""
+        """Asks the gateway that runs the response to cancel it."""
 
     async def close(self) -> None:
-        """Ends connections."""
+        """Closes connections."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A record and its list."""
+    """A record, its list and its expiry."""
 
     expiry: float
     record: bytes
@@ -70,14 +72,14 @@ class _Kept:
 
 
 class MemoryResponseStore:
-    """For one gateway process: bounded in bytes, the oldest go first; nothing outlives the process."""
+    """Implements ResponseStore in memory, bounded in bytes; the oldest records are dropped first."""
 
     def __init__(self, ttl: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl = ttl
         self._max_bytes = max_bytes
         self._clock = clock
         self._records: OrderedDict[str, _Kept] = OrderedDict()
-        self._groups: dict[str, dict[str, float]] = {}  # group: name: expiry
+        self._groups: dict[str, dict[str, float]] = {}  # expiry by group and name
         self.num_bytes = 0
 
     async def save(self, name: str, record: bytes) -> None:
@@ -134,7 +136,7 @@ class MemoryResponseStore:
         return False
 
     async def ask_cancel(self, name: str) -> None:
-        """Nobody else runs anything."""
+        """Does nothing: no other gateway shares this store."""
 
     async def close(self) -> None:
         self._records.clear()

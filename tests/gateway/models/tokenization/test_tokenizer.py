@@ -72,7 +72,7 @@ def test_a_lone_surrogate_is_a_clear_error(sample):
 def test_a_broken_tokenizer_file_is_named(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    with pytest.raises(InvalidRequest, match=r"tokenizer\.json is no valid tokenizer"):
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json is not a valid tokenizer"):
         Tokenizer(path)
 
 

@@ -1,4 +1,4 @@
-"""GET, POST and DELETE of /v1/chat/completions: the chats that were sent with `store`."""
+"""GET, POST and DELETE of /v1/chat/completions: chats that were sent with `store`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,23 @@ PATH = "/v1/chat/completions"
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 _LIMIT = Parameter(
-    "limit", "Entries of one page.", {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE, "default": _DEFAULT_PAGE}
+    "limit", "Entries per page.", {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE, "default": _DEFAULT_PAGE}
 )
-_ORDER = Parameter("order", "By time.", {"enum": ["asc", "desc"], "default": "asc"})
-_AFTER = Parameter("after", "The id of the entry before the page. Empty: none.", {"type": "string"})
-_MODEL = Parameter("model", "Only chats of this model. Empty: of all.", {"type": "string"})
+_ORDER = Parameter("order", "Order by time.", {"enum": ["asc", "desc"], "default": "asc"})
+_AFTER = Parameter("after", "The id of the entry before the page. Empty: the first page.", {"type": "string"})
+_MODEL = Parameter("model", "Only chats of this model. Empty: all models.", {"type": "string"})
 _METADATA = Parameter(
-    "metadata", "Only chats with these: metadata[KEY]=VALUE.", {"type": "object"}, style="deepObject", nested=True
+    "metadata",
+    "Only chats with this metadata: metadata[KEY]=VALUE.",
+    {"type": "object"},
+    style="deepObject",
+    nested=True,
 )
 _IDS = "chatcmpl-.+"
 
 
 class StoredChats:
-    """The handlers."""
+    """Handles the routes of stored chats."""
 
     def __init__(self, shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool) -> None:
         self._shelf = shelf
@@ -50,7 +54,7 @@ class StoredChats:
         self._decoder = BodyDecoder(UpdateChatCompletion, strict, bodies.reader)
 
     async def list(self, exchange: Exchange) -> None:
-        """GET /v1/chat/completions."""
+        """Handles GET /v1/chat/completions."""
         query = parse_qs(exchange.query)
         limit, tenant = _limit(query), exchange.identity.tenant.name
         ids = _in_order(await self._shelf.ids(tenant), query)
@@ -72,12 +76,12 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(answer))
 
     async def get(self, exchange: Exchange) -> None:
-        """GET /v1/chat/completions/{completion_id}."""
+        """Handles GET /v1/chat/completions/{completion_id}."""
         chat = await self._shelf.get(exchange.identity.tenant.name, _id_of(exchange))
         exchange.respond(200, msgspec.json.encode(chat.completion))
 
     async def messages(self, exchange: Exchange) -> None:
-        """GET /v1/chat/completions/{completion_id}/messages."""
+        """Handles GET /v1/chat/completions/{completion_id}/messages."""
         query = parse_qs(exchange.query)
         limit = _limit(query)
         chat = await self._shelf.get(exchange.identity.tenant.name, _id_of(exchange))
@@ -93,7 +97,7 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(page))
 
     async def update(self, exchange: Exchange) -> None:
-        """POST /v1/chat/completions/{completion_id}."""
+        """Handles POST /v1/chat/completions/{completion_id}."""
         request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
@@ -101,7 +105,7 @@ class StoredChats:
         exchange.respond(200, msgspec.json.encode(chat.completion))
 
     async def delete(self, exchange: Exchange) -> None:
-        """DELETE /v1/chat/completions/{completion_id}."""
+        """Handles DELETE /v1/chat/completions/{completion_id}."""
         completion_id = _id_of(exchange)
         await self._shelf.delete(exchange.identity.tenant.name, completion_id)
         exchange.respond(200, msgspec.json.encode(DeletedChatCompletion(id=completion_id)))
@@ -110,7 +114,7 @@ class StoredChats:
 def stored_chat_routes(
     shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool = False
 ) -> list[Route]:
-    """Their part of the route table. `primary_name` is that of a model by any of its names."""
+    """Returns the routes. `primary_name` maps any name of a model to its first name."""
     handlers = StoredChats(shelf, primary_name, bodies, strict)
     one = f"{PATH}/{{completion_id}}"
     errors = (400, 404, 503)
@@ -119,32 +123,38 @@ def stored_chat_routes(
             "GET",
             PATH,
             handlers.list,
-            "Lists the chats that were kept.",
+            "Lists the stored chats.",
             response=ChatCompletionList,
             errors=(400, 503),
             parameters=(_LIMIT, _ORDER, _AFTER, _MODEL, _METADATA),
         ),
         Route(
-            "GET", one, handlers.get, "A chat that was kept.", response=StoredChatCompletion, errors=errors, ids=_IDS
+            "GET", one, handlers.get, "Returns a stored chat.", response=StoredChatCompletion, errors=errors, ids=_IDS
         ),
         Route(
             "POST",
             one,
             handlers.update,
-            "Replaces a kept chat's metadata.",
+            "Replaces a stored chat's metadata.",
             UpdateChatCompletion,
             StoredChatCompletion,
             errors=(*errors, 408, 413),
             ids=_IDS,
         ),
         Route(
-            "DELETE", one, handlers.delete, "Forgets a chat.", response=DeletedChatCompletion, errors=errors, ids=_IDS
+            "DELETE",
+            one,
+            handlers.delete,
+            "Deletes a stored chat.",
+            response=DeletedChatCompletion,
+            errors=errors,
+            ids=_IDS,
         ),
         Route(
             "GET",
             f"{one}/messages",
             handlers.messages,
-            "The messages that a kept chat answers.",
+            "Lists the messages of a stored chat's request.",
             response=StoredMessageList,
             errors=errors,
             parameters=(_LIMIT, _ORDER, _AFTER),
@@ -160,20 +170,20 @@ def _id_of(exchange: Exchange) -> str:
 def _limit(query: Mapping[str, list[str]]) -> int:
     text = query.get("limit", [str(_DEFAULT_PAGE)])[-1]
     if not text.isascii() or not text.isdigit() or len(text) > 3 or not 1 <= int(text) <= _MAX_PAGE:
-        raise InvalidRequest(f"limit is {text!r}; it must be a number from 1 to {_MAX_PAGE}.", field="limit")
+        raise InvalidRequest(f"limit is {text!r}; it must be a number from 1 to {_MAX_PAGE}", field="limit")
     return int(text)
 
 
 def _in_order(ids: list[str], query: Mapping[str, list[str]]) -> list[str]:
-    """The ids after `after`. Raises InvalidRequest."""
+    """Returns the ids after `after`. Raises InvalidRequest."""
     order, after = query.get("order", ["asc"])[-1], query.get("after", [""])[-1]
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {order!r}; it must be asc or desc.", field="order")
+        raise InvalidRequest(f"order is {order!r}; give asc or desc", field="order")
     ordered = ids[::-1] if order == "desc" else ids
     if not after:
         return ordered
     if after not in ordered:
-        raise InvalidRequest(f"after is {after!r}, which is none of these.", field="after")
+        raise InvalidRequest(f"after is {after!r}, which is not in the list", field="after")
     return ordered[ordered.index(after) + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""Chat completions that were to be kept, each tenant's by their ids. Knows no wire."""
+"""Stored chat completions by tenant and id. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChatShelf:
-    """Keeps chats in a store, one tenant's apart from another's: ids are what clients make of them."""
+    """Stores chats per tenant, because clients choose the ids."""
 
     def __init__(self, store: ResponseStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class ChatShelf:
     def keeper(
         self, tenant: str, document: ChatDocument, messages: Sequence[ChatMessage], metadata: dict[str, str] | None
     ) -> ChatKeeper:
-        """Keeps what `document` collects."""
+        """Returns a keeper that stores what `document` collects."""
 
         def keep(usage: Usage, then: Callable[[], None]) -> None:
             completion = msgspec.to_builtins(document.document(usage))
@@ -41,7 +41,7 @@ class ChatShelf:
         return ChatKeeper(document, keep)
 
     async def get(self, tenant: str, completion_id: str) -> StoredChat:
-        """A chat. Raises NotFound, Unavailable."""
+        """Returns a chat. Raises NotFound, Unavailable."""
         found = await self._load(_name(tenant, completion_id))
         if found is None:
             raise NotFound(f"Chat completion with id '{completion_id}' not found.", field="completion_id")
@@ -55,19 +55,19 @@ class ChatShelf:
         return chat
 
     async def delete(self, tenant: str, completion_id: str) -> None:
-        """Forgets a chat. Raises NotFound, Unavailable."""
+        """Deletes a chat. Raises NotFound, Unavailable."""
         name = _name(tenant, completion_id)
         await self._store.delist(_group(tenant), name)
         if not await self._store.delete(name):
             raise NotFound(f"Chat completion with id '{completion_id}' not found.", field="completion_id")
 
     async def ids(self, tenant: str) -> list[str]:
-        """Of a tenant's chats, oldest first; some may be gone. Raises Unavailable."""
+        """Returns the ids of a tenant's chats, oldest first; some may have expired. Raises Unavailable."""
         prefix = _name(tenant, "")
         return [name.removeprefix(prefix) for name in await self._store.listed(_group(tenant))]
 
     async def find(self, tenant: str, completion_id: str) -> StoredChat | None:
-        """A chat; None: it is gone. Raises Unavailable."""
+        """Returns a chat, or None if it has expired. Raises Unavailable."""
         return await self._load(_name(tenant, completion_id))
 
     async def _keep_then(self, tenant: str, chat: StoredChat, then: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class ChatShelf:
             await self._store.save(name, msgspec.json.encode(chat))
             await self._store.enlist(_group(tenant), name)
         except ServiceError as error:
-            _log.warning("chat completion %s is not kept: %s", chat.completion["id"], error.message)
+            _log.warning("cannot store chat completion %s: %s", chat.completion["id"], error.message)
         finally:
             then()
 
@@ -87,12 +87,12 @@ class ChatShelf:
         try:
             return self._decoder.decode(record)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            _log.warning("the record of %s is of another version: %s", name, error)
+            _log.warning("cannot decode the record of %s: %s", name, error)
             return None
 
 
 class ChatKeeper:
-    """Implements Keeper, over a document that nobody sends."""
+    """Implements Keeper with a document that is only stored."""
 
     def __init__(self, document: ChatDocument, keep: Callable[[Usage, Callable[[], None]], None]) -> None:
         self.collect: Callable[[int, Delta], None] = document.collect
@@ -104,7 +104,7 @@ def _group(tenant: str) -> str:
 
 
 def _name(tenant: str, completion_id: str) -> str:
-    """Unlike any other tenant's, whatever the two contain."""
+    """Returns a name that differs between tenants for any ids."""
     return f"chat:{len(tenant)}:{tenant}:{completion_id}"
 
 

@@ -10,13 +10,13 @@ from baton.gateway.schemas.answers import ChatCompletion
 
 
 class StoredChatCompletion(ChatCompletion, kw_only=True):
-    """A chat completion that was kept."""
+    """A stored chat completion."""
 
     metadata: dict[str, str]
 
 
 class StoredMessage(Struct, kw_only=True, omit_defaults=True):
-    """A message of the chat that was answered."""
+    """A message of a stored chat's request."""
 
     id: str
     role: str
@@ -50,11 +50,11 @@ class StoredMessageList(Struct, kw_only=True):
 class UpdateChatCompletion(Struct, kw_only=True):
     """POST /v1/chat/completions/{completion_id}."""
 
-    metadata: dict[str, str] | None  # instead of what was there
+    metadata: dict[str, str] | None  # replaces the previous metadata
 
 
 class DeletedChatCompletion(Struct, kw_only=True):
-    """The answer of DELETE."""
+    """The response to DELETE."""
 
     id: str
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
@@ -62,7 +62,7 @@ class DeletedChatCompletion(Struct, kw_only=True):
 
 
 class StoredChat(Struct, kw_only=True):
-    """What is kept of a chat."""
+    """The stored record of a chat."""
 
     completion: dict[str, Any]  # a StoredChatCompletion
     messages: list[StoredMessage]

@@ -1,4 +1,4 @@
-"""What both APIs of conversations check alike. Knows no wire."""
+"""Checks shared by the REST and gRPC APIs of conversations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from baton.rpc.errors import InvalidRequest
 def checked_items(items: Sequence[Item]) -> list[Item]:
     """Returns a request's items, each with an id. Raises InvalidRequest that names the item."""
     if len(items) > MAX_ITEMS_OF_REQUEST:
-        message = f"items has {len(items)} items; at most {MAX_ITEMS_OF_REQUEST} are allowed in a request."
+        message = f"items has {len(items)} items; at most {MAX_ITEMS_OF_REQUEST} are allowed"
         raise InvalidRequest(message, field="items")
     return input_items(items, "items")

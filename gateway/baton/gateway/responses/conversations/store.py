@@ -1,7 +1,7 @@
-"""Conversations by id, each tenant's apart from another's. Knows no wire.
+"""Conversations by tenant and id. Knows nothing of HTTP or gRPC.
 
-Items are appended in one step. Two responses of one conversation that run at a time both read it as it was when they
-began; each adds its input and output as one block when it ends, so blocks are in the order of their ends and never mix.
+Items are appended atomically. Two concurrent responses of one conversation both read it as it was when they began; each
+appends its input and output as one block when it ends, so blocks are ordered by their ends and never interleave.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 _log = logging.getLogger(__name__)
 
 MAX_ITEMS_OF_REQUEST = 20
-MAX_BYTES = 16 << 20  # of a conversation that takes more items
+MAX_BYTES = 16 << 20  # of a conversation that accepts more items
 
 _items = msgspec.json.Decoder(Item)
 
 
 class ConversationShelf:
-    """Keeps conversations in the store of responses, for as long after the last change."""
+    """Stores conversations in the response store, each until its time to live after the last change."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
         self._decoder = msgspec.json.Decoder(StoredConversation)
 
     async def create(self, tenant: str, metadata: dict[str, str], items: Sequence[Item]) -> Conversation:
-        """Begins a conversation. Raises InvalidRequest, Unavailable."""
+        """Creates a conversation. Raises InvalidRequest, Unavailable."""
         _check_ids(items, set())
         conversation = Conversation(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=metadata)
         await self._save(tenant, conversation)
@@ -43,12 +43,14 @@ class ConversationShelf:
         return conversation
 
     async def get(self, tenant: str, conversation_id: str, field: str = "conversation_id") -> Conversation:
-        """Returns a conversation of the tenant. Raises NotFound, Unavailable; `field` is the one that named it."""
+        """Returns a conversation of the tenant. Raises NotFound, Unavailable. `field` is the request's field with the
+        id.
+        """
         record = await self._store.load(_name(conversation_id))
         try:
             stored = None if record is None else self._decoder.decode(record)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            _log.warning("the record of %s is of another version: %s", conversation_id, error)
+            _log.warning("cannot decode the record of %s: %s", conversation_id, error)
             stored = None
         if stored is None or stored.tenant != tenant:
             raise NotFound(f"Conversation with id '{conversation_id[:80]}' not found.", field=field)
@@ -59,7 +61,7 @@ class ConversationShelf:
         conversation = await self.get(tenant, conversation_id)
         conversation.metadata = metadata
         await self._save(tenant, conversation)
-        await self._store.append(_name(conversation_id), ())  # its items are kept as long
+        await self._store.append(_name(conversation_id), ())  # renews its items too
         return conversation
 
     async def delete(self, tenant: str, conversation_id: str) -> None:
@@ -70,19 +72,20 @@ class ConversationShelf:
     async def items(
         self, tenant: str, conversation_id: str, field: str = "conversation_id", *, for_more: bool = False
     ) -> list[Item]:
-        """Returns the items, oldest first. Raises NotFound, Unavailable; InvalidRequest where no more may follow."""
+        """Returns the items, oldest first. Raises NotFound, Unavailable, or InvalidRequest if it is full
+        (`for_more`).
+        """
         await self.get(tenant, conversation_id, field)
         pieces = await self._store.pieces(_name(conversation_id))
         if for_more and sum(map(len, pieces)) >= MAX_BYTES:
             raise InvalidRequest(
-                f"The conversation {conversation_id} has {MAX_BYTES} bytes or more; no more items can be added: "
-                "delete some, or begin another.",
+                f"the conversation {conversation_id} has reached {MAX_BYTES} bytes; delete items or create another one",
                 field=field,
             )
         return [_items.decode(piece) for piece in pieces]
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Item]:
-        """Appends items and returns them as they are kept. Raises NotFound, InvalidRequest, Unavailable."""
+        """Appends items and returns them as stored. Raises NotFound, InvalidRequest, Unavailable."""
         taken = {item["id"] for item in await self.items(tenant, conversation_id, for_more=True)}
         _check_ids(items, taken)
         kept = [_normal(item) for item in items]
@@ -91,12 +94,12 @@ class ConversationShelf:
         return kept
 
     async def extend(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
-        """Appends what a response brought. A failure is logged: the response itself is complete."""
+        """Appends a response's items. Only logs a failure, because the response itself is complete."""
         try:
             await self.get(tenant, conversation_id)
             await self._store.append(_name(conversation_id), _encoded([_normal(item) for item in items]))
         except ServiceError as error:
-            _log.warning("a response is not added to the conversation %s: %s", conversation_id, error.message)
+            _log.warning("cannot add a response to the conversation %s: %s", conversation_id, error.message)
 
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item:
         """Returns one item. Raises NotFound, Unavailable."""
@@ -122,11 +125,11 @@ def _name(conversation_id: str) -> str:
 
 
 def _check_ids(items: Sequence[Item], taken: set[str]) -> None:
-    """Raises InvalidRequest for an id that another item has."""
+    """Raises InvalidRequest for an id that another item already has."""
     for index, item in enumerate(items):
         if item["id"] in taken:
             field = f"items.{index}.id"
-            raise InvalidRequest(f"{field} is {item['id'][:80]!r}, which another item has already.", field=field)
+            raise InvalidRequest(f"{field} is {item['id'][:80]!r}, which another item already has", field=field)
         taken.add(item["id"])
 
 
@@ -135,7 +138,7 @@ def _encoded(items: Sequence[Item]) -> list[bytes]:
 
 
 def _normal(item: Item) -> Item:
-    """Returns an item in the form that lists give: content in parts, with a status."""
+    """Returns an item in the form of lists: content in parts, with a status."""
     content = item.get("content")
     if item["type"] == "message" and isinstance(content, str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"

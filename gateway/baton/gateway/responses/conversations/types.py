@@ -17,7 +17,7 @@ class CreateConversationRequest(Struct, kw_only=True):
 class UpdateConversationRequest(Struct, kw_only=True):
     """POST /v1/conversations/{conversation_id}."""
 
-    metadata: dict[str, str] | None  # instead of what was there
+    metadata: dict[str, str] | None  # replaces the previous metadata
 
 
 class AddItemsRequest(Struct, kw_only=True):
@@ -36,7 +36,7 @@ class Conversation(Struct, kw_only=True):
 
 
 class ConversationItem(Struct, kw_only=True):
-    """An item, with what items of its type have beside these."""
+    """An item. Items have further members by type."""
 
     id: str
     type: str  # message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning
@@ -44,7 +44,7 @@ class ConversationItem(Struct, kw_only=True):
 
 
 class DeletedConversation(Struct):
-    """The answer of DELETE."""
+    """The response to DELETE."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
@@ -52,7 +52,7 @@ class DeletedConversation(Struct):
 
 
 class StoredConversation(Struct, kw_only=True):
-    """What is kept of a conversation beside its items."""
+    """The stored record of a conversation, without its items."""
 
     conversation: Conversation
     tenant: str
