@@ -14,7 +14,7 @@ from support.gateway.scripted_services import until
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
-REASON = "the gateway shut down before the answer was complete"
+REASON = "the gateway shut down before the generation finished"
 BODY = {"prompt": "Hi", "max_tokens": 2000}
 
 

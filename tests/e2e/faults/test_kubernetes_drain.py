@@ -108,7 +108,7 @@ def test_a_drain_with_streams_loses_none_and_shows_no_dead_worker(cluster):
 
 def moved(log: str) -> list[str]:
     """Streams that went on elsewhere, but those that a busy machine let fall silent."""
-    return [line for line in log.splitlines() if "move to another worker" in line and "no sign of life" not in line]
+    return [line for line in log.splitlines() if "to another worker" in line and "the worker is silent" not in line]
 
 
 def loud_lines(log: str) -> list[str]:

@@ -377,7 +377,7 @@ async def test_no_constraint_waits_for_a_reasoning_that_only_prompts_open(tmp_pa
 
 async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
     async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
-        with pytest.raises(openai.BadRequestError, match="cannot be held") as refused:
+        with pytest.raises(openai.BadRequestError, match="cannot be enforced") as refused:
             await oss.chat("x", tools=TOOLS, tool_choice="required")
         assert refused.value.param == "tool_choice"
         assert not oss.gateway.worker.submits

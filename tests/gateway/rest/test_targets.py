@@ -52,7 +52,7 @@ async def test_a_path_that_is_near_to_none_is_a_404_that_says_where_the_list_is(
     async with rest_side(no_playground=True) as rest:
         answer = await rest.request("GET", path)
     assert answer.status == 404
-    assert answer.error["message"].endswith("GET /openapi.json lists what there is.")
+    assert answer.error["message"].endswith("GET /openapi.json lists all paths.")
     assert len(answer.body) < 1000
 
 

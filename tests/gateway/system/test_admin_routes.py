@@ -125,7 +125,7 @@ async def test_a_query_that_makes_no_sense_is_refused_before_anybody_is_asked(pa
 
 
 async def test_no_worker_at_all_is_said():
-    assert "No worker is alive" in (await refusal_of(routes_of(Routers())["/sleep"])).message
+    assert "no worker is alive" in (await refusal_of(routes_of(Routers())["/sleep"])).message
 
 
 class Sleepers:

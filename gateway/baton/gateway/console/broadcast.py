@@ -1,4 +1,4 @@
-"""One event a second for all consoles together; nothing is made while none watches. Knows no fleet."""
+"""Sends one event per second to all watchers; produces none without watchers. Knows nothing of the fleet."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HELLO = b": one snapshot a second\n\n"
 
 
 class Broadcast:
-    """Server-sent events to everybody who watches.
+    """Sends server-sent events to all watchers.
 
-    `make` gives the next event's data. `check` is asked of each watcher before each event, and raises where it may
-    not see it any more. `closing` says that the gateway shuts down: streams end.
+    `make` returns the next event's data. `check` is called for each watcher before each event, and raises if it may no
+    longer watch. `closing` returns whether the gateway is shutting down; then streams end.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Broadcast:
         self._interval_seconds = interval_seconds
         self._max_watchers = max_watchers
         self._watchers: set[Exchange] = set()
-        self._task: asyncio.Task[None] | None = None  # while somebody watches
+        self._task: asyncio.Task[None] | None = None  # set while there are watchers
 
     def __len__(self) -> int:
-        """How many watch."""
+        """Returns the number of watchers."""
         return len(self._watchers)
 
     def watch(self, exchange: Exchange) -> None:
-        """Sends events until the client leaves. Raises NoCapacity where too many watch already."""
+        """Sends events until the client disconnects. Raises NoCapacity if there are too many watchers."""
         if len(self._watchers) >= self._max_watchers:
             raise NoCapacity(
-                f"{self._max_watchers} consoles watch this gateway already; close one", retry_after_ms=_RETRY_AFTER_MS
+                f"the gateway already serves {self._max_watchers} consoles; close one", retry_after_ms=_RETRY_AFTER_MS
             )
         exchange.begin_work(lambda: self._watchers.discard(exchange), lambda: None)
         if exchange.ended:
@@ -71,7 +71,7 @@ class Broadcast:
                 due = max(due + self._interval_seconds, loop.time())
                 await asyncio.sleep(due - loop.time())
         except Exception:
-            _log.exception("what consoles show could not be made")
+            _log.exception("cannot make an event for consoles")
         finally:
             self._task = None
             watchers, self._watchers = self._watchers, set()
@@ -85,5 +85,5 @@ class Broadcast:
             self._watchers.discard(exchange)
             exchange.end()
             return
-        if exchange.writable:  # one that lags misses events, not time
+        if exchange.writable:  # a slow watcher misses events
             exchange.write(event)

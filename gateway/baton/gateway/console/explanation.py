@@ -1,4 +1,4 @@
-"""Why one placement was made and where its request's time went, as JSON. Pure."""
+"""Explains a placement and its request's times, as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from baton.v1 import router_pb2
 
 
 class Times(msgspec.Struct):
-    """Seconds from the first question to a router; see baton.v1.RequestTimes."""
+    """Times in seconds from the first placement attempt; see baton.v1.RequestTimes."""
 
     place: float
     queue: float
     prefill: float
-    transfer: float  # 0: nothing was sent
+    transfer: float  # 0: nothing was transferred
     transfer_exposed: float
     transfer_bytes: int
-    first_token: float | None  # from the question to a router
+    first_token: float | None  # from the placement attempt
     decode: float
     itl: float | None
     preemptions: int
 
 
 class Result(msgspec.Struct):
-    """How it ended."""
+    """The outcome of a placement."""
 
     worker_failed: bool
     cached_tokens: int
@@ -32,7 +32,7 @@ class Result(msgspec.Struct):
 
 
 class Way(msgspec.Struct):
-    """One way to run the request, and the delay that it would add, in seconds."""
+    """A candidate placement, with the delay that it would add, in seconds."""
 
     decode: str
     prefill: str  # empty: the decode worker prefills
@@ -41,10 +41,10 @@ class Way(msgspec.Struct):
 
 
 class Knowledge(msgspec.Struct):
-    """What was known of one worker; see baton.v1.Evidence."""
+    """What the router knew of one worker; see baton.v1.Evidence."""
 
     worker_id: str
-    refusal: str  # empty: it was considered
+    refusal: str  # empty: the worker was considered
     cached_tokens: int
     host_cached_tokens: int
     num_requests: int
@@ -57,7 +57,7 @@ class Knowledge(msgspec.Struct):
 
 
 class Explanation(msgspec.Struct):
-    """One placement."""
+    """The explanation of one placement."""
 
     placement_id: str
     request_id: str
@@ -72,14 +72,14 @@ class Explanation(msgspec.Struct):
     prefill: str
     decode_cached_tokens: int  # expected
     prefill_cached_tokens: int
-    excluded: list[str]  # workers that had failed the request
+    excluded: list[str]  # workers excluded because they failed the request
     result: Result | None  # null: not reported yet
-    ways: list[Way]  # all that were costed; the first was taken
+    ways: list[Way]  # all candidates with costs; the first was chosen
     evidence: list[Knowledge]
 
 
 def explanation_of(told: router_pb2.ExplainResponse) -> Explanation:
-    """The answer to Explain, for people. The prompt's hashes stay out."""
+    """Converts a router's explanation to JSON. Leaves out the prompt's hashes."""
     request, response = told.request, told.response
     return Explanation(
         placement_id=str(response.placement_id),

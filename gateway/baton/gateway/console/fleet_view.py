@@ -1,4 +1,4 @@
-"""From what routers told to what consoles show. Holds the last minute, does no I/O."""
+"""Converts routers' replies to snapshots for consoles. Keeps the last minute; does no I/O."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOTHING = RouterChange(0.0, 0, 0, 0, 0, 0, (), ())
 
 
 class FleetView:
-    """Makes one snapshot after the other. While no router answers, the last one that did is what is shown."""
+    """Makes successive snapshots. While no router answers, shows the last reply."""
 
     def __init__(self) -> None:
         self._samples = Samples()
@@ -45,7 +45,7 @@ class FleetView:
         self._heard_at: float | None = None
 
     def take(self, words: Sequence[RouterWord], now: float, wall_time: float) -> Snapshot:
-        """What all routers said, at `now` (monotonic seconds)."""
+        """Returns a snapshot of all routers' replies at `now` (monotonic seconds)."""
         fleets = [word.fleet for word in words if word.fleet is not None]
         if fleets:
             self._heard_at = now
@@ -98,7 +98,7 @@ class FleetView:
 
 
 def merged_workers(fleets: Sequence[router_pb2.GetFleetResponse]) -> list[router_pb2.WorkerEntry]:
-    """Each worker once, by address; a router that hears it goes before one that does not."""
+    """Returns each worker once, by address; prefers a router's entry that is alive."""
     known: dict[str, router_pb2.WorkerEntry] = {}
     for fleet in fleets:
         for entry in fleet.workers:
@@ -109,7 +109,7 @@ def merged_workers(fleets: Sequence[router_pb2.GetFleetResponse]) -> list[router
 
 
 def merged_placements(fleets: Sequence[router_pb2.GetFleetResponse]) -> list[PlacementSight]:
-    """The newest of all routers: half of them those that have ended, where there are so many."""
+    """Returns the newest placements of all routers; up to half of them have ended."""
     placed: dict[int, router_pb2.PlacementSummary] = {}
     ended: dict[int, router_pb2.PlacementSummary] = {}
     for fleet in fleets:
@@ -125,7 +125,7 @@ def merged_placements(fleets: Sequence[router_pb2.GetFleetResponse]) -> list[Pla
 
 
 def worker_sight(entry: router_pb2.WorkerEntry, change: WorkerChange | None) -> WorkerSight:
-    """One row. `change`: what it did lately; None: not known yet."""
+    """Returns a worker's row. `change` is its recent activity, or None if unknown."""
     state, load = entry.state, entry.state.load
     used = load.num_blocks - load.num_free_blocks
     sight = WorkerSight(
@@ -158,7 +158,7 @@ def worker_sight(entry: router_pb2.WorkerEntry, change: WorkerChange | None) -> 
 
 
 def flow_sights(changes: Mapping[str, WorkerChange]) -> list[FlowSight]:
-    """All that moved, the largest first."""
+    """Returns all transfers, largest first."""
     flows = [
         FlowSight(sender, receiver, num_bytes / change.seconds, num_transfers / change.seconds)
         for receiver, change in changes.items()
@@ -168,7 +168,7 @@ def flow_sights(changes: Mapping[str, WorkerChange]) -> list[FlowSight]:
 
 
 def placement_sight(one: router_pb2.PlacementSummary) -> PlacementSight:
-    """One row."""
+    """Returns a placement's row."""
     has_ended = one.HasField("outcome")
     outcome = one.outcome
     ended_well = has_ended and not outcome.worker_failed

@@ -1,4 +1,4 @@
-"""GET /console: the fleet for operators. The page is public and says nothing; what it shows needs the admin scope."""
+"""GET /console: the fleet for operators. The page is public and contains no data; the data need the admin scope."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from baton.v1 import router_pb2
 
 PAGE = Path(__file__).parent / "page"
 PREFIX = "/console/"
-# The console and the playground look alike, and keep a tab's key alike.
+# Shared with the playground: the appearance, and the storage of a tab's key.
 SHARED = ("dom.js", "icon.svg", "sse.js", "store.js", "theme.css", "theme.js")
 
 _ERRORS = (403, 429, 503)
 _MOST_PLACEMENT_ID = 2**64 - 1
-_PLACEMENT_ID = Parameter("placement_id", "A placement.", {"type": "integer", "minimum": 0})
-_REQUEST_ID = Parameter("request_id", "The request that a placement was made for.", {"type": "string"})
+_PLACEMENT_ID = Parameter("placement_id", "The placement's id.", {"type": "integer", "minimum": 0})
+_REQUEST_ID = Parameter("request_id", "The id of the placement's request.", {"type": "string"})
 
 
 class Console:
-    """The handlers of what the page asks for."""
+    """Handles the routes of the page's data."""
 
     def __init__(self, desk: FrontDesk, routers: Routers) -> None:
         self._routers = routers
@@ -49,14 +49,14 @@ class Console:
         self._broadcast = Broadcast(self._snapshot, check, lambda: desk.admission.draining)
 
     async def stream(self, exchange: Exchange, query: Query) -> None:
-        """Snapshots as server-sent events, one a second."""
+        """Handles GET /console/stream: one snapshot per second as server-sent events."""
         if exchange.method == "HEAD":
             exchange.respond(200, headers={"content-type": CONTENT_TYPE})
             return
         self._broadcast.watch(exchange)
 
     async def placement(self, exchange: Exchange, query: Query) -> None:
-        """One placement, explained."""
+        """Handles GET /console/placement: explains one placement."""
         told = await self._routers.explain(explain_request(query))
         exchange.respond(200, msgspec.json.encode(explanation_of(told)))
 
@@ -66,7 +66,7 @@ class Console:
 
 
 def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
-    """The page at /console, its files below it, and its data; nothing where it is switched off."""
+    """Returns the routes of the page, its files and its data; none if the console is disabled."""
     if desk.config.no_console or fleet is None:
         return []
     shared = {name: file for name, file in read_files(PLAYGROUND).items() if name in SHARED}
@@ -74,12 +74,12 @@ def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
     page = files.pop("index.html")
     console, door = Console(desk, fleet.routers), AdminRoutes(desk, fleet)
     return [
-        Route("GET", "/console", page.answer, "The console.", content_type="text/html", public=True),
+        Route("GET", "/console", page.answer, "Returns the console's page.", content_type="text/html", public=True),
         Route(
             "GET",
             "/console/stream",
             door.handler(console.stream),
-            "The fleet, once a second.",
+            "Streams one snapshot of the fleet per second.",
             content_type="text/event-stream",
             errors=_ERRORS,
             scope=Scope.ADMIN,
@@ -88,26 +88,33 @@ def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
             "GET",
             "/console/placement",
             door.handler(console.placement),
-            "Why a placement was made.",
+            "Explains a placement.",
             errors=(400, 404, *_ERRORS),
             parameters=(_PLACEMENT_ID, _REQUEST_ID),
             scope=Scope.ADMIN,
         ),
-        Route("GET", PREFIX + "{file}", partial(_answer_file, files), "Its files.", errors=(404,), public=True),
+        Route(
+            "GET",
+            PREFIX + "{file}",
+            partial(_answer_file, files),
+            "Returns a file of the console.",
+            errors=(404,),
+            public=True,
+        ),
     ]
 
 
 def explain_request(query: Query) -> router_pb2.ExplainRequest:
-    """What a query asks for. Raises InvalidRequest unless it gives one of placement_id and request_id."""
+    """Converts a query. Raises InvalidRequest unless it has exactly one of placement_id and request_id."""
     placement_id, request_id = (query.get(name, [""])[-1] for name in ("placement_id", "request_id"))
     if bool(placement_id) == bool(request_id):
-        raise InvalidRequest("give either placement_id or request_id.", field="placement_id")
+        raise InvalidRequest("give either placement_id or request_id", field="placement_id")
     if request_id:
         return router_pb2.ExplainRequest(request_id=request_id)
     is_number = placement_id.isascii() and placement_id.isdigit() and len(placement_id) <= 20
     if not is_number or int(placement_id) > _MOST_PLACEMENT_ID:
         raise InvalidRequest(
-            f"placement_id is {placement_id[:40]!r}; it must be a number from 0 to {_MOST_PLACEMENT_ID}.",
+            f"placement_id is {placement_id[:40]!r}; it must be a number from 0 to {_MOST_PLACEMENT_ID}",
             field="placement_id",
         )
     return router_pb2.ExplainRequest(placement_id=int(placement_id))
@@ -117,5 +124,5 @@ def _answer_file(files: dict[str, StaticFile], exchange: Exchange) -> None:
     name = exchange.path.removeprefix(PREFIX)
     file = files.get(name)
     if file is None:
-        raise HttpError(404, f"The console has no file {name!r}.", param="file")
+        raise HttpError(404, f"the console has no file {name!r}", param="file")
     file.answer(exchange)

@@ -1,4 +1,4 @@
-"""Totals as routers told them, second after second, and what was between two of them. Pure."""
+"""Samples of the totals that routers report, and the changes between two of them. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from baton.v1 import control_pb2, router_pb2
 
 RATE_SECONDS = 5.0
 PERCENTILE_SECONDS = 60.0
-_SLACK = 0.5  # samples are a second apart, more or less
+_SLACK = 0.5  # tolerance, as samples are about a second apart
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """Of one worker, since its start."""
+    """Totals of one worker since its start."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    flows: Mapping[str, tuple[int, int]]  # by sender: bytes and transfers
+    flows: Mapping[str, tuple[int, int]]  # bytes and transfers by sender
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTotals:
-    """Of one router's placements, since its start."""
+    """Totals of one router's placements since its start."""
 
     placed: int
     refused: int
@@ -51,7 +51,7 @@ class Sample:
 def sample_of(
     at: float, entries: Iterable[router_pb2.WorkerEntry], fleets: Sequence[router_pb2.GetFleetResponse]
 ) -> Sample:
-    """What the routers told."""
+    """Returns the totals in the routers' replies."""
     workers = {entry.state.worker_id: _worker(entry) for entry in entries if entry.alive}
     routers = {fleet.router_id: _router(fleet.totals) for fleet in fleets}
     ttft, itl = (fleets[0].totals.ttft_seconds, fleets[0].totals.itl_seconds) if fleets else (_EMPTY, _EMPTY)
@@ -81,18 +81,18 @@ def _router(totals: router_pb2.PlacementTotals) -> RouterTotals:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """What one worker did in some seconds."""
+    """The activity of one worker within some seconds."""
 
     seconds: float
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    flows: Mapping[str, tuple[int, int]]  # by sender: bytes and transfers; those that moved
+    flows: Mapping[str, tuple[int, int]]  # bytes and transfers by sender, if any
 
 
 @dataclass(frozen=True, slots=True)
 class RouterChange:
-    """What became of the placements of all routers in some seconds."""
+    """The placements of all routers within some seconds."""
 
     seconds: float
     placed: int
@@ -105,9 +105,9 @@ class RouterChange:
 
 
 class Samples:
-    """What was told lately: of workers as far back as rates look, of routers a minute.
+    """The recent samples: of workers for RATE_SECONDS, of routers for a minute.
 
-    A total that falls is one that began anew.
+    A total that falls has restarted from 0.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Samples:
         self.itl_bounds: Sequence[float] = ()
 
     def add(self, sample: Sample) -> None:
-        """The newest one. What is too old to be compared with it is forgotten."""
+        """Adds the newest sample and drops those that are too old."""
         self.ttft_bounds, self.itl_bounds = sample.ttft_bounds, sample.itl_bounds
         self._workers.append((sample.at, sample.workers))
         self._routers.append((sample.at, sample.routers))
@@ -127,7 +127,7 @@ class Samples:
             self._routers.popleft()
 
     def worker_changes(self) -> dict[str, WorkerChange]:
-        """By worker id, in the last RATE_SECONDS; those that were told of only once have none."""
+        """Returns the changes of the last RATE_SECONDS by worker id, except for workers with only one sample."""
         now, workers = self._workers[-1]
         changes = {}
         for worker_id, totals in workers.items():
@@ -137,7 +137,7 @@ class Samples:
         return changes
 
     def router_change(self, seconds: float) -> RouterChange | None:
-        """Over all routers, in the last `seconds`. None: there is one sample only."""
+        """Returns the change over all routers in the last `seconds`, or None with only one sample."""
         now, routers = self._routers[-1]
         recent = [(at, one) for at, one in self._routers if now - at <= seconds + _SLACK]
         if len(recent) == 1:

@@ -1,6 +1,7 @@
-"""What consoles are told each second, as JSON. Seconds and bytes; identifiers of 64 bits are text, for JavaScript.
+"""The snapshot that consoles receive every second, as JSON. Times are in seconds and sizes in bytes; 64-bit ids are
+text for JavaScript.
 
-A figure that is not known, because nothing was heard or nothing happened yet, is null.
+A value that is unknown, because no router answered or nothing has happened yet, is null.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ import msgspec
 
 
 class RouterSight(msgspec.Struct):
-    """One router of this gateway."""
+    """A router of this gateway."""
 
     address: str
     problem: str  # empty: it answers
 
 
 class WorkerSight(msgspec.Struct):
-    """One worker."""
+    """A worker."""
 
-    worker_id: str  # empty: it has told nothing yet
+    worker_id: str  # empty: it has not reported yet
     address: str
     role: str  # prefill, decode, both or unknown
     state: str  # serving, draining, cordoned or dead
@@ -28,10 +29,10 @@ class WorkerSight(msgspec.Struct):
     running: int
     queue_depth: int
     max_requests: int
-    in_flight: int  # placed, and not in the worker's own figures yet
+    in_flight: int  # placed but not in the worker's own counts yet
     num_blocks: int
     kv_usage: float | None  # 0 to 1
-    host_kv_usage: float | None  # 0 to 1; null: it has no host memory for KV
+    host_kv_usage: float | None  # 0 to 1; null: no host memory for KV
     hit_rate: float | None  # of prompt tokens in the window, 0 to 1
     prompt_tokens_per_second: float | None
     output_tokens_per_second: float | None
@@ -40,7 +41,7 @@ class WorkerSight(msgspec.Struct):
 
 
 class FlowSight(msgspec.Struct):
-    """KV on its way from one worker to another, in the window."""
+    """KV transfers between two workers in the window."""
 
     sender: str
     receiver: str
@@ -49,7 +50,7 @@ class FlowSight(msgspec.Struct):
 
 
 class Percentiles(msgspec.Struct):
-    """Of one quantity."""
+    """The percentiles of one quantity."""
 
     p50: float
     p90: float
@@ -57,28 +58,28 @@ class Percentiles(msgspec.Struct):
 
 
 class FleetSight(msgspec.Struct):
-    """All workers and all placements together."""
+    """Totals of all workers and placements."""
 
     num_workers: int
     num_alive: int
     running: int
     queue_depth: int
     kv_usage: float | None
-    hit_rate: float | None  # of the prompts of requests that ended in the window
+    hit_rate: float | None  # over the prompts of requests that ended in the window
     prompt_tokens_per_second: float | None
     output_tokens_per_second: float | None
     transfer_bytes_per_second: float | None
-    num_flows: int  # of which a snapshot has the largest
+    num_flows: int  # total number; a snapshot contains the largest
     placements_per_second: float | None
     refusals_per_second: float | None
     failures_per_second: float | None  # placements whose worker failed
-    ttft: Percentiles | None  # of requests that ended within percentile_seconds
+    ttft: Percentiles | None  # over requests that ended within percentile_seconds
     itl: Percentiles | None
-    percentile_seconds: float  # how far back the percentiles look
+    percentile_seconds: float  # window of the percentiles
 
 
 class PlacementSight(msgspec.Struct):
-    """One placement, in short."""
+    """A summary of one placement."""
 
     placement_id: str
     request_id: str
@@ -89,23 +90,23 @@ class PlacementSight(msgspec.Struct):
     state: str  # running, finished or failed
     age: float
     prompt_tokens: int
-    predicted_tokens: int  # of the prompt, expected in caches
+    predicted_tokens: int  # prompt tokens expected in caches
     cached_tokens: int | None
     output_tokens: int | None
     ttft: float | None
     itl: float | None
-    seconds: float | None  # from the question to a router to the end
+    seconds: float | None  # from the placement attempt to the end
 
 
 class Snapshot(msgspec.Struct):
-    """The fleet as of now."""
+    """The current state of the fleet."""
 
-    time: float  # since 1970
+    time: float  # Unix seconds
     version: str
-    window: float  # seconds that rates look back; 0: this is the first snapshot
-    heard_age: float | None  # seconds since a router said something; null: none ever did
+    window: float  # window of the rates in seconds; 0: this is the first snapshot
+    heard_age: float | None  # seconds since a router's last reply; null: none yet
     routers: list[RouterSight]
     fleet: FleetSight
     workers: list[WorkerSight]
-    flows: list[FlowSight]  # the largest first
-    placements: list[PlacementSight]  # the newest first
+    flows: list[FlowSight]  # largest first
+    placements: list[PlacementSight]  # newest first

@@ -1,4 +1,4 @@
-"""Answers to Envoy: what passes and as whom, what does not and what the client is told. Pure."""
+"""Responses to Envoy: allowed requests with their identity, and denials with the client's error. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from baton.gateway.errors.http import http_error_of
 from baton.gateway.ext_authz.rules import Head
 from baton.rpc.errors import ServiceError, status_of
 
-# Who a request is of, for logs and whatever else stands behind Envoy. Baton's own gateway goes by the key, never by
-# these, so that they open nothing to who reaches it around Envoy.
+# The identity of a request, for logs and for services behind Envoy. Baton's gateway checks the key and ignores these
+# headers, so a client that bypasses Envoy gains nothing from them.
 TENANT_HEADER = "x-baton-tenant"
 KEY_HEADER = "x-baton-key-id"
 
@@ -26,20 +26,20 @@ _DETAILS = "grpc-status-details-bin"
 
 
 def public() -> CheckResponse:
-    """Passes, as nobody."""
+    """Returns a response that allows a request without an identity."""
     ok = OkHttpResponse(headers_to_remove=[TENANT_HEADER, KEY_HEADER])
     return CheckResponse(status=Status(code=code_pb2.OK), ok_response=ok)
 
 
 def allowed(identity: Identity) -> CheckResponse:
-    """Passes, as its key says; what the client says of itself is replaced."""
+    """Returns a response that allows a request and replaces the identity headers by the key's."""
     headers = {TENANT_HEADER: identity.tenant.name, KEY_HEADER: identity.key_id}
     ok = OkHttpResponse(headers=_options(headers))
     return CheckResponse(status=Status(code=code_pb2.OK), ok_response=ok)
 
 
 def denied(head: Head, error: ServiceError, cors: Mapping[str, str]) -> CheckResponse:
-    """Does not pass. The client is told in its own protocol; REST's answer has the headers of `cors` too."""
+    """Returns a response that denies a request in the client's protocol. `cors` headers are added for REST."""
     response = _denied_grpc(error) if head.is_grpc else _denied_rest(head, error, cors)
     return CheckResponse(status=Status(code=error.code.value[0]), denied_response=response)
 
@@ -57,7 +57,7 @@ def _denied_rest(head: Head, error: ServiceError, cors: Mapping[str, str]) -> De
 
 
 def _denied_grpc(error: ServiceError) -> DeniedHttpResponse:
-    """Envoy takes grpc-status from the headers, and the message from the body."""
+    """Returns a denial for gRPC: Envoy takes grpc-status from the headers and the message from the body."""
     headers = {"grpc-status": str(error.code.value[0])}
     for name, value in rpc_status.to_status(status_of(error)).trailing_metadata or ():
         if name == _DETAILS:

@@ -1,4 +1,4 @@
-"""What a request needs before Envoy lets it through, told by its head: the gateway's own rules. Decides nothing."""
+"""What a request needs to pass Envoy, derived from its head by the gateway's own routes. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LIMITED = frozenset(f"/baton.v1.InferenceService/{name}" for name in ("Generate
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one request needs."""
+    """The requirements of one request."""
 
-    public: bool = False  # no key
-    scope: Scope | None = None  # that a key must have; None: any key will do
-    limited: bool = False  # it counts against its tenant's limits
+    public: bool = False  # whether no key is needed
+    scope: Scope | None = None  # required scope of the key; None: any valid key
+    limited: bool = False  # whether it counts against the tenant's limits
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request without its body. Header names are lower case."""
+    """A request without its body. Header names are lower-case."""
 
     method: str
     target: str  # path and query
@@ -34,23 +34,23 @@ class Head:
 
     @property
     def path(self) -> str:
-        """Without the query."""
+        """Returns the path without the query."""
         return self.target.partition("?")[0].partition("#")[0]
 
     @property
     def is_grpc(self) -> bool:
-        """Whether the client waits for a gRPC status. Envoy has turned gRPC-Web into gRPC by now."""
+        """Returns whether the client expects a gRPC status. Envoy has already converted gRPC-Web to gRPC."""
         return self.headers.get("content-type", "").lower().startswith("application/grpc")
 
 
 class Rules:
-    """The routes of REST, and the services of gRPC."""
+    """The requirements by REST route and gRPC service."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
 
     def need_of(self, head: Head) -> Need:
-        """What is not known needs a key too: nothing but what is told to be public passes without one."""
+        """Returns a request's requirements. An unknown path needs a key too: only public routes pass without one."""
         path = head.path
         try:
             if head.method == "OPTIONS":
@@ -63,11 +63,11 @@ class Rules:
 
 
 def _need_of_method(path: str) -> Need:
-    """Of a gRPC method, or of what nobody serves."""
+    """Returns the requirements of a gRPC method or of an unknown path."""
     service = path.rpartition("/")[0].removeprefix("/")
     return Need(is_open(service), scope_of(service), path in _LIMITED)
 
 
 def _is_limited(route: Route) -> bool:
-    """Routes that run generations say that they may answer with 429."""
+    """Returns whether a route runs generations: those declare 429 among their errors."""
     return HTTPStatus.TOO_MANY_REQUESTS in route.errors

@@ -1,4 +1,4 @@
-"""The port that Envoy asks at, for a gateway's lifetime."""
+"""The port for Envoy's external authorization."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _GRACE_SECONDS = 2.0  # for Checks, which take milliseconds
 async def ext_authz_server(
     address: str, servicer: ExtAuthzServicer, gate: Gate, tls: Tls | None
 ) -> AsyncIterator[RpcServer | None]:
-    """Serves at `address`; None where that is empty. Its health tells whether keys have been read.
+    """Serves at `address`, or yields None if it is empty. Healthy once keys have been read.
 
-    With Tls, only a peer whose certificate names it an Envoy of this fleet may ask.
+    With TLS, only a peer whose certificate names an Envoy of this fleet may connect.
     """
     if not address:
         yield None

@@ -1,8 +1,8 @@
-"""envoy.service.auth.v3.Authorization: Envoy asks before it lets a request through.
+"""Implements envoy.service.auth.v3.Authorization, which Envoy calls before it forwards a request.
 
-It looks at keys, scopes and limits as the gateway behind Envoy does, and reserves nothing: the gateway looks at the
-same key again, reserves once it knows how large the request is, and trusts no header of Envoy's. So nothing counts
-twice, and who reaches the gateway around Envoy gains nothing.
+Checks keys, scopes and limits as the gateway behind Envoy does, but reserves nothing: the gateway checks the same key
+again, reserves once it knows the request's size, and trusts none of Envoy's headers. So nothing counts twice, and a
+client that bypasses Envoy gains nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.gateway.http.cors import Cors
 from baton.rpc.errors import ServiceError
 from baton.rpc.server import Context, Service
 
-# The least that any generation uses.
+# the least that any generation uses
 _LOOK = Ask(input_tokens=1, output_tokens=1, only_look=True)
 _KEY_HEADERS = ("authorization", "x-api-key")
 
@@ -49,7 +49,7 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
             response, answer = self._denied(head, error), "limited"
         except ServiceError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE:
-                # No answer of ours: Envoy asks another gateway, or says that nobody can decide.
+                # Envoy gets no answer, and asks another gateway or reports that it cannot decide.
                 self.answers["failed"] += 1
                 raise
             response, answer = self._denied(head, error), "denied"
@@ -71,13 +71,13 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
 
 
 class ExtAuthzCollector(Collector):
-    """The answers for Prometheus."""
+    """Exports the answers to Prometheus."""
 
     def __init__(self, servicer: ExtAuthzServicer) -> None:
         self._servicer = servicer
 
     def collect(self) -> Iterable[Metric]:
-        text = "Requests that Envoy asked about, by the answer."
+        text = "Checks by Envoy, by answer."
         family = CounterMetricFamily("baton_gateway_ext_authz_checks", text, labels=["answer"])
         for answer, count in self._servicer.answers.items():
             family.add_metric([answer], count)
@@ -85,11 +85,11 @@ class ExtAuthzCollector(Collector):
 
 
 def ext_authz_service(servicer: ExtAuthzServicer) -> Service:
-    """The servicer as a service to offer."""
+    """Returns the servicer as a service to register."""
     register = external_auth_pb2_grpc.add_AuthorizationServicer_to_server
     return Service("envoy.service.auth.v3.Authorization", servicer, register)
 
 
 def _key_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
-    """As the gateway's own REST server has them."""
+    """Returns the key headers in the form of the gateway's REST server."""
     return {name.encode(): headers[name].encode() for name in _KEY_HEADERS if name in headers}

@@ -1,4 +1,6 @@
-"""Other servers' fields as this API's own, in place. Raises for those whose absence would change the answer."""
+"""Converts other servers' fields to this API's, in place. Raises for fields that cannot be ignored without changing the
+output.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from baton.gateway.schemas.foreign_fields import ForeignFields
 from baton.gateway.schemas.requests import GenerationFields, StructuredOutputs
 from baton.rpc.errors import InvalidRequest, ServiceError
 
-# The field of structured_outputs that each is.
+# The field of structured_outputs that each one sets.
 _FORMS: Mapping[str, str] = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -35,7 +37,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     "no_stop_trim": "include_stop_str_in_output",
     "thinking_budget": "thinking_token_budget",
 }
-# Refused, unless they have one of these values.
+# Refused, except for these neutral values.
 _REFUSED: Mapping[str, Sequence[Any]] = {
     "lora_path": ("", []),
     "lora": ([],),
@@ -61,7 +63,7 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
     "safe_prompt": (False,),
     "separate_reasoning": (True,),
 }
-# Ignored, and listed unless they have one of these values.
+# Ignored and listed, except for these neutral values.
 _WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
     "guided_decoding_backend": ("", "auto"),
     "prediction": ({},),
@@ -83,11 +85,11 @@ _FOREIGN = ForeignFields.__struct_fields__
 
 
 def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence[str] = ()) -> list[str]:
-    """Sets the fields that others stand for, and returns the names of those that are ignored.
+    """Sets the equivalent fields and returns the names of ignored ones.
 
-    `max_tokens` is what this request type calls it; `kept` fields are the request type's own business.
+    `max_tokens` is this request type's name of that field; `kept` fields are handled by the request type itself.
     """
-    values = astuple(request)[: len(_FOREIGN)]  # a base's fields come first
+    values = astuple(request)[: len(_FOREIGN)]  # fields of the base class come first
     if values.count(None) == len(_FOREIGN):
         return []
     given = {
@@ -96,7 +98,7 @@ def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence
     ignored = []
     for name, value in given.items():
         if name in _REFUSED and value not in _REFUSED[name]:
-            raise InvalidRequest(f"{name} is not served by this release; leave it out.", field=name)
+            raise InvalidRequest(f"{name} is not supported by this release; leave it out", field=name)
         if name in _WITHOUT_EFFECT and value not in _WITHOUT_EFFECT[name]:
             ignored.append(name)
     ignored += _adopt_names(request, given, max_tokens)
@@ -104,7 +106,7 @@ def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence
 
 
 def asked_of(request: GenerationFields, use: ToolUse | None = None) -> Asked | None:
-    """Returns what the answer must be, named as the client named it. Raises InvalidRequest."""
+    """Returns the requested constraint with the client's field name. Raises InvalidRequest."""
     names = _names_of_form(request)
     with _renamed(names):
         asked = constraint_of(request, use)
@@ -124,7 +126,7 @@ def _adopt_names(request: ForeignFields, given: Mapping[str, Any], max_tokens: s
             _set(request, own, value, name)
     if (thinking := given.get("enable_thinking")) is not None:
         if hasattr(request, "chat_template_kwargs"):
-            # Templates call it by either name.
+            # Templates use either name.
             chosen = {"enable_thinking": thinking, "thinking": thinking}
             request.chat_template_kwargs = {**chosen, **(request.chat_template_kwargs or {})}
         else:
@@ -134,12 +136,12 @@ def _adopt_names(request: ForeignFields, given: Mapping[str, Any], max_tokens: s
 
 def _set(request: ForeignFields, own: str, value: Any, name: str) -> None:
     if name == "n_predict" and value == 0:
-        raise InvalidRequest("n_predict is 0; it must be -1, or at least 1.", field=name)
+        raise InvalidRequest("n_predict is 0; give -1 or at least 1", field=name)
     if getattr(request, own) is None and own == "max_tokens" and hasattr(request, "max_completion_tokens"):
         own = "max_completion_tokens"
     before = getattr(request, own)
     if before is not None and before != value:
-        raise InvalidRequest(f"{name} is {value} and {own} is {before}; they are the same field: set one.", field=name)
+        raise InvalidRequest(f"{name} is {value} and {own} is {before}; they are the same field; set one", field=name)
     setattr(request, own, value)
 
 
@@ -149,10 +151,10 @@ def _adopt_form(request: ForeignFields, given: Mapping[str, Any]) -> list[str]:
     if not forms:
         return [] if pattern is None else ["guided_whitespace_pattern"]
     if len(forms) > 1:
-        raise InvalidRequest(f"{forms[0]} and {forms[1]} exclude each other: set one.", field=forms[1])
+        raise InvalidRequest(f"{forms[0]} and {forms[1]} exclude each other; set one", field=forms[1])
     name = forms[0]
     if getattr(request, "structured_outputs", None) is not None:
-        raise InvalidRequest(f"{name} and structured_outputs exclude each other: set one.", field=name)
+        raise InvalidRequest(f"{name} and structured_outputs exclude each other; set one", field=name)
     outputs = StructuredOutputs(whitespace_pattern=pattern)
     setattr(outputs, _FORMS[name], given[name])
     request.structured_outputs = outputs  # type: ignore[attr-defined]
@@ -160,7 +162,7 @@ def _adopt_form(request: ForeignFields, given: Mapping[str, Any]) -> list[str]:
 
 
 def _names_of_form(request: ForeignFields) -> Mapping[str, str]:
-    """Returns the client's name for structured_outputs and for the one of its fields that is set."""
+    """Maps structured_outputs, and its field that is set, to the client's names."""
     for name, form in _FORMS.items():
         if getattr(request, name) not in (None, False):
             return {f"structured_outputs.{form}": name, "structured_outputs": name}

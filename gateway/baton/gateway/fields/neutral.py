@@ -1,4 +1,4 @@
-"""Values that ask for nothing, removed in place, so that no check takes them for a wish."""
+"""Removes neutral values in place, so that later checks do not reject them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.gateway.schemas.requests import ChatCompletionRequest, GenerationFiel
 
 
 def drop_neutral(request: GenerationFields) -> None:
-    """Unsets fields of any form of generation."""
+    """Unsets neutral fields of any generation."""
     if request.length_penalty == 1 and not request.use_beam_search:
         request.length_penalty = None
     if request.stop == "":
@@ -17,7 +17,7 @@ def drop_neutral(request: GenerationFields) -> None:
 
 
 def drop_neutral_choices(request: ChatCompletionRequest) -> None:
-    """Unsets empty lists of tools or functions, choices that ask for no call of any, and limits that are none."""
+    """Unsets empty lists of tools or functions, tool choices without effect, and unlimited limits."""
     if request.max_tokens == -1:
         request.max_tokens = None
     request.tools = request.tools or None

@@ -1,4 +1,4 @@
-"""A chat's tools, from OpenAI's two forms to the gateway's own, and what cannot be served of them."""
+"""Converts a chat's tools and functions to the gateway's own form."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TOOL = re.compile(r"tools\.(\d+)\.function|tools|tool_choice")
 
 
 def tool_use_of(request: ChatCompletionRequest) -> ToolUse:
-    """What the request asks. Raises InvalidRequest for a choice among tools that are not there."""
+    """Returns the request's tools and choice. Raises InvalidRequest for a choice of an unknown tool."""
     if request.functions or request.function_call:
         return _function_use_of(request)
     choice = request.tool_choice
     tools = tuple(tool_of(definition) for definition in request.tools or ())
     if not tools:
         if choice not in (None, "none"):
-            raise InvalidRequest("tool_choice is only allowed when tools are given.", field="tool_choice")
+            raise InvalidRequest("tool_choice is allowed only with tools", field="tool_choice")
         return ToolUse()
     parallel = request.parallel_tool_calls is not False
     if isinstance(choice, AllowedToolsChoice):
@@ -40,31 +40,31 @@ def tool_use_of(request: ChatCompletionRequest) -> ToolUse:
         name = choice.function.name
         if all(tool.name != name for tool in tools):
             raise InvalidRequest(
-                f"tool_choice: the function {name!r} is not in tools.", field="tool_choice.function.name"
+                f"tool_choice: the function {name!r} is not in tools", field="tool_choice.function.name"
             )
         return ToolUse(tools, ToolMode.NAMED, name, parallel)
     return ToolUse(tools, ToolMode(choice or "auto"), parallel=parallel)
 
 
 def tool_of(definition: ToolDefinition) -> Tool:
-    """One tool; a function is checked to have one where others are skipped."""
+    """Returns a tool whose function was validated."""
     assert definition.function is not None
     return _function_of(definition.function)
 
 
 def only(tools: Sequence[Tool], names: Sequence[str], where: str) -> tuple[Tool, ...]:
-    """The tools of these names, in their own order. Raises InvalidRequest for a name that is none of theirs."""
+    """Returns the tools with these names, in their own order. Raises InvalidRequest for an unknown name."""
     known = {tool.name for tool in tools}
     for index, name in enumerate(names):
         if name not in known:
             field = f"{where}.tools.{index}"
-            raise InvalidRequest(f"{field}: the function {name!r} is not in tools.", field=field)
+            raise InvalidRequest(f"{field}: the function {name!r} is not in tools", field=field)
     return tuple(replace(tool, place=place) for place, tool in enumerate(tools) if tool.name in names)
 
 
 @contextmanager
 def fields_of(request: ChatCompletionRequest) -> Iterator[None]:
-    """Errors of tools name the request's functions, where it has those."""
+    """Makes errors of tools name the request's functions, if it uses those."""
     try:
         yield
     except ServiceError as error:
@@ -84,14 +84,14 @@ def _function_use_of(request: ChatCompletionRequest) -> ToolUse:
     choice = request.function_call
     for name in ("tools", "tool_choice"):
         if getattr(request, name) is not None:
-            raise InvalidRequest(f"{name} is not allowed with functions: they are its older form.", field=name)
+            raise InvalidRequest(f"{name} is not allowed with functions, its deprecated form", field=name)
     if not request.functions:
-        raise InvalidRequest("function_call is only allowed when functions are given.", field="function_call")
+        raise InvalidRequest("function_call is allowed only with functions", field="function_call")
     tools = tuple(_function_of(function) for function in request.functions)
     if not isinstance(choice, ChosenFunction):
         return ToolUse(tools, ToolMode(choice or "auto"), parallel=False)
     if all(tool.name != choice.name for tool in tools):
-        message = f"function_call: the function {choice.name!r} is not in functions."
+        message = f"function_call: the function {choice.name!r} is not in functions"
         raise InvalidRequest(message, field="function_call.name")
     return ToolUse(tools, ToolMode.NAMED, choice.name, parallel=False)
 

@@ -1,4 +1,4 @@
-"""Tools of a chat that no model here can be given: skipped, unless the client insists on one."""
+"""Skips a chat's unsupported tools, unless the client requires one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from baton.rpc.errors import InvalidRequest
 
 
 def served_tools(tools: Sequence[ToolDefinition] | None) -> tuple[list[ToolDefinition] | None, list[str]]:
-    """Returns the functions, and the names of what is skipped. Raises InvalidRequest for a function without one."""
+    """Returns the functions and the names of skipped tools. Raises InvalidRequest for a function tool without a
+    function.
+    """
     served: list[ToolDefinition] = []
     skipped: list[str] = []
     for index, tool in enumerate(tools or ()):
@@ -18,19 +20,17 @@ def served_tools(tools: Sequence[ToolDefinition] | None) -> tuple[list[ToolDefin
             skipped.append(ignored_tool(index, tool.type))
         elif tool.function is None:
             field = f"tools.{index}.function"
-            raise InvalidRequest(f"{field} is required.", field=field)
+            raise InvalidRequest(f"{field} is required", field=field)
         else:
             served.append(tool)
     return served or None, skipped
 
 
 def skip_tools(request: ChatCompletionRequest) -> list[str]:
-    """Leaves a chat its functions, in place, and returns the names of what is skipped. Raises InvalidRequest."""
+    """Removes unsupported tools in place and returns their names. Raises InvalidRequest."""
     request.tools, skipped = served_tools(request.tools)
     choice = request.tool_choice
     insists = choice == "required" or isinstance(choice, AllowedToolsChoice)
     if skipped and request.tools is None and insists:
-        raise InvalidRequest(
-            f"tool_choice: none of the tools can be served: {', '.join(skipped)}.", field="tool_choice"
-        )
+        raise InvalidRequest(f"tool_choice: none of the tools is supported: {', '.join(skipped)}", field="tool_choice")
     return skipped

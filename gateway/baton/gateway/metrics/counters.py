@@ -1,4 +1,4 @@
-"""What the generation side counts, for whoever exports it."""
+"""Counters of generations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class GenerationCounters:
     """Totals since the process started."""
 
     placements: int = 0
-    placement_retries: int = 0  # attempts that another router, or a later attempt, had to make good
+    placement_retries: int = 0  # failed attempts that were repeated
     placement_failures: int = 0
     failovers: int = 0  # choices that moved to another worker
-    lost_streams: int = 0  # worker streams that ended with requests on them
-    silent_workers: int = 0  # of those, for want of a sign of life
-    stalled_workers: int = 0  # that said of their device that it is stuck
-    poisonous_requests: int = 0  # that were refused because their workers died
+    lost_streams: int = 0  # worker streams that ended with running requests
+    silent_workers: int = 0  # lost streams of silent workers
+    stalled_workers: int = 0  # workers that reported a stuck device
+    poisonous_requests: int = 0  # requests refused because their workers died
     protocol_errors: int = 0  # frames or tokens that could not be handled
-    dropped_reports: int = 0  # outcomes that no router took
-    # Choices by ENDINGS: their finish reason, "abort" where the client left, "error" where the request failed.
+    dropped_reports: int = 0  # outcomes that no router accepted
+    # Choices by finish reason; "abort": the client disconnected, "error": the request failed.
     finished_choices: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What the gateway measures, as baton_gateway_* for Prometheus. Nothing here looks up a label for each token."""
+"""The gateway's metrics, exported to Prometheus as baton_gateway_*. No label is looked up per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.gateway.metrics.histogram import BucketCounts
 from baton.gateway.metrics.phase_times import PhaseTimes
 from baton.gateway.metrics.vllm import VllmAliases, VllmEndings
 
-# The bounds that vLLM's dashboards expect.
+# the bounds that vLLM's dashboards expect
 _TTFT_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
@@ -24,34 +24,34 @@ _ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
 _TOKEN_BOUNDS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _E2E_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
-# Field of GenerationCounters, name, help.
+# field of GenerationCounters, name, help
 _GENERATION_COUNTERS = (
-    ("placements", "baton_gateway_placements", "Placements asked of routers."),
-    ("placement_retries", "baton_gateway_placement_retries", "Attempts to place that another one had to make good."),
-    ("placement_failures", "baton_gateway_placement_failures", "Placements that no router could make."),
+    ("placements", "baton_gateway_placements", "Placements requested from routers."),
+    ("placement_retries", "baton_gateway_placement_retries", "Placement attempts that failed and were repeated."),
+    ("placement_failures", "baton_gateway_placement_failures", "Placements that no router made."),
     ("failovers", "baton_gateway_failovers", "Choices that moved to another worker."),
-    ("lost_streams", "baton_gateway_lost_worker_streams", "Worker streams that ended with requests on them."),
-    ("silent_workers", "baton_gateway_silent_workers", "Worker streams ended for want of a sign of life."),
-    ("stalled_workers", "baton_gateway_stalled_workers", "Workers that told requests of theirs of a stuck device."),
+    ("lost_streams", "baton_gateway_lost_worker_streams", "Worker streams that ended with running requests."),
+    ("silent_workers", "baton_gateway_silent_workers", "Worker streams ended because the worker was silent."),
+    ("stalled_workers", "baton_gateway_stalled_workers", "Reports of a stuck device by workers with running requests."),
     (
         "poisonous_requests",
         "baton_gateway_poisonous_requests",
         "Requests refused because the workers they ran on died.",
     ),
     ("protocol_errors", "baton_gateway_protocol_errors", "Frames or tokens that could not be handled."),
-    ("dropped_reports", "baton_gateway_dropped_reports", "Placement outcomes that no router took."),
+    ("dropped_reports", "baton_gateway_dropped_reports", "Placement outcomes that no router accepted."),
 )
 
 
 class GatewayMetrics:
-    """Every metric of this process, in a registry of its own."""
+    """All metrics of this process, in their own registry."""
 
     def __init__(
         self,
         counters: GenerationCounters,
         in_flight: Callable[[], float],
         connections: Callable[[], float],
-        phases: PhaseTimes | None = None,  # None: no outcomes are observed
+        phases: PhaseTimes | None = None,  # None: outcomes are not observed
     ) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
@@ -62,24 +62,26 @@ class GatewayMetrics:
             "baton_gateway_rejected", "Generations refused or failed.", ("reason",), registry=self.registry
         )
         self.ttft = self._histogram("baton_gateway_ttft_seconds", "Request to first token.", _TTFT_BOUNDS)
-        self.e2e = self._histogram("baton_gateway_e2e_seconds", "Request to the answer's end.", _E2E_BOUNDS)
-        self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete answers.")
-        self.output_tokens = self._counter("baton_gateway_output_tokens", "Output tokens of complete answers.")
+        self.e2e = self._histogram("baton_gateway_e2e_seconds", "Request to the end of the response.", _E2E_BOUNDS)
+        self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete responses.")
+        self.output_tokens = self._counter("baton_gateway_output_tokens", "Output tokens of complete responses.")
         self.cached_tokens = self._counter("baton_gateway_cached_tokens", "Prompt tokens that workers had cached.")
-        self.aborted = self._counter("baton_gateway_aborted", "Generations whose client went away.")
-        self._gauge("baton_gateway_in_flight", "Choices between request and end of answer.", in_flight)
+        self.aborted = self._counter("baton_gateway_aborted", "Generations whose client disconnected.")
+        self._gauge("baton_gateway_in_flight", "Running generations (choices).", in_flight)
         self._gauge("baton_gateway_connections", "Open REST connections.", connections)
         self.itl = BucketCounts(
-            "baton_gateway_itl_seconds", "Between two arrivals of tokens of one choice.", _ITL_BOUNDS
+            "baton_gateway_itl_seconds", "Time between two arrivals of tokens of one choice.", _ITL_BOUNDS
         )
         self.tpot = BucketCounts(
-            "baton_gateway_tpot_seconds", "Of a token after the first, in answers of one choice.", _ITL_BOUNDS
+            "baton_gateway_tpot_seconds",
+            "Time per output token after the first, for responses with one choice.",
+            _ITL_BOUNDS,
         )
         self.prompt_sizes = BucketCounts(
-            "baton_gateway_request_prompt_tokens", "Prompt tokens of a complete answer.", _TOKEN_BOUNDS
+            "baton_gateway_request_prompt_tokens", "Prompt tokens of a complete response.", _TOKEN_BOUNDS
         )
         self.output_sizes = BucketCounts(
-            "baton_gateway_request_output_tokens", "Output tokens of a complete answer.", _TOKEN_BOUNDS
+            "baton_gateway_request_output_tokens", "Output tokens of a complete response.", _TOKEN_BOUNDS
         )
         self.refusals = BucketCounts(
             "baton_gateway_rejection_seconds", "Request to its refusal with 429 or 503.", _REFUSAL_BOUNDS
@@ -93,22 +95,22 @@ class GatewayMetrics:
             self.registry.register(histogram)
 
     def request_answered(self, route: str, status: int) -> None:
-        """Counts one HTTP request. `route` is one of a fixed set, never a client's text."""
+        """Counts an HTTP request. `route` has a fixed set of values and is never a client's text."""
         counter = self._requests_of.get((route, status))
         if counter is None:
             counter = self._requests_of[route, status] = self._requests.labels(route, str(status))
         counter.inc()
 
     def generation_rejected(self, reason: str) -> None:
-        """Counts one generation that was refused or failed. `reason` is an error type."""
+        """Counts a generation that was refused or failed. `reason` is an error type."""
         self._rejected.labels(reason).inc()
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format 0.0.4."""
+        """Returns all metrics in Prometheus' text format 0.0.4."""
         return generate_latest(self.registry)
 
     def offer_vllm_names(self, model_name: str) -> None:
-        """Offers what clients see of `model_name` under vLLM's names too."""
+        """Exports the metrics of `model_name` under vLLM's names too."""
         histograms: dict[str, Collector] = {
             "vllm:time_to_first_token_seconds": self.ttft,
             "vllm:inter_token_latency_seconds": self.itl,
@@ -126,7 +128,7 @@ class GatewayMetrics:
         self.registry.register(VllmEndings(model_name, self._generation_counters))
 
     def register(self, collector: Collector) -> None:
-        """Offers what someone else collects."""
+        """Adds a collector."""
         self.registry.register(collector)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -140,7 +142,7 @@ class GatewayMetrics:
 
 
 class _GenerationCollector(Collector):
-    """The generation side's totals."""
+    """Exports the generation counters."""
 
     def __init__(self, counters: GenerationCounters) -> None:
         self._counters = counters
@@ -149,7 +151,7 @@ class _GenerationCollector(Collector):
         for field, name, text in _GENERATION_COUNTERS:
             yield CounterMetricFamily(name, text, value=getattr(self._counters, field))
         finished = CounterMetricFamily(
-            "baton_gateway_finished_choices", "Choices by how they ended.", labels=("ending",)
+            "baton_gateway_finished_choices", "Finished choices by reason.", labels=("ending",)
         )
         for ending in ENDINGS:
             finished.add_metric((ending,), self._counters.finished_choices[ending])
@@ -157,7 +159,7 @@ class _GenerationCollector(Collector):
 
 
 class AnswerMeter:
-    """The times and counts of one answer."""
+    """Measures one response."""
 
     __slots__ = ("_first", "_last", "_metrics", "_started")
 
@@ -168,7 +170,7 @@ class AnswerMeter:
         self._last = [0.0] * num_choices
 
     def on_tokens(self, index: int) -> None:
-        """One or more tokens of one choice are there."""
+        """Records the arrival of one or more tokens of a choice."""
         now = time.perf_counter()
         last = self._last[index]
         if last:
@@ -179,7 +181,7 @@ class AnswerMeter:
         self._last[index] = now
 
     def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
-        """The answer is complete."""
+        """Records the end of a complete response."""
         self._metrics.e2e.observe(time.perf_counter() - self._started)
         self._metrics.prompt_sizes.observe(prompt_tokens)
         self._metrics.output_sizes.observe(output_tokens)
@@ -190,11 +192,11 @@ class AnswerMeter:
         self._metrics.cached_tokens.inc(cached_tokens)
 
     def on_error(self, reason: str, status: int) -> None:
-        """The answer is an error, or ends with one."""
+        """Records a response that is an error or ends with one."""
         if status in _REFUSED and not self._first:
             self._metrics.refusals.observe(time.perf_counter() - self._started)
         self._metrics.generation_rejected(reason)
 
     def on_abort(self) -> None:
-        """The client went away."""
+        """Records that the client disconnected."""
         self._metrics.aborted.inc()

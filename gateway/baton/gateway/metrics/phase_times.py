@@ -1,4 +1,4 @@
-"""Where requests' time went, by the workers' own word, as histograms. One observation a placement that ended well."""
+"""Histograms of the phases of requests, as reported by workers; one observation per placement that ended normally."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 
 
 class PhaseTimes:
-    """A request that failed over is observed where it ended; of several choices, the last one's times."""
+    """The histograms of phases. A request that failed over is observed on its last worker; of several choices, the last
+    one.
+    """
 
     def __init__(self) -> None:
         self.queue = BucketCounts("baton_gateway_queue_seconds", "Submission to the worker's first step.", _SECONDS)
         self.prefill = BucketCounts("baton_gateway_prefill_seconds", "First step to first token.", _SECONDS)
-        self.decode = BucketCounts("baton_gateway_decode_seconds", "First token to the worker's last word.", _SECONDS)
-        self.inference = BucketCounts("baton_gateway_inference_seconds", "First step to the last word.", _SECONDS)
+        self.decode = BucketCounts("baton_gateway_decode_seconds", "First token to the end on the worker.", _SECONDS)
+        self.inference = BucketCounts(
+            "baton_gateway_inference_seconds", "First step to the end on the worker.", _SECONDS
+        )
         self.longest = BucketCounts(
             "baton_gateway_longest_choice_tokens", "Output tokens of the longest choice.", _TOKENS
         )
 
     @property
     def all(self) -> tuple[BucketCounts, ...]:
-        """Every histogram."""
+        """Returns all histograms."""
         return self.queue, self.prefill, self.decode, self.inference, self.longest
 
     def observe(self, outcome: router_pb2.PlacementOutcome, longest: int) -> None:
-        """A placement ended; `longest`: output tokens of its longest choice."""
+        """Records a placement that has ended. `longest`: output tokens of its longest choice."""
         if outcome.worker_failed or not outcome.HasField("times"):
             return
         times = outcome.times

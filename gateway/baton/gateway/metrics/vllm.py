@@ -1,4 +1,4 @@
-"""A gateway's metrics under the names that dashboards made for vLLM ask for: what clients see of one model."""
+"""Exports client-side metrics of one model under the names that vLLM's dashboards use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from prometheus_client.registry import Collector
 from baton.gateway.metrics.counters import GenerationCounters
 
 _ENGINE = "0"
-# vLLM's reasons. An answer that ends with calls of tools is stopped by the model.
+# vLLM's finish reasons. An output that ends with tool calls counts as "stop".
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 _AS_STOP = "tool_calls"
 
 
 class VllmAliases(Collector):
-    """Offers histograms again, each under its name in vLLM, with the labels `model_name` and `engine`."""
+    """Exports histograms under vLLM's names, with the labels `model_name` and `engine`."""
 
     def __init__(self, model_name: str, histograms: Mapping[str, Collector]) -> None:
         self._labels = {"model_name": model_name, "engine": _ENGINE}
-        self._histograms = histograms  # by the name in vLLM
+        self._histograms = histograms  # by vLLM's name
 
     def collect(self) -> Iterable[Metric]:
         for name, histogram in self._histograms.items():
@@ -34,7 +34,7 @@ class VllmAliases(Collector):
 
 
 class VllmEndings(Collector):
-    """Offers the choices that ended as `vllm:request_success`, each reason from the start."""
+    """Exports the finished choices as `vllm:request_success`, with every reason from the start."""
 
     def __init__(self, model_name: str, counters: GenerationCounters) -> None:
         self._labels = (model_name, _ENGINE)

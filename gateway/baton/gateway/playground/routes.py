@@ -1,4 +1,4 @@
-"""GET / and what it loads: the playground, a chat page that asks nothing but this gateway's API."""
+"""GET / and its files: the playground, a chat page that uses only this gateway's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Its own files and its own API, and no text may ever become markup or code.
+# Allows only its own files and its own API, and no text that becomes markup or code.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -46,16 +46,16 @@ class StaticFile:
     etag: str
 
     def answer(self, exchange: Exchange) -> None:
-        """The file; 304 where the client has it already."""
+        """Responds with the file, or 304 if the client has it."""
         headers = {
             "etag": self.etag,
-            "cache-control": "no-cache",  # kept, and asked for by its etag each time
+            "cache-control": "no-cache",  # stored, but revalidated by its etag each time
             "content-security-policy": _POLICY,
             "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer",
         }
         if self._is_known(exchange):
-            # The length that a 304 names is that of the file.
+            # The content-length of a 304 is that of the file.
             exchange.respond(304, headers={"content-length": str(len(self.body)), **headers})
         else:
             exchange.respond(200, self.body, self.content_type, headers)
@@ -66,19 +66,26 @@ class StaticFile:
 
 
 def playground_routes(enabled: bool) -> list[Route]:
-    """The page at / and its files below /playground/; nothing where it is switched off."""
+    """Returns the routes of the page and its files; none if the playground is disabled."""
     if not enabled:
         return []
     files = read_files(FOLDER)
     page = files.pop("index.html")
     return [
-        Route("GET", "/", page.answer, "The playground.", content_type="text/html", public=True),
-        Route("GET", ASSETS + "{file}", partial(_answer_file, files), "Its files.", errors=(404,), public=True),
+        Route("GET", "/", page.answer, "Returns the playground's page.", content_type="text/html", public=True),
+        Route(
+            "GET",
+            ASSETS + "{file}",
+            partial(_answer_file, files),
+            "Returns a file of the playground.",
+            errors=(404,),
+            public=True,
+        ),
     ]
 
 
 def read_files(folder: Path) -> dict[str, StaticFile]:
-    """The files of a folder by name. A kind of file that has no content type raises KeyError."""
+    """Returns the files of a folder by name. Raises KeyError for an unknown kind of file."""
     return {path.name: _read(path) for path in sorted(folder.iterdir())}
 
 
@@ -91,5 +98,5 @@ def _answer_file(files: dict[str, StaticFile], exchange: Exchange) -> None:
     name = exchange.path.removeprefix(ASSETS)
     file = files.get(name)
     if file is None:
-        raise HttpError(404, f"The playground has no file {name!r}.", param="file")
+        raise HttpError(404, f"the playground has no file {name!r}", param="file")
     file.answer(exchange)

@@ -1,4 +1,4 @@
-"""The REST application: a request id, a route, and every error in OpenAI's form."""
+"""The REST application: assigns request ids, finds routes and turns errors into responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
 
 class App:
-    """Runs the routes."""
+    """Dispatches requests to routes."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class App:
         self._trimmer = Trimmer()
 
     def __call__(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
-        """Answers at once, or returns what has to be awaited."""
+        """Answers at once, or returns a coroutine to await."""
         try:
             exchange.cors = self._cors.headers(exchange.headers)
             exchange.request_id = _request_id(exchange)
@@ -121,6 +121,6 @@ def _request_id(exchange: Exchange) -> str:
     text = given.decode("latin-1")
     if not _REQUEST_ID.fullmatch(text):
         raise HttpError(
-            400, "X-Request-Id must be 1 to 256 visible ASCII characters, without spaces.", param="x-request-id"
+            400, "invalid X-Request-Id; give 1 to 256 visible ASCII characters without spaces", param="x-request-id"
         )
     return text

@@ -1,4 +1,4 @@
-"""Large documents: made beside the event loop, and sent in pieces as the client reads them."""
+"""Large responses: encoded on another thread and sent in pieces at the client's speed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from baton.gateway.memory import trim_memory
 
 _log = logging.getLogger(__name__)
 
-# Log-probabilities that are written at once; more would keep the event loop from other work.
+# Number of log-probabilities encoded at once; more would block the event loop.
 INLINE_LOGPROBS = 2048
 _INLINE_BYTES = 1 << 20
 _PIECE_BYTES = 256 << 10
 
 
 class LargeAnswer:
-    """A document that takes long to write."""
+    """A response that takes long to encode."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
 
     def respond(self, write: Callable[[], bytes], num_logprobs: int) -> None:
-        """Answers with what `write` returns, now or soon. `write` may run on another thread."""
+        """Responds with the result of `write`, at once or later. `write` may run on another thread."""
         if num_logprobs <= INLINE_LOGPROBS:
             self._exchange.respond(200, write())
         else:
@@ -42,7 +42,7 @@ class LargeAnswer:
                 del body
                 await asyncio.to_thread(trim_memory)
         except Exception as error:
-            _log.exception("an answer could not be written", extra={"request_id": exchange.request_id})
+            _log.exception("cannot write a response", extra={"request_id": exchange.request_id})
             exchange.fail(error)
 
     async def _send(self, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The path that a client likely means by one that does not exist."""
+"""Suggests an existing path for an unknown one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
 
-_MAX_LENGTH = 200  # longer paths are not compared: that takes time that grows with the square of the length
+_MAX_LENGTH = 200  # longer paths are not compared, which takes time quadratic in the length
 _SIMILARITY = 0.8
-_ROOTS = ("/v1/v1", "/openai/v1", "/api/v1", "/v1", "")  # that base URLs of clients end in
+_ROOTS = ("/v1/v1", "/openai/v1", "/api/v1", "/v1", "")  # common ends of clients' base URLs
 
 
 def likely_path(path: str, exists: Callable[[str], bool], paths: Collection[str]) -> str:
-    """Returns the existing path nearest to `path`; empty where none is near. `paths` are those without parameters."""
+    """Returns the existing path closest to `path`, or an empty text. `paths` are those without parameters."""
     if len(path) > _MAX_LENGTH:
         return ""
     for candidate in _respelled(path):
@@ -22,7 +22,7 @@ def likely_path(path: str, exists: Callable[[str], bool], paths: Collection[str]
 
 
 def _respelled(path: str) -> Iterator[str]:
-    """Returns the path without doubled or trailing slashes, then under each root that there is."""
+    """Yields the path without doubled or trailing slashes, then under each known root."""
     plain = re.sub(r"/{2,}", "/", f"/{path}").rstrip("/")
     yield plain
     for root in _ROOTS:

@@ -1,4 +1,4 @@
-"""Query parameters that a route does not have are refused: one that is misspelled would change nothing in silence."""
+"""Rejects unknown query parameters, because a misspelled one would be ignored silently."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN = 40  # characters of a name in an error
 
 
 def check_query(route: Route, query: str) -> list[str]:
-    """Returns the names of parameters that the route takes and leaves out of account. Raises InvalidRequest."""
+    """Returns the names of ignored parameters. Raises InvalidRequest."""
     if not query:
         return []
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
     except ValueError:
-        raise InvalidRequest(f"The query has more than {_MAX_PARAMETERS} parameters.") from None
+        raise InvalidRequest(f"the query has more than {_MAX_PARAMETERS} parameters") from None
     known = [*(one for one in route.parameters if one.place == "query"), API_VERSION]
     found = [_named(name, known, route) for name, _ in pairs]
     return list(dict.fromkeys(one.name for one in found if one.ignored))
@@ -33,4 +33,4 @@ def _named(name: str, known: Sequence[Parameter], route: Route) -> Parameter:
     taken = ", ".join(one.name for one in known if one is not API_VERSION)
     shown = name[:_SHOWN]
     what = f"its query parameters are {taken}" if taken else "it takes no query parameters"
-    raise InvalidRequest(f"{route.method} {route.path} has no query parameter {shown!r}; {what}.", field=shown)
+    raise InvalidRequest(f"{route.method} {route.path} has no query parameter {shown!r}; {what}", field=shown)

@@ -1,4 +1,4 @@
-"""Last-Event-ID of REST: a request that asks for the rest of a stream becomes the one that the stream began with."""
+"""Last-Event-ID in REST: replaces a request for the rest of a stream by the stream's original request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HEADER = "last-event-id"
 
 
 def event_id(request_id: str, position: str) -> str:
-    """As events carry it."""
+    """Returns the id of an event."""
     return f"{request_id}/{position}"
 
 
 class Resumable:
-    """A generating route's handler that also resumes. The body of a request that does is not read."""
+    """Wraps a generating route's handler with resumption. Ignores the body of a request that resumes."""
 
     def __init__(self, inner: Handler, store: StreamStore | None) -> None:
         self._inner = inner

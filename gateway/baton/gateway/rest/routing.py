@@ -1,4 +1,4 @@
-"""What a route is, and the table that finds one for a request."""
+"""Routes, and the table that finds the route of a request."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Handler = Callable[[Exchange], Coroutine[None, None, None] | None]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that the client may give; `schema` is JSON Schema."""
+    """A parameter of a route. `schema` is JSON Schema."""
 
     name: str
     summary: str
     schema: Mapping[str, Any]
-    place: str = "query"  # or header
-    style: str = ""  # of OpenAPI; empty: that of its place
-    nested: bool = False  # also as name[] and name[key]
-    ignored: bool = False  # it changes nothing; the answer's x-baton-ignored lists it
+    place: str = "query"  # query or header
+    style: str = ""  # OpenAPI's style; empty: the default of its place
+    nested: bool = False  # whether name[] and name[key] are accepted too
+    ignored: bool = False  # whether it is ignored and listed in x-baton-ignored
 
 
-# Clients of Azure add it to every request. It changes nothing.
-API_VERSION = Parameter("api-version", "A date, which changes nothing.", {"type": "string"})
+# Azure's clients add it to every request. It is ignored.
+API_VERSION = Parameter("api-version", "A date; accepted and ignored.", {"type": "string"})
 INCLUDE = Parameter("include", "Accepted and ignored.", {}, nested=True, ignored=True)
 
 
@@ -43,8 +43,8 @@ INCLUDE = Parameter("include", "Accepted and ignored.", {}, nested=True, ignored
 class Route:
     """One method of one path.
 
-    A path that ends in `{name}` takes whatever follows, slashes included; a `{name}` before more path takes what
-    comes in between. `ids` is a regular expression for the value of the first.
+    A `{name}` at the end of a path matches everything that follows, including slashes; elsewhere it matches what is
+    between. `ids` is a regular expression for the first one's value.
     """
 
     method: str
@@ -52,20 +52,20 @@ class Route:
     handler: Handler
     summary: str
     request: type[Struct] | None = None
-    response: type[Struct] | None = None  # None: no JSON
-    chunk: type[Struct] | None = None  # of the event stream that `stream: true` asks for
+    response: type[Struct] | None = None  # None: not JSON
+    chunk: type[Struct] | None = None  # of the event stream for `stream: true`
     content_type: str = "application/json"
-    errors: tuple[int, ...] = ()  # statuses beside 200 and those of every route
+    errors: tuple[int, ...] = ()  # statuses besides 200 and those of every route
     parameters: tuple[Parameter, ...] = ()
     ids: str = ANY_ID
-    anthropic: type[Struct] | None = None  # the response where Anthropic-Version is sent
-    scope: Scope | None = Scope.INFERENCE  # that a key must have; None: any key will do
-    public: bool = False  # no key is needed
-    any_host: bool = False  # answers whatever the Host header says, as probes need it
+    anthropic: type[Struct] | None = None  # the response to requests with Anthropic-Version
+    scope: Scope | None = Scope.INFERENCE  # required scope of the key; None: any valid key
+    public: bool = False  # whether no key is needed
+    any_host: bool = False  # whether any Host header is accepted, as probes need
 
     @property
     def path_names(self) -> list[str]:
-        """The names of the path's parameters: at most two."""
+        """Returns the names of the path's parameters, at most two."""
         return re.findall(r"\{(\w+)\}", self.path)
 
 
@@ -78,7 +78,7 @@ class _Pattern:
 
 
 class RouteTable:
-    """Finds routes by exact path, then by the path with the most text around its parameters."""
+    """Finds routes by exact path, then by the pattern with the most literal text."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -93,18 +93,18 @@ class RouteTable:
         self._patterns = [patterns[key] for key in sorted(patterns, key=lambda key: -fixed[key])]
 
     def find(self, method: str, path: str) -> Route:
-        """The route. Raises HttpError 404 or 405; HEAD finds GET routes."""
+        """Returns the route. Raises HttpError 404 or 405. HEAD matches GET routes."""
         methods = self._methods_of(path)
         if methods is None:
             raise HttpError(404, f"Unknown path: {method} {path[:_SHOWN]}. {self._advice(path)}")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = self.allowed(path)
-            raise HttpError(405, f"{method} is not allowed on {path}; use {allowed}.", headers={"allow": allowed})
+            raise HttpError(405, f"{method} is not allowed on {path}; use {allowed}", headers={"allow": allowed})
         return route
 
     def allowed(self, path: str) -> str:
-        """The methods of a path, as the Allow header lists them. Raises HttpError 404."""
+        """Returns the value of a path's Allow header. Raises HttpError 404."""
         methods = self._methods_of(path)
         if methods is None:
             raise HttpError(404, f"Unknown path: {path[:_SHOWN]}. {self._advice(path)}")
@@ -112,7 +112,7 @@ class RouteTable:
 
     def _advice(self, path: str) -> str:
         likely = likely_path(path, lambda candidate: self._methods_of(candidate) is not None, self._exact)
-        return f"Did you mean {likely}?" if likely else "GET /openapi.json lists what there is."
+        return f"Did you mean {likely}?" if likely else "GET /openapi.json lists all paths."
 
     def _methods_of(self, path: str) -> dict[str, Route] | None:
         exact = self._exact.get(path)
@@ -122,7 +122,7 @@ class RouteTable:
 
 
 def _expression(route: Route) -> re.Pattern[str]:
-    """Of the paths that the route answers."""
+    """Returns a regex of the paths that the route matches."""
     first, *more = map(re.escape, re.split(r"\{\w+\}", route.path))
     ids = (route.ids, ANY_ID)[: len(more)]
     return re.compile(first + "".join(f"(?:{one}){text}" for one, text in zip(ids, more, strict=True)), re.DOTALL)

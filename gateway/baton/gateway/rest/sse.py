@@ -1,4 +1,4 @@
-"""Server-sent events in OpenAI's form, as bytes. What is alike in all events of a stream is made once."""
+"""Server-sent events in OpenAI's form, as bytes. The common parts of a stream's events are encoded once."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from baton.gateway.schemas.answers import Usage
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
-json_text = orjson.dumps  # a str as a JSON string, in UTF-8
+json_text = orjson.dumps  # encodes a str as a JSON string in UTF-8
 
 
 def error_event(error: HttpError) -> bytes:
-    """What ends a stream whose head is already out."""
+    """Returns the events that end a stream with an error."""
     return b"data: %b\n\n%b" % (error.body, DONE)
 
 
 def with_id(events: bytes, name: str) -> bytes:
-    """The events, the last one with an id: who has it has all of them."""
+    """Adds an id to the last event: a client that has it has all of them."""
     start = events.rfind(b"\n\n", 0, len(events) - 2) + 2 if events.count(b"\n\n") > 1 else 0
     return b"%bid: %b\n%b" % (events[:start], name.encode(), events[start:])
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all chunks of one stream have in common."""
+    """The common members of all chunks of a stream."""
 
     object: str
     id: str
     created: int
     model: str
     system_fingerprint: str
-    include_usage: bool = False  # OpenAI then says "usage": null in every chunk but the last
-    continuous_usage: bool = False  # the usage so far in every chunk
+    include_usage: bool = False  # adds "usage": null to every chunk except the last, as OpenAI does
+    continuous_usage: bool = False  # adds the current usage to every chunk
 
     @property
     def head(self) -> bytes:
-        """Up to the first choice."""
+        """Returns the bytes before the first choice."""
         fields = {
             "id": self.id,
             "object": self.object,
@@ -53,9 +53,9 @@ class Envelope:
 
     @property
     def tail(self) -> bytes:
-        """After the last choice."""
+        """Returns the bytes after the last choice."""
         return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
 
     def tail_with(self, usage: Usage) -> bytes:
-        """After the last choice, with a usage."""
+        """Returns the bytes after the last choice, with a usage."""
         return b'],"usage":%b}\n\n' % msgspec.json.encode(usage)

@@ -1,4 +1,4 @@
-"""The gateway's side of the routers: placements with retry over replicas, outcomes in the background, models served."""
+"""The client of the routers: placements with retries over replicas, background reports of outcomes, served models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from baton.v1 import router_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
 
-# Another router, or the same one later, may do better.
+# Errors that another router, or a later attempt, may not return.
 _TRANSIENT = frozenset(
     (
         grpc.StatusCode.UNAVAILABLE,
@@ -34,49 +34,50 @@ _TRANSIENT = frozenset(
     )
 )
 _RETRY_AFTER_MS = 1000
-_MAX_REPORTS = 4096  # that wait for one router
-_REPORT_PAUSE_SECONDS = 0.25  # after a report that was not taken
+_MAX_REPORTS = 4096  # queued for one router
+_REPORT_PAUSE_SECONDS = 0.25  # after a failed report
 _REPORT_BATCH = 256
 _PLAIN = Dial()
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTimes:
-    """Seconds."""
+    """Timeouts and delays in seconds."""
 
-    attempt: float = 1.0  # one router's answer
-    total: float = 5.0  # all attempts, while no router is up
-    # All attempts, while routers answer that no worker is alive: longer than a router needs to find one that is back.
+    attempt: float = 1.0  # for one router's reply
+    total: float = 5.0  # for all attempts, while no router is reachable
+    # For all attempts, while routers reply that no worker is alive: longer than a router needs to detect a returning
+    # one.
     no_worker: float = 2.0
     first_delay: float = 0.05
     max_delay: float = 1.0
     report_interval: float = 0.05
     report_timeout: float = 2.0
-    report_patience: float = 10.0  # for which a report is tried, at one router after the other
+    report_patience: float = 10.0  # how long a report is retried, with one router after another
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A placement, and which router knows of it."""
+    """A placement and the router that made it."""
 
     response: router_pb2.PlaceResponse
     router: _Router
     at: float  # monotonic seconds
-    asked_at: float  # the first router
+    asked_at: float  # monotonic seconds of the first attempt
 
 
 @dataclass(frozen=True, slots=True)
 class RouterWord:
-    """What one router says of the fleet."""
+    """One router's reply about the fleet."""
 
     address: str
-    fleet: router_pb2.GetFleetResponse | None  # None: it did not answer
-    problem: str = ""  # why it did not
+    fleet: router_pb2.GetFleetResponse | None  # None: no reply
+    problem: str = ""  # the reason for no reply
 
 
 class _Report(NamedTuple):
     outcome: router_pb2.PlacementOutcome
-    until: float  # monotonic seconds; nobody is told later
+    until: float  # monotonic seconds; dropped afterwards
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +87,7 @@ class _Router:
 
 
 class RouterClient:
-    """Talks to one router at a time, and goes to the next when it is lost; for the lifetime of an `async with`."""
+    """Uses one router at a time and switches to the next when it is lost, for the lifetime of an `async with`."""
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class RouterClient:
         self._counters = counters
         self._times = times or RouterTimes()
         self._dial = dial
-        self._on_outcome = on_outcome  # called with each placement's outcome and its longest choice's output tokens
+        # called with each placement's outcome and the output tokens of its longest choice
+        self._on_outcome = on_outcome
         self._routers: list[_Router] = []
         self._preferred = 0
         self._reports_waiting = asyncio.Event()
@@ -112,7 +114,7 @@ class RouterClient:
         for address in self._addresses:
             link = RouterLink(address, self._dial, on_unwanted=partial(self._give_back, address))
             self._routers.append(_Router(link))
-        # Gateways that start together do not all take the same replica.
+        # Random, so that gateways that start together use different replicas.
         self._preferred = random.randrange(len(self._routers))
         self._tasks = [asyncio.create_task(self._watch_models()), asyncio.create_task(self._send_reports())]
         return self
@@ -123,15 +125,15 @@ class RouterClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _ in self._routers:  # what one does not take may go to another
+        for _ in self._routers:  # reports that one router does not accept may go to another
             await self._flush_all()
         for router in self._routers:
             await router.link.close()
 
     async def place(self, request: router_pb2.PlaceRequest, avoided: Collection[str] = ()) -> Placed:
-        """Names the workers for a request. Raises the router's refusal, or Unavailable when no router answers.
+        """Requests a placement. Raises the router's refusal, or Unavailable if no router answers.
 
-        `avoided`: workers that are excluded while there are others.
+        `avoided` workers are excluded as long as there are others.
         """
         request.excluded_worker_ids.extend(sorted(avoided))
         started = time.monotonic()
@@ -161,11 +163,11 @@ class RouterClient:
             if left <= 0:
                 self._counters.placement_failures += 1
                 raise answered or self._nobody_answers(time.monotonic() - started, failures)
-            await asyncio.sleep(min(delay * random.uniform(0.8, 1.2), left))  # the last time at the limit
+            await asyncio.sleep(min(delay * random.uniform(0.8, 1.2), left))  # the last attempt is at the limit
             delay = min(delay * 2, self._times.max_delay)
 
     async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
-        """Those that a router knows. Raises Unavailable when no router answers."""
+        """Returns the workers that a router knows. Raises Unavailable if no router answers."""
         failures: list[str] = []
         started = time.monotonic()
         for router in self._in_order():
@@ -181,12 +183,12 @@ class RouterClient:
         raise self._nobody_answers(time.monotonic() - started, failures)
 
     async def fleets(self, max_placements: int) -> list[RouterWord]:
-        """What each router says of the fleet, the preferred one first. Raises nothing."""
+        """Returns each router's reply about the fleet, the preferred router's first. Raises nothing."""
         request = router_pb2.GetFleetRequest(max_placements=max_placements)
         return list(await asyncio.gather(*(self._fleet_of(router, request) for router in self._in_order())))
 
     async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
-        """Why a placement was made. Raises NotFound where no router knows, Unavailable where none answers."""
+        """Explains a placement. Raises NotFound if no router knows it, Unavailable if none answers."""
         refusals: list[ServiceError] = []
         failures: list[str] = []
         started = time.monotonic()
@@ -211,7 +213,7 @@ class RouterClient:
         return RouterWord(router.link.address, fleet)
 
     def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
-        """Tells the router how a placement went, soon. `longest`: output tokens of its longest choice."""
+        """Queues a placement's outcome for its router. `longest`: output tokens of its longest choice."""
         if self._on_outcome is not None:
             self._on_outcome(outcome, longest)
         outcomes = placed.router.outcomes
@@ -221,7 +223,7 @@ class RouterClient:
         self._reports_waiting.set()
 
     def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
-        """The request left before its placement came: the router counts it no more."""
+        """Reports a placement that arrived after its request was cancelled, so that the router stops counting it."""
         router = next(one for one in self._routers if one.link.address == address)
         outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id)
         now = time.monotonic()
@@ -234,7 +236,9 @@ class RouterClient:
         return self._routers[self._preferred :] + self._routers[: self._preferred]
 
     def _take_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
-        """What the router itself said, where another one may know better; None: it is lost. Raises a final refusal."""
+        """Returns a refusal that another router may not repeat, or None if the router is lost. Raises a final
+        refusal.
+        """
         refusal = failed.error
         if refusal.code not in _TRANSIENT:
             self._counters.placement_failures += 1
@@ -242,7 +246,7 @@ class RouterClient:
         self._avoid(router)
         if not failed.told:
             return None
-        # A router that has just started knows no worker, and so no model, yet.
+        # A router that has just started knows no workers, and therefore no models.
         return Unavailable(
             f"router {router.link.address}: {refusal.message}",
             phase=types_pb2.PHASE_PLACEMENT,
@@ -268,13 +272,13 @@ class RouterClient:
                 async for response in router.link.stub.WatchModels(router_pb2.WatchModelsRequest()):
                     delay = self._times.first_delay
                     self._on_models(response.models)
-                problem = "it ended the stream"
+                problem = "the router ended the stream"
             except grpc.aio.AioRpcError as error:
                 problem = problem_of(error)
             except Exception as error:
-                _log.exception("the models that router %s serves could not be taken", router.link.address)
+                _log.exception("failed to handle the models of router %s", router.link.address)
                 problem = type(error).__name__
-            _log.info("router %s no longer tells which models are served: %s", router.link.address, problem)
+            _log.info("lost the stream of served models from router %s: %s", router.link.address, problem)
             self._avoid(router)
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 2, self._times.max_delay)
@@ -291,7 +295,7 @@ class RouterClient:
         return all(await asyncio.gather(*(self._flush(router) for router in self._routers)))
 
     async def _flush(self, router: _Router) -> bool:
-        """Whether the router took everything."""
+        """Sends queued reports. Returns whether the router accepted all of them."""
         while router.outcomes:
             batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
             try:
@@ -302,13 +306,15 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 left = [*batch, *router.outcomes]
                 router.outcomes.clear()
-                _log.info("router %s did not take %d outcomes: %s", router.link.address, len(left), error.code().name)
+                _log.info("router %s did not accept %d outcomes: %s", router.link.address, len(left), error.code().name)
                 self._pass_on(router, left)
                 return False
         return True
 
     def _pass_on(self, lost: _Router, reports: Sequence[_Report]) -> None:
-        """Routers know each other's placements, and one that starts again learns of its own: another is told, or it."""
+        """Queues lost reports for another router, or the same one if there is no other: routers share their
+        placements.
+        """
         heir = next((one for one in self._in_order() if one is not lost), lost)
         now = time.monotonic()
         kept = [report for report in reports if report.until > now]

@@ -1,4 +1,4 @@
-"""ControlService of the workers behind this gateway's routers: who is meant, asked of each, and one answer for all."""
+"""Calls ControlService on the workers of this gateway's models and combines their answers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from baton.v1 import control_pb2_grpc, router_pb2
 
 T = TypeVar("T")
 
-Call = Callable[[Any], Awaitable[T]]  # of a ControlService stub
+Call = Callable[[Any], Awaitable[T]]  # takes a ControlService stub
 
 
 class Routers(Protocol):
-    """A router, or several."""
+    """The operations on routers that fleet control needs."""
 
     async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
-        """Those that it knows. Raises Unavailable."""
+        """Returns the known workers. Raises Unavailable."""
 
     async def fleets(self, max_placements: int) -> Sequence[RouterWord]:
-        """What each says of the fleet. Raises nothing."""
+        """Returns each router's reply about the fleet. Raises nothing."""
 
     async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
-        """Why a placement was made. Raises NotFound, Unavailable."""
+        """Explains a placement. Raises NotFound, Unavailable."""
 
 
 class FleetControl:
-    """`models`: the names of this gateway's models; other models' workers are none of its business."""
+    """Calls workers of this gateway's models. `models` returns their names."""
 
     def __init__(self, routers: Routers, models: Callable[[], Collection[str]], dial: Dial) -> None:
         self.routers = routers
@@ -40,7 +40,9 @@ class FleetControl:
         self._dial = dial
 
     async def ask_all(self, worker_ids: Collection[str], call: Call[T]) -> dict[str, T]:
-        """Asks these workers, or all, at once. Raises the first refusal, naming its worker, when all have answered."""
+        """Calls these workers, or all, concurrently. After all have answered, raises the first refusal with its
+        worker's name.
+        """
         chosen = await self._choose(worker_ids)
         answers = await asyncio.gather(*(self._ask(entry, call) for entry in chosen), return_exceptions=True)
         done = {e.state.worker_id: a for e, a in zip(chosen, answers, strict=True) if not isinstance(a, BaseException)}
@@ -52,7 +54,7 @@ class FleetControl:
         return done
 
     async def ask_in_turn(self, worker_ids: Collection[str], call: Call[T]) -> dict[str, T]:
-        """Asks one worker after the other, and no further one after a refusal, which is raised."""
+        """Calls one worker after another. Raises the first refusal without calling further workers."""
         done: dict[str, T] = {}
         for entry in await self._choose(worker_ids):
             try:
@@ -68,9 +70,9 @@ class FleetControl:
         for worker_id in worker_ids:
             if worker_id not in ours:
                 names = ", ".join(sorted(ours)) or "none"
-                raise NotFound(f"There is no worker {worker_id!r}; there are: {names}.", field="worker_id")
+                raise NotFound(f"unknown worker {worker_id!r}; give one of: {names}", field="worker_id")
         if not ours:
-            raise Unavailable("No worker is alive.")
+            raise Unavailable("no worker is alive")
         return [ours[worker_id] for worker_id in sorted(worker_ids or ours)]
 
     async def _ask(self, entry: router_pb2.WorkerEntry, call: Call[T]) -> T:

@@ -1,4 +1,6 @@
-"""This gateway process and one router: placements on one stream, or call by call where the router has no stream."""
+"""The connection to one router: placements on one stream, or as single calls if the router does not support the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from baton.v1 import router_pb2, router_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 1 << 20  # of block hashes in one message; more goes out in several
+_MAX_MESSAGE_BYTES = 1 << 20  # of block hashes per message; more are split
 _PLAIN = Dial()
 
 
 class NotPlaced(Exception):
-    """A router did not place a request: it said so (`told`), or has not answered."""
+    """A router did not place a request: it refused (`told`), or did not answer."""
 
     def __init__(self, error: ServiceError, told: bool, reason: str) -> None:
         super().__init__(reason)
@@ -40,13 +42,13 @@ class NotPlaced(Exception):
 
 
 class _NoStreamError(Exception):
-    """The router does not know PlaceStream."""
+    """The router does not implement PlaceStream."""
 
 
 class RouterLink:
-    """A channel to one router, and its PlaceStream: opened by the first placement, and by the next one after a loss.
+    """A channel to one router and its PlaceStream, which is opened by the first placement and after each loss.
 
-    A message goes out at once, and what comes while it is written goes into the next.
+    A message is sent at once; placements that arrive during a write go into the next message.
     """
 
     def __init__(
@@ -56,11 +58,11 @@ class RouterLink:
         on_unwanted: Callable[[router_pb2.PlaceResponse], None] = lambda response: None,
     ) -> None:
         self.address = address
-        self._on_unwanted = on_unwanted  # a placement that nobody waits for any more
+        self._on_unwanted = on_unwanted  # called for placements whose request was cancelled
         self._dial = dial
         self._dial_version = dial.version
         self._channel = dial(address)
-        self._retired: grpc.aio.Channel | None = None  # the one before, whose calls end by themselves
+        self._retired: grpc.aio.Channel | None = None  # the previous channel, whose calls end on their own
         self.stub: Any = router_pb2_grpc.RouterServiceStub(self._channel)
         self._call_ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[router_pb2.PlaceResponse]] = {}
@@ -70,7 +72,7 @@ class RouterLink:
         self._is_unary = False
 
     async def close(self) -> None:
-        """Ends the stream and the channel. What waits is not placed."""
+        """Closes the stream and the channel. Waiting placements fail."""
         if self._stream is not None:
             self._stream.cancel()
             await asyncio.wait((self._stream,))
@@ -79,7 +81,7 @@ class RouterLink:
             await self._retired.close()
 
     async def place(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
-        """Asks the router, for `timeout` seconds. Raises NotPlaced."""
+        """Requests a placement within `timeout` seconds. Raises NotPlaced."""
         until = time.monotonic() + timeout
         if not self._is_unary:
             try:
@@ -109,25 +111,25 @@ class RouterLink:
             raise NotPlaced(error, False, f"{error.code.name} {problem}") from None
         finally:
             if not taken and answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._on_unwanted(answer.result())  # it came together with the end of the wait
+                self._on_unwanted(answer.result())  # it arrived just as the wait ended
             self._forget(call_id)
 
     async def _place_alone(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
         try:
             return cast(router_pb2.PlaceResponse, await self.stub.Place(request, timeout=max(0.001, timeout)))
         except grpc.aio.AioRpcError as error:
-            # The one that comes back may be another version.
+            # The router that comes back may have another version.
             self._is_unary = error.code() is not grpc.StatusCode.UNAVAILABLE
             raise _not_placed(error, self.address) from error
 
     def _forget(self, call_id: int) -> None:
-        """Nobody waits for it any more: it is not sent, or cancelled unless it was answered."""
+        """Drops a placement that is no longer awaited, or cancels it if it was sent and not answered."""
         if self._waiting.pop(call_id, None) is not None and self._unsent.pop(call_id, None) is None:
             self._unsent[call_id] = router_pb2.PlaceEntry(call_id=call_id, cancel=router_pb2.PlaceCancel())
             self._wake.set()
 
     async def _run(self) -> None:
-        """One stream, from its opening to its end."""
+        """Runs one stream from its opening to its end."""
         problem: Exception = self._lost("UNAVAILABLE the router ended the stream")
         try:
             await self._renew_channel()
@@ -149,13 +151,13 @@ class RouterLink:
         except asyncio.CancelledError:
             problem = self._lost("UNAVAILABLE the stream was closed")
         except Exception as error:
-            _log.exception("the stream to router %s broke", self.address)
+            _log.exception("the stream to router %s failed", self.address)
             problem = NotPlaced(InternalError(f"router {self.address}: {error}"), False, type(error).__name__)
         finally:
             self._end(problem)
 
     async def _renew_channel(self) -> None:
-        """A channel keeps its TLS files: where there are new ones, the next stream goes over another."""
+        """Replaces the channel if the TLS files have changed, because a channel keeps those it was opened with."""
         version = self._dial.version
         if version == self._dial_version:
             return
@@ -174,10 +176,10 @@ class RouterLink:
                 while self._unsent:
                     await call.write(self._take_unsent())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The call has ended; its reader says why.
+            # The call has ended; its reader reports the reason.
             return
         except Exception:
-            _log.exception("the stream to router %s cannot be written", self.address)
+            _log.exception("cannot write to the stream of router %s", self.address)
             call.cancel()
 
     def _take_unsent(self) -> router_pb2.PlaceStreamRequest:

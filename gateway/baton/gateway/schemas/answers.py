@@ -1,4 +1,4 @@
-"""OpenAI's and vLLM's answers. One definition for encoding and the OpenAPI document."""
+"""OpenAI's and vLLM's response bodies. One definition for encoding and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
-    cached_tokens: int  # not computed, because a worker held their KV
+    cached_tokens: int  # not computed because a worker held their KV
 
 
 class CompletionTokensDetails(Struct):
-    """Of the output's tokens."""
+    """Details of the output's tokens."""
 
-    reasoning_tokens: int = 0  # 0 where no parser tells them
+    reasoning_tokens: int = 0  # 0 if no parser identifies reasoning
 
 
 class Usage(Struct):
-    """Token counts of a request, all choices together."""
+    """Token counts of a request, summed over its choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,7 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """One of the most likely tokens at a position."""
+    """A candidate token at a position with its log-probability."""
 
     token: str
     logprob: float
@@ -39,7 +39,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """An output token's log-probability."""
+    """An output token with its log-probability."""
 
     token: str
     logprob: float
@@ -48,21 +48,21 @@ class TokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """One entry a token."""
+    """One entry per token."""
 
     content: list[TokenLogprob]
     refusal: list[TokenLogprob] | None = None
 
 
 class CalledFunction(Struct):
-    """What is called."""
+    """The called function."""
 
     name: str
-    arguments: str  # JSON text, as the model wrote it: it may be broken
+    arguments: str  # JSON text as the model wrote it; may be invalid
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call that the client is to make."""
+    """A tool call for the client to execute."""
 
     id: str
     type: Literal["function"] = "function"
@@ -76,37 +76,37 @@ class ChatAnswer(Struct):
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
     annotations: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    reasoning: str | UnsetType = UNSET  # what the model thought before it answered
-    reasoning_content: str | UnsetType = UNSET  # the same, by its older name
+    reasoning: str | UnsetType = UNSET  # the model's reasoning before the answer
+    reasoning_content: str | UnsetType = UNSET  # the same under its older name
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: CalledFunction | UnsetType = UNSET  # instead, where the request has functions
+    function_call: CalledFunction | UnsetType = UNSET  # replaces tool_calls if the request has functions
 
 
 class PromptLogprob(Struct):
-    """One token at one place of a prompt."""
+    """A token at a position of a prompt."""
 
     logprob: float
     rank: int  # 1 is the most likely
     decoded_token: str
 
 
-# One entry a token, by token id as text; none for the first.
+# One entry per token, by token id as text; None for the first.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer."""
+    """One choice."""
 
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: str | int | None  # the stop string or stop token id that matched
-    token_ids: list[int] | UnsetType = UNSET  # where asked for
+    stop_reason: str | int | None  # the matching stop string or stop token id
+    token_ids: list[int] | UnsetType = UNSET  # if requested
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """The answer to a chat, whole."""
+    """The complete response to a chat."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -116,21 +116,21 @@ class ChatCompletion(Struct, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None
     usage: Usage
-    # Only where asked for.
+    # Only if requested.
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, omit_defaults=True):
-    """What is new of a called function."""
+    """New output of a function call."""
 
     name: str | None = None  # in a call's first delta
     arguments: str | None = None
 
 
 class ToolCallDelta(Struct, omit_defaults=True):
-    """What is new of a call."""
+    """New output of a tool call."""
 
     index: int
     id: str | None = None  # in a call's first delta
@@ -139,7 +139,7 @@ class ToolCallDelta(Struct, omit_defaults=True):
 
 
 class ChatDelta(Struct, omit_defaults=True):
-    """What is new of a choice."""
+    """New output of a choice."""
 
     role: str | None = None
     content: str | None = None
@@ -150,14 +150,14 @@ class ChatDelta(Struct, omit_defaults=True):
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """A piece of one answer."""
+    """A piece of one choice."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET  # where asked for
+    token_ids: list[int] | UnsetType = UNSET  # if requested
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -170,13 +170,13 @@ class ChatCompletionChunk(Struct, kw_only=True):
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    # Where asked for, in the first chunk.
+    # If requested, in the first chunk.
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
-    """Columns, one entry a token."""
+    """Columns with one entry per token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -185,21 +185,21 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One continuation, or a piece of it in a stream."""
+    """One choice, or a piece of it in a stream."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
-    # Only where asked for.
+    # Only if requested.
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
-    """The answer to a text completion; in a stream, one event of it."""
+    """The response to a text completion, or one event of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -211,7 +211,7 @@ class Completion(Struct, kw_only=True):
 
 
 class ModelCard(Struct, kw_only=True):
-    """A model that can be asked for, by one of its names; `root` is the first of them."""
+    """A model under one of its names; `root` is the first name."""
 
     id: str
     object: Literal["model"] = "model"
@@ -219,7 +219,7 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "baton"
     root: str
     parent: str | None = None
-    permission: list[dict[str, str]] = msgspec.field(default_factory=list)  # none: clients expect the list
+    permission: list[dict[str, str]] = msgspec.field(default_factory=list)  # always empty: clients expect a list
     max_model_len: int | None
 
 
@@ -231,7 +231,7 @@ class ModelList(Struct):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """A prompt's tokens."""
+    """The tokens of a prompt."""
 
     count: int
     max_model_len: int
@@ -240,7 +240,7 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class DetokenizeResponse(Struct):
-    """The tokens' text."""
+    """The text of tokens."""
 
     prompt: str
 
@@ -254,26 +254,26 @@ class Version(Struct):
 class ServerLoad(Struct):
     """GET /load."""
 
-    server_load: int  # generations in flight
+    server_load: int  # number of running generations
 
 
 class Readiness(Struct):
     """GET /ready."""
 
     ready: bool
-    missing: list[str]  # in words
+    missing: list[str]  # descriptions
 
 
 class ErrorFields(Struct):
-    """What went wrong."""
+    """The details of an error."""
 
     message: str
     type: str
-    param: str | None  # the request's field that is wrong
+    param: str | None  # the invalid field of the request
     code: str | None
 
 
 class ErrorResponse(Struct):
-    """The body of every 4xx and 5xx answer."""
+    """The body of every 4xx and 5xx response."""
 
     error: ErrorFields

@@ -1,4 +1,4 @@
-"""Fields that other servers and earlier versions of them accept. What they become is in adopted.py."""
+"""Fields of other servers, and of their earlier versions. fields/adopted.py converts them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-# A known field that is refused by name where it is set: ignoring it would change the answer.
-REFUSED = Meta(description="Not served: null.", extra_json_schema={"type": "null"})
-# The same, of a field with values that ask for nothing.
-NEUTRAL_ONLY = Meta(description="Not served: null, or the value that turns it off.")
-NO_EFFECT = Meta(description="Changes nothing; the answer's header x-baton-ignored lists it.")
+# Fields that are refused if set, because ignoring them would change the output.
+REFUSED = Meta(description="Not supported: null.", extra_json_schema={"type": "null"})
+# The same for fields with neutral values.
+NEUTRAL_ONLY = Meta(description="Not supported: null, or the neutral value.")
+NO_EFFECT = Meta(description="Ignored and listed in the response header x-baton-ignored.")
 
 _INT32_MAX = 2**31 - 1
 
 
 class ForeignFields(Struct, kw_only=True):
-    """Other names for a request's fields, and fields that change nothing here."""
+    """Other names for a request's fields, and fields that are ignored."""
 
-    # vLLM before structured_outputs.
+    # vLLM before structured_outputs
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -26,20 +26,20 @@ class ForeignFields(Struct, kw_only=True):
     guided_json_object: bool | None = None
     guided_whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
     guided_decoding_backend: Annotated[str | None, NO_EFFECT] = None
-    # SGLang and llama.cpp: forms of structured_outputs.
+    # SGLang and llama.cpp: forms of structured_outputs
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
-    # Other names.
+    # other names
     max_new_tokens: Annotated[int, Meta(ge=1, le=_INT32_MAX)] | None = None  # max_tokens
     n_predict: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # max_tokens; -1: no limit
     repeat_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None  # repetition_penalty
     random_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # seed
     no_stop_trim: bool | None = None  # include_stop_str_in_output
-    enable_thinking: bool | None = None  # of chat_template_kwargs
+    enable_thinking: bool | None = None  # sets it in chat_template_kwargs
     thinking_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # thinking_token_budget
-    # They change what is drawn or what the model is.
+    # Fields that change sampling or the model.
     lora_path: Annotated[str | list[str | None] | None, REFUSED] = None
     lora: Annotated[list[dict[str, Any]] | None, REFUSED] = None
     adapter_id: Annotated[str | None, REFUSED] = None
@@ -63,7 +63,7 @@ class ForeignFields(Struct, kw_only=True):
     watermark: Annotated[bool | None, NEUTRAL_ONLY] = None
     safe_prompt: Annotated[bool | None, NEUTRAL_ONLY] = None
     separate_reasoning: Annotated[bool | None, NEUTRAL_ONLY] = None
-    # They say how an answer is made, not what it is.
+    # Fields that affect how an output is produced, not its content.
     prediction: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     service_tier: Annotated[str | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None

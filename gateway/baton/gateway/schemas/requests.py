@@ -1,7 +1,8 @@
-"""OpenAI's and vLLM's requests. One definition for parsing and the OpenAPI document; answers are in openai_answers.py.
+"""OpenAI's and vLLM's request bodies. One definition for parsing and the OpenAPI document; answers.py has the
+responses.
 
-Null means unset; unknown keys are listed in the answer's header x-baton-ignored. Bounds that JSON schema can say are
-here, the rest is in validation.py.
+Null means unset; unknown keys are listed in the response header x-baton-ignored. Bounds that JSON Schema can express
+are here, the others in fields/validation.py.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:/-]{1,256}$")]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream carries beside text."""
+    """What a stream contains besides text."""
 
-    include_usage: bool | None = None  # one chunk with the usage at the end
-    continuous_usage_stats: bool | None = None  # the usage so far in every chunk
+    include_usage: bool | None = None  # a final chunk with the usage
+    continuous_usage_stats: bool | None = None  # the current usage in every chunk
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
-    """A schema that the answer follows."""
+    """A schema that the output must follow."""
 
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None  # true: a schema with keywords that cannot be enforced is refused
+    strict: bool | None = None  # true: refuse schemas with keywords that cannot be enforced
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """The form of the answer."""
+    """The form of the output."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    format: dict[str, Any] | None = None  # of a structural tag; or the two that follow
+    format: dict[str, Any] | None = None  # of a structural tag; alternative to the next two
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """What the answer's text must be: exactly one of the first six."""
+    """A constraint on the output's text: exactly one of the first six."""
 
     json: str | dict[str, Any] | None = None  # a JSON schema
     regex: str | None = None
@@ -64,27 +65,27 @@ class StructuredOutputs(Struct, kw_only=True):
 
 
 class RepetitionDetection(Struct, kw_only=True):
-    """Ends an answer whose end is one pattern of tokens, min_count times in a row."""
+    """Ends an output that repeats a pattern of tokens min_count times in a row."""
 
     max_pattern_size: Annotated[int, Meta(ge=0, le=1024)] = 0  # tokens; 0 is off
-    min_pattern_size: Annotated[int, Meta(ge=0, le=1024)] = 0  # tokens; 0 is 1
-    min_count: Annotated[int, Meta(ge=0, le=_INT32_MAX)] = 0  # at least 2
+    min_pattern_size: Annotated[int, Meta(ge=0, le=1024)] = 0  # tokens; 0: disabled
+    min_count: Annotated[int, Meta(ge=0, le=_INT32_MAX)] = 0  # tokens; 0 means 1
 
 
 class GenerationFields(ForeignFields, kw_only=True):
-    """What chat and text completions have in common."""
+    """The common fields of chat and text completions."""
 
-    model: str | None = None  # null: the only model served
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None  # 0 is greedy
+    model: str | None = None  # null: the only served model
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None  # 0: greedy
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # 0 and -1 are off
+    top_k: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # 0 and -1: disabled
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     n: Count | None = None
-    stop: str | list[Name] | None = None  # an empty text is none
+    stop: str | list[Name] | None = None  # empty texts are ignored
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -95,35 +96,36 @@ class GenerationFields(ForeignFields, kw_only=True):
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None  # null: true
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None  # requests with different salts share no cached block
-    prompt_logprobs: CountOrZero | None = None  # alternatives of each token of the prompt; not in streams
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: what fits
+    cache_salt: Name | None = None  # namespace of the prefix cache: requests with different salts share no cached block
+    prompt_logprobs: CountOrZero | None = None  # alternatives per prompt token; not for streams
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: as many as fit
     return_token_ids: bool | None = None  # token_ids of each choice, and prompt_token_ids
-    use_beam_search: bool | None = None  # the n best of n beams; not in streams
+    use_beam_search: bool | None = None  # returns the n best of n beams; not for streams
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # null: 1
     request_id: PrintableId | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that do not come
-    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None  # instead of the likeliest ones
-    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens "token_id:N"
+    bad_words: Annotated[list[Name], Meta(max_length=1024)] | None = None  # texts that the output must not contain
+    # returned instead of the most likely ones
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens as "token_id:N"
     repetition_detection: RepetitionDetection | None = None
-    truncation_side: Literal["left", "right"] | None = None  # null: left, the prompt's end is kept
-    spaces_between_special_tokens: bool | None = None  # changes nothing: texts are as the tokens spell them
+    truncation_side: Literal["left", "right"] | None = None  # null: left, which keeps the prompt's end
+    spaces_between_special_tokens: bool | None = None  # ignored: texts are as the tokens spell them
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     vllm_xargs: Annotated[dict[str, Any] | None, REFUSED] = None
 
 
 class ChatMessage(Struct, kw_only=True):
-    """One message of a chat."""
+    """A message of a chat."""
 
-    role: Name  # system, developer, user, assistant, tool, or what the model's template knows
-    content: str | list[dict[str, Any]] | None = None  # text, or parts of type text
+    role: Name  # system, developer, user, assistant, tool, or another role of the model's template
+    content: str | list[dict[str, Any]] | None = None  # a text, or parts of type text
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-    function_call: dict[str, Any] | None = None  # an assistant's; a message of role function has what it returned
+    function_call: dict[str, Any] | None = None  # of an assistant; its result is in a message of role function
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -134,16 +136,16 @@ class FunctionDefinition(Struct, kw_only=True):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON Schema of the arguments object
-    strict: bool | None = None  # the arguments follow the schema without exception
+    strict: bool | None = None  # whether the arguments must follow the schema
 
 
 class ToolDefinition(Struct, kw_only=True):
-    """A tool. Those of other types than function are skipped; the answer's header x-baton-ignored lists them."""
+    """A tool. Types other than function are skipped and listed in the response header x-baton-ignored."""
 
-    TYPES: ClassVar = (b'"function"',)  # whose keys these are
+    TYPES: ClassVar = (b'"function"',)  # types for which these keys are known
 
     type: str = "function"
-    function: FunctionDefinition | None = None  # required of a function
+    function: FunctionDefinition | None = None  # required for a function
 
 
 class ChosenFunction(Struct, kw_only=True):
@@ -153,20 +155,20 @@ class ChosenFunction(Struct, kw_only=True):
 
 
 class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
-    """The function that must be called."""
+    """A choice of the function that must be called."""
 
     function: ChosenFunction
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Those of the tools that may be called."""
+    """The tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
 
 
 class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """The model is given some of the tools only."""
+    """A choice that gives the model only some of the tools."""
 
     allowed_tools: AllowedTools
 
@@ -175,8 +177,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: Count | None = None  # goes before max_tokens
-    max_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # neither, or -1: as many as the context holds
+    max_completion_tokens: Count | None = None  # overrides max_tokens
+    max_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # null or -1: up to the context's length
     logprobs: bool | None = None
     top_logprobs: CountOrZero | None = None
     add_generation_prompt: bool | None = None  # null: true
@@ -186,24 +188,24 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     tools: list[ToolDefinition] | None = None
-    # null: auto where tools are given
+    # null: auto if there are tools
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None  # null: true; false: at most one call
-    include_reasoning: bool | None = None  # null: true; false: reasoning is counted, not sent
-    # The older form of tools: at most one call, which the answer has as function_call.
+    include_reasoning: bool | None = None  # null: true; false: at most one call
+    # The deprecated form of tools: at most one call, returned as function_call.
     functions: list[FunctionDefinition] | None = None
-    function_call: Literal["none", "auto"] | ChosenFunction | None = None  # null: auto where functions are given
-    store: bool | None = None  # true: the answer is kept, under its id
-    metadata: dict[str, str] | None = None  # the client's own, of a kept answer
+    function_call: Literal["none", "auto"] | ChosenFunction | None = None  # null: auto if there are functions
+    store: bool | None = None  # true: the response is stored under its id
+    metadata: dict[str, str] | None = None  # the client's data, stored with the response
     modalities: list[str] | None = None
     audio: Annotated[dict[str, Any] | None, REFUSED] = None
-    chat_template: str | None = None  # where the gateway trusts requests with that
-    echo: bool | None = None  # an assistant's last message comes before the answer
+    chat_template: str | None = None  # only if the gateway trusts templates of requests
+    echo: bool | None = None  # prepends the assistant's last message
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # -1: no limit
     return_prompt_text: bool | None = None
     return_assistant_tokens_mask: Annotated[bool | None, REFUSED] = None
     web_search_options: Annotated[dict[str, Any] | None, REFUSED] = None
-    best_of: Count | None = None  # no more than n
+    best_of: Count | None = None  # must equal n
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -215,7 +217,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: CountOrZero | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None  # null: true
-    best_of: Count | None = None  # draws so many, and gives the n of the highest mean log-probability; not in streams
+    # generates this many choices and returns the n with the highest mean log-probability; not for streams
+    best_of: Count | None = None
     suffix: Annotated[str | None, REFUSED] = None
     prompt_embeds: Annotated[str | list[str] | None, REFUSED] = None
 
@@ -230,7 +233,7 @@ class TokenizeRequest(Struct, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None  # null: true
     continue_final_message: bool | None = None
-    chat_template: str | None = None  # where the gateway trusts requests with that
+    chat_template: str | None = None  # only if the gateway trusts templates of requests
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
 

@@ -1,6 +1,6 @@
-"""What operators ask of the workers over HTTP, under the names that vLLM's users know. For keys with the admin scope.
+"""Operations on workers over HTTP, under vLLM's names, for keys with the admin scope.
 
-Without keys a gateway answers here only where it listens on loopback, and no web page: an Origin is refused.
+A gateway without keys allows them only if it listens on loopback, and never from web pages (requests with an Origin).
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest, PermissionDenied
 from baton.v1 import control_pb2 as pb
 
-_SLEEP_TAGS = ("kv_cache", "weights")  # what sleeps at level 1; from level 2 on
+_SLEEP_TAGS = ("kv_cache", "weights")  # asleep at level 1; at level 2
 _MODES = {
     "abort": pb.RUNNING_REQUESTS_ABORT,
     "wait": pb.RUNNING_REQUESTS_WAIT,
     "keep": pb.RUNNING_REQUESTS_KEEP,
 }
 _MOST_SECONDS = 86_400
-_CALL_SECONDS = 30.0  # beyond what the worker itself may take
+_CALL_SECONDS = 30.0  # added to the worker's own timeout
 _HALT_SECONDS = 60.0
 _LOAD_SECONDS = 660.0
 _ERRORS = (400, 403, 404, 429, 501, 503, 504)
 
-_WORKERS = Parameter("worker_id", "A worker; may come more than once. None: all of this gateway's models.", {})
+_WORKERS = Parameter("worker_id", "A worker; may be repeated. Default: all workers of this gateway's models.", {})
 _MODE = Parameter(
     "mode",
-    "Running requests: abort moves them to other workers, wait lets them end, keep goes on with them afterwards.",
+    "Running requests: abort moves them to other workers, wait lets them end, keep continues them afterwards.",
     {"enum": list(_MODES), "default": "abort"},
 )
-_TIMEOUT = Parameter("timeout", "Seconds for them to end.", {"type": "number", "minimum": 0, "default": _HALT_SECONDS})
-_LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"enum": [1, 2], "default": 1})
-_MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: what was loaded last.", {"type": "string"})
-_TAGS = Parameter(
-    "tags", "What wakes up, which has to be all that sleeps. May come more than once.", {"enum": list(_SLEEP_TAGS)}
+_TIMEOUT = Parameter(
+    "timeout", "Seconds that running requests get to end.", {"type": "number", "minimum": 0, "default": _HALT_SECONDS}
 )
-_CLEAR = Parameter("clear_cache", "Forgets every cached block too.", {"type": "boolean", "default": False})
-_STEPS = Parameter("num_steps", "Steps to record. 0: until /stop_profile.", {"type": "integer", "default": 0})
+_LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"enum": [1, 2], "default": 1})
+_MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: the last loaded model.", {"type": "string"})
+_TAGS = Parameter(
+    "tags", "What to wake up; must name everything that sleeps. May be repeated.", {"enum": list(_SLEEP_TAGS)}
+)
+_CLEAR = Parameter("clear_cache", "Also drops every cached block.", {"type": "boolean", "default": False})
+_STEPS = Parameter("num_steps", "Number of steps to record. 0: until /stop_profile.", {"type": "integer", "default": 0})
 
 Query = Mapping[str, list[str]]
 
 
 class WorkerAnswer(msgspec.Struct, omit_defaults=True):
-    """What one worker said; fields that it did not speak of are left out."""
+    """One worker's answer. Members that it did not report are left out."""
 
     worker_id: str
-    num_requests: int | None = None  # kept, or still running
+    num_requests: int | None = None  # requests kept or still running
     epoch: int | None = None
     digest: str | None = None  # hexadecimal
     num_freed_bytes: int | None = None
@@ -66,7 +68,7 @@ class WorkerAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class AdminAnswer(msgspec.Struct):
-    """All that were asked."""
+    """The answers of all workers that were asked."""
 
     workers: list[WorkerAnswer]
 
@@ -74,19 +76,19 @@ class AdminAnswer(msgspec.Struct):
 class SleepState(msgspec.Struct):
     """GET /is_sleeping."""
 
-    is_sleeping: bool  # all of them do
+    is_sleeping: bool  # whether all workers sleep
     workers: list[WorkerAnswer]
 
 
 class PauseState(msgspec.Struct):
     """GET /is_paused."""
 
-    is_paused: bool  # all of them are
+    is_paused: bool  # whether all workers are paused
     workers: list[WorkerAnswer]
 
 
 class AdminRoutes:
-    """The handlers."""
+    """Handles the admin routes."""
 
     def __init__(self, desk: FrontDesk, fleet: FleetControl) -> None:
         self._fleet = fleet
@@ -94,14 +96,16 @@ class AdminRoutes:
         self._is_open = isinstance(desk.gate, OpenGate)
 
     async def drain(self, exchange: Exchange, query: Query) -> None:
-        """No new requests."""
+        """Handles POST /drain: the worker takes no new requests."""
         if "worker_id" not in query:
-            raise InvalidRequest("worker_id is required: a drain of all workers would leave nobody.", field="worker_id")
+            raise InvalidRequest(
+                "worker_id is required; draining all workers would stop the service", field="worker_id"
+            )
         request = pb.DrainRequest(timeout_ms=_timeout_ms(query, 0.0))
         await self._ask(exchange, query, lambda stub: stub.Drain(request, timeout=_CALL_SECONDS))
 
     async def pause(self, exchange: Exchange, query: Query) -> None:
-        """Nothing is computed."""
+        """Handles POST /pause: workers compute nothing."""
         request = pb.PauseRequest(running_requests=_mode(query), timeout_ms=_timeout_ms(query))
         clears = _flag(query, "clear_cache")
 
@@ -114,33 +118,33 @@ class AdminRoutes:
         await self._ask(exchange, query, call)
 
     async def resume(self, exchange: Exchange, query: Query) -> None:
-        """After a pause or drain."""
+        """Handles POST /resume, after a pause or drain."""
         await self._ask(exchange, query, lambda stub: stub.Resume(pb.ResumeRequest(), timeout=_CALL_SECONDS))
 
     async def sleep(self, exchange: Exchange, query: Query) -> None:
-        """Frees memory."""
+        """Handles POST /sleep: workers free memory."""
         level = _number(query, "level", 1, 1, 2)
         request = pb.SleepRequest(level=level, running_requests=_mode(query), timeout_ms=_timeout_ms(query))
         seconds = _seconds(request.timeout_ms) + _LOAD_SECONDS
         await self._ask(exchange, query, lambda stub: stub.Sleep(request, timeout=seconds))
 
     async def wake_up(self, exchange: Exchange, query: Query) -> None:
-        """Takes it back: all of it, so tags that leave something asleep are refused."""
+        """Handles POST /wake_up. Rejects tags that would leave something asleep."""
         tags = set(query.get("tags", ()))
         if unknown := sorted(tags - set(_SLEEP_TAGS)):
-            raise InvalidRequest(f"tags is {unknown[0]!r}; it must be one of {', '.join(_SLEEP_TAGS)}.", field="tags")
+            raise InvalidRequest(f"tags is {unknown[0]!r}; give one of {', '.join(_SLEEP_TAGS)}", field="tags")
         if tags:
             depth = max((worker.sleep_level or 0 for worker in await self._activities(query)), default=0)
             if missing := [tag for tag in _SLEEP_TAGS[:depth] if tag not in tags]:
                 raise InvalidRequest(
-                    f"tags leaves out {' and '.join(missing)}, which sleeps; workers wake up as a whole: name all of "
-                    f"{', '.join(_SLEEP_TAGS[:depth])}, or give no tags.",
+                    f"tags leaves out {' and '.join(missing)}, which sleeps; workers wake up as a whole; name all of "
+                    f"{', '.join(_SLEEP_TAGS[:depth])}, or give no tags",
                     field="tags",
                 )
         await self._ask(exchange, query, lambda stub: stub.WakeUp(pb.WakeUpRequest(), timeout=_LOAD_SECONDS))
 
     async def reload_weights(self, exchange: Exchange, query: Query) -> None:
-        """One worker after the other, so that some serve at all times."""
+        """Handles POST /reload_weights, one worker at a time, so that others keep serving."""
         request = pb.ReloadWeightsRequest(
             model=query.get("model", [""])[-1], running_requests=_mode(query), timeout_ms=_timeout_ms(query)
         )
@@ -151,42 +155,42 @@ class AdminRoutes:
         _respond(exchange, AdminAnswer(_worker_answers(answers)))
 
     async def reset_prefix_cache(self, exchange: Exchange, query: Query) -> None:
-        """Forgets every cached block."""
+        """Handles POST /reset_prefix_cache: workers drop every cached block."""
         request = pb.ResetPrefixCacheRequest()
         await self._ask(exchange, query, lambda stub: stub.ResetPrefixCache(request, timeout=_CALL_SECONDS))
 
     async def start_profile(self, exchange: Exchange, query: Query) -> None:
-        """Records steps."""
+        """Handles POST /start_profile: workers record steps."""
         request = pb.StartProfileRequest(num_steps=_number(query, "num_steps", 0, 0, 2**31))
         await self._ask(exchange, query, lambda stub: stub.StartProfile(request, timeout=_HALT_SECONDS))
 
     async def stop_profile(self, exchange: Exchange, query: Query) -> None:
-        """Writes what was recorded."""
+        """Handles POST /stop_profile: workers write their recordings."""
         request = pb.StopProfileRequest()
         await self._ask(exchange, query, lambda stub: stub.StopProfile(request, timeout=2 * _HALT_SECONDS))
 
     async def is_sleeping(self, exchange: Exchange, query: Query) -> None:
-        """How each stands."""
+        """Handles GET /is_sleeping."""
         workers = await self._activities(query)
         _respond(exchange, SleepState(all(one.activity == "asleep" for one in workers), workers))
 
     async def is_paused(self, exchange: Exchange, query: Query) -> None:
-        """How each stands."""
+        """Handles GET /is_paused."""
         workers = await self._activities(query)
         _respond(exchange, PauseState(all(one.activity == "paused" for one in workers), workers))
 
     def handler(
         self, method: Callable[[Exchange, Query], Coroutine[None, None, None]]
     ) -> Callable[[Exchange], Coroutine[None, None, None]]:
-        """The method as a route has it: who may not ask is told before anything is looked at."""
+        """Returns a route handler that checks access before the method runs."""
 
         def handle(exchange: Exchange) -> Coroutine[None, None, None]:
             if self._needs_keys:
                 raise PermissionDenied(
-                    "This gateway has no API keys and listens beyond loopback: start it with --api-keys to use this."
+                    "this gateway has no API keys and listens beyond loopback; start it with --api-keys to use this"
                 )
             if self._is_open and b"origin" in exchange.headers:
-                raise PermissionDenied("Web pages may not ask this of a gateway without API keys.")
+                raise PermissionDenied("web pages may not use this on a gateway without API keys")
             return method(exchange, parse_qs(exchange.query))
 
         return handle
@@ -205,7 +209,7 @@ class AdminRoutes:
 
 
 def admin_routes(desk: FrontDesk, fleet: FleetControl) -> list[Route]:
-    """The table."""
+    """Returns the admin routes."""
     admin = AdminRoutes(desk, fleet)
     halting = (_WORKERS, _MODE, _TIMEOUT)
 
@@ -229,17 +233,29 @@ def admin_routes(desk: FrontDesk, fleet: FleetControl) -> list[Route]:
         )
 
     return [
-        route("POST", "/drain", admin.drain, "No new requests for a worker; running ones end.", (_WORKERS, _TIMEOUT)),
-        route("POST", "/pause", admin.pause, "Workers stop between two steps.", (*halting, _CLEAR)),
-        route("POST", "/resume", admin.resume, "Workers go on after a pause or drain.", (_WORKERS,)),
-        route("GET", "/is_paused", admin.is_paused, "Whether workers are paused.", (_WORKERS,), PauseState),
-        route("POST", "/sleep", admin.sleep, "Workers free their memory.", (_LEVEL, *halting)),
-        route("POST", "/wake_up", admin.wake_up, "Workers take their memory back, and requests.", (_WORKERS, _TAGS)),
-        route("GET", "/is_sleeping", admin.is_sleeping, "Whether workers sleep.", (_WORKERS,), SleepState),
-        route("POST", "/reload_weights", admin.reload_weights, "Workers load weights in place.", (_MODEL, *halting)),
-        route("POST", "/reset_prefix_cache", admin.reset_prefix_cache, "Workers forget cached blocks.", (_WORKERS,)),
-        route("POST", "/start_profile", admin.start_profile, "Workers record their steps.", (_WORKERS, _STEPS)),
-        route("POST", "/stop_profile", admin.stop_profile, "Workers write what they recorded.", (_WORKERS,)),
+        route(
+            "POST",
+            "/drain",
+            admin.drain,
+            "Drains a worker: it takes no new requests, and running ones end.",
+            (_WORKERS, _TIMEOUT),
+        ),
+        route("POST", "/pause", admin.pause, "Pauses workers between two steps.", (*halting, _CLEAR)),
+        route("POST", "/resume", admin.resume, "Resumes workers after a pause or drain.", (_WORKERS,)),
+        route("GET", "/is_paused", admin.is_paused, "Returns whether workers are paused.", (_WORKERS,), PauseState),
+        route("POST", "/sleep", admin.sleep, "Frees the memory of workers.", (_LEVEL, *halting)),
+        route("POST", "/wake_up", admin.wake_up, "Restores the memory of sleeping workers.", (_WORKERS, _TAGS)),
+        route("GET", "/is_sleeping", admin.is_sleeping, "Returns whether workers sleep.", (_WORKERS,), SleepState),
+        route(
+            "POST", "/reload_weights", admin.reload_weights, "Loads weights into workers in place.", (_MODEL, *halting)
+        ),
+        route(
+            "POST", "/reset_prefix_cache", admin.reset_prefix_cache, "Drops the cached blocks of workers.", (_WORKERS,)
+        ),
+        route(
+            "POST", "/start_profile", admin.start_profile, "Starts recording the steps of workers.", (_WORKERS, _STEPS)
+        ),
+        route("POST", "/stop_profile", admin.stop_profile, "Writes the recordings of workers.", (_WORKERS,)),
     ]
 
 
@@ -268,21 +284,21 @@ def _respond(exchange: Exchange, answer: msgspec.Struct) -> None:
 def _mode(query: Query) -> pb.RunningRequests.ValueType:
     word = query.get("mode", ["abort"])[-1]
     if word not in _MODES:
-        raise InvalidRequest(f"mode is {word!r}; it must be one of {', '.join(_MODES)}.", field="mode")
+        raise InvalidRequest(f"mode is {word!r}; give one of {', '.join(_MODES)}", field="mode")
     return _MODES[word]
 
 
 def _flag(query: Query, name: str) -> bool:
     word = query.get(name, ["false"])[-1].lower()
     if word not in ("true", "1", "false", "0"):
-        raise InvalidRequest(f"{name} is {word!r}; it must be true or false.", field=name)
+        raise InvalidRequest(f"{name} is {word!r}; give true or false", field=name)
     return word in ("true", "1")
 
 
 def _number(query: Query, name: str, default: int, least: int, most: int) -> int:
     word = query.get(name, [str(default)])[-1]
     if not word.isascii() or not word.isdigit() or len(word) > 10 or not least <= int(word) <= most:
-        raise InvalidRequest(f"{name} is {word!r}; it must be from {least} to {most}.", field=name)
+        raise InvalidRequest(f"{name} is {word!r}; it must be from {least} to {most}", field=name)
     return int(word)
 
 
@@ -293,7 +309,7 @@ def _timeout_ms(query: Query, default: float = _HALT_SECONDS) -> int:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _MOST_SECONDS:
-        raise InvalidRequest(f"timeout is {word!r}; it must be from 0 to {_MOST_SECONDS} seconds.", field="timeout")
+        raise InvalidRequest(f"timeout is {word!r}; it must be from 0 to {_MOST_SECONDS} seconds", field="timeout")
     return round(seconds * 1000)
 
 

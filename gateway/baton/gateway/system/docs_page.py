@@ -1,4 +1,4 @@
-"""GET /docs: one page that renders /openapi.json, self-contained."""
+"""GET /docs: a self-contained page that renders /openapi.json."""
 
 from __future__ import annotations
 

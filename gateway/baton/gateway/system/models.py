@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{model}: every name that a tenant may ask for, in OpenAI's form or Anthropic's."""
+"""GET /v1/models and /v1/models/{model}: every name that a tenant may use, in OpenAI's or Anthropic's form."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from baton.rpc.errors import InvalidRequest
 
 PATH = "/v1/models"
 
-# Codex adds it to every list.
-_CLIENT_VERSION = Parameter("client_version", "Changes nothing.", {"type": "string"})
+# Codex adds it to every list request.
+_CLIENT_VERSION = Parameter("client_version", "Accepted and ignored.", {"type": "string"})
 
 
 class Models:
@@ -34,7 +34,7 @@ class Models:
         self._created = int(time.time())
 
     def list(self, exchange: Exchange) -> None:
-        """All names of all models."""
+        """Handles GET /v1/models."""
         models = allowed_models(self._catalog, exchange.identity)
         named = [(name, model) for model in models for name in model.names]
         query = parse_qs(exchange.query)
@@ -45,13 +45,13 @@ class Models:
         for parameter in PARAMETERS:
             if parameter.name in query:
                 raise InvalidRequest(
-                    f"{parameter.name} belongs to Anthropic's form of this list: send anthropic-version with it.",
+                    f"{parameter.name} belongs to Anthropic's form of this list; send anthropic-version with it",
                     field=parameter.name,
                 )
         _respond(exchange, ModelList([self._card(name, model) for name, model in named]))
 
     def get(self, exchange: Exchange) -> None:
-        """Returns one model by any of its names."""
+        """Handles GET /v1/models/{model}, by any of the model's names."""
         name = unquote(exchange.path.removeprefix(f"{PATH}/"))
         model = allowed_model(self._catalog, exchange.identity, name)
         if asks_for_anthropic(exchange.path, exchange.headers):
@@ -72,14 +72,14 @@ class Models:
 
 
 def model_routes(catalog: ModelCatalog) -> list[Route]:
-    """Their part of the route table."""
+    """Returns the routes of models."""
     models = Models(catalog)
     return [
         Route(
             "GET",
             PATH,
             models.list,
-            "Lists the models, by every name. With Anthropic-Version in Anthropic's form.",
+            "Lists the models under every name; with Anthropic-Version in Anthropic's form.",
             response=answers.ModelList,
             anthropic=AnthropicModelList,
             parameters=(VERSION, BETA, _CLIENT_VERSION, *PARAMETERS),
@@ -88,7 +88,7 @@ def model_routes(catalog: ModelCatalog) -> list[Route]:
             "GET",
             f"{PATH}/{{model}}",
             models.get,
-            "One model, by any of its names. With Anthropic-Version in Anthropic's form.",
+            "Returns a model by any of its names; with Anthropic-Version in Anthropic's form.",
             response=answers.ModelCard,
             anthropic=AnthropicModel,
             errors=(404,),

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types of requests, answers and errors."""
+"""Generates the OpenAPI 3.1 document from the route table and the types of requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from baton.gateway.rest.routing import ANY_ID, API_VERSION, Parameter, Route
 from baton.gateway.schemas.answers import ErrorResponse, Readiness
 from baton.gateway.version import VERSION
 
-# What any request may be answered with: bad HTTP, too slow, a defect, too many connections.
+# Errors of any request: invalid HTTP, timeout, internal error, too many connections.
 _EVERYWHERE = (400, 408, 431, 500, 503)
 _WITHOUT_RIGHT = (401, 403)
 _RETRIED = (429, 503, 529)
 _REQUEST_ID = Parameter(
     "X-Request-Id",
-    "The request's name in logs, traces and the answer. Without it the gateway makes one.",
+    "The request's id in logs, traces and the response. Generated if left out.",
     {"type": "string", "pattern": "^[!-~]{1,256}$"},
     place="header",
 )
 _COMMON = (_REQUEST_ID, API_VERSION)
-# Where the gateway has keys.
+# for gateways with keys
 _SECURITY: Mapping[str, Mapping[str, str]] = {
     "Bearer": {"type": "http", "scheme": "bearer"},
     "ApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 _HEADERS: Mapping[str, Mapping[str, Any]] = {
-    "X-Request-Id": {"description": "The request's name.", "schema": {"type": "string"}},
+    "X-Request-Id": {"description": "The request's id.", "schema": {"type": "string"}},
     "X-Baton-Ignored": {
-        "description": "Fields and tools of the request that changed nothing, separated by commas.",
+        "description": "Ignored fields and tools of the request, separated by commas.",
         "schema": {"type": "string"},
     },
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
@@ -52,7 +52,7 @@ class ApiDescription(Struct):
 
 
 def openapi_document(routes: Sequence[Route]) -> bytes:
-    """The JSON document."""
+    """Returns the JSON document."""
     _, schemas = msgspec.json.schema_components(_types_of(routes), ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     responses: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def _answer(route: Route) -> dict[str, Any]:
 
 
 def _event(route: Route) -> dict[str, Any]:
-    """One event of a stream. OpenAI's streams end with the word [DONE]; an error may end any."""
+    """Returns the schema of one event. OpenAI's streams end with [DONE], and an error may end any stream."""
     assert route.chunk is not None
     document = {"contentMediaType": "application/json", "contentSchema": _any_of(route.chunk, *_error_types(route))}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, document]}

@@ -1,4 +1,4 @@
-"""The routes that run no generation: tokens, health, metrics and the API's own description."""
+"""Routes that run no generation: tokens, health, metrics and the API's description."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError
 
 
 class Tokens:
-    """POST /tokenize and /detokenize."""
+    """Handles POST /tokenize and /detokenize."""
 
     def __init__(
         self, catalog: ModelCatalog, bodies: BodyThread, *, trust_templates: bool = False, strict: bool = False
@@ -44,7 +44,7 @@ class Tokens:
         self._detokenize = BodyDecoder(DetokenizeRequest, strict, bodies.reader)
 
     async def tokenize(self, exchange: Exchange) -> None:
-        """Text or chat to token ids."""
+        """Handles POST /tokenize."""
         request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
         model = allowed_model(self._catalog, exchange.identity, request.model)
         token_ids = await _encode(model, request, chat)
@@ -58,7 +58,7 @@ class Tokens:
         exchange.respond(200, msgspec.json.encode(response))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        """Token ids to text."""
+        """Handles POST /detokenize."""
         request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body), exchange.owner)
         try:
             text = await model.tokenizer.decode_async(request.tokens)
@@ -68,14 +68,14 @@ class Tokens:
         exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
 
     def _read(self, exchange: Exchange) -> tuple[TokenizeRequest, list[dict[str, Any]]]:
-        """Returns the request, and its chat as the template takes it."""
+        """Returns the request, and its chat in the form that the template expects."""
         request = self._tokenize.read(exchange)
         request.tools, skipped = served_tools(request.tools)
         exchange.ignore(skipped)
         check_template(request.chat_template, self._trust_templates)
         model = allowed_model(self._catalog, exchange.identity, request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise InvalidRequest("give either prompt or messages.", field="prompt")
+            raise InvalidRequest("give either prompt or messages", field="prompt")
         if request.messages is None:
             return request, []
         check_messages(request.messages)
@@ -93,7 +93,7 @@ class Tokens:
 
 
 class Status:
-    """GET /health, /ready, /load, /version and /metrics."""
+    """Handles GET /health, /ready, /load, /version and /metrics."""
 
     def __init__(
         self, metrics: GatewayMetrics, missing: Callable[[], list[str]], num_running: Callable[[], int]
@@ -103,40 +103,40 @@ class Status:
         self._missing = missing
 
     def health(self, exchange: Exchange) -> None:
-        """The process is alive."""
+        """Handles GET /health."""
         exchange.respond(200)
 
     def ready(self, exchange: Exchange) -> None:
-        """Generations can be served; else 503, and what is missing."""
+        """Handles GET /ready: responds 503 with what is missing if the gateway cannot serve."""
         missing = self._missing()
         body = msgspec.json.encode(Readiness(ready=not missing, missing=missing))
         exchange.respond(503 if missing else 200, body, headers={"retry-after": "1"} if missing else None)
 
     def load(self, exchange: Exchange) -> None:
-        """How much runs."""
+        """Handles GET /load."""
         exchange.respond(200, msgspec.json.encode(ServerLoad(self._num_running())))
 
     def version(self, exchange: Exchange) -> None:
-        """Baton's version."""
+        """Handles GET /version."""
         exchange.respond(200, msgspec.json.encode(Version(VERSION)))
 
     def metrics(self, exchange: Exchange) -> None:
-        """For Prometheus."""
+        """Handles GET /metrics."""
         exchange.respond(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
 
 
 class Description:
-    """GET /openapi.json and /docs."""
+    """Handles GET /openapi.json and /docs."""
 
     def __init__(self, document: Callable[[], bytes]) -> None:
         self._document = cache(document)
 
     def openapi(self, exchange: Exchange) -> None:
-        """The OpenAPI document."""
+        """Handles GET /openapi.json."""
         exchange.respond(200, self._document())
 
     def docs(self, exchange: Exchange) -> None:
-        """The same, for people."""
+        """Handles GET /docs."""
         headers = {"content-security-policy": "default-src 'self' 'unsafe-inline'"}
         exchange.respond(200, DOCS_PAGE, "text/html; charset=utf-8", headers=headers)
 

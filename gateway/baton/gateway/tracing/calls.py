@@ -1,4 +1,4 @@
-"""Where a traced request begins and ends, by the wire that it came on: an HTTP exchange, a gRPC call."""
+"""Traces requests from their start to their end: HTTP exchanges and gRPC calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _HEADER = b"traceparent"
 
 
 def trace_exchange(tracing: GatewayTracing, exchange: Exchange, route: str) -> None:
-    """Traces it from its head to its last byte; its generations find the trace by the header that it has now."""
+    """Traces an exchange from its headers to its last byte. Passes the trace to generations in its traceparent
+    header.
+    """
     began_ns = time.time_ns() - round(exchange.age * 1e9)
     trace = tracing.begin(exchange.headers.get(_HEADER, b"").decode("latin-1"), began_ns)
     if trace is None:
@@ -38,7 +40,7 @@ def trace_exchange(tracing: GatewayTracing, exchange: Exchange, route: str) -> N
 def trace_call(
     tracing: GatewayTracing | None, context: grpc.aio.ServicerContext[Any, Any], method: str, outcome: Callable[[], str]
 ) -> str:
-    """Traces a call until it is over; the traceparent for its generations. `outcome` is its status' name then."""
+    """Traces a call until its end. Returns the traceparent for its generations. `outcome` returns the final status."""
     given = traceparent_of(context)
     trace = tracing.begin(given, time.time_ns()) if tracing is not None else None
     if tracing is None or trace is None:
@@ -54,7 +56,7 @@ def trace_call(
 
 
 def traceparent_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """A call's trace context; empty: it has none."""
+    """Returns a call's traceparent, or an empty text."""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent":
             return value if isinstance(value, str) else value.decode(errors="replace")

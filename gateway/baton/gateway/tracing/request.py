@@ -1,12 +1,12 @@
-"""The spans of one client's request at this gateway. They leave no gap between its head and the last byte's write.
+"""The spans of one client's request at this gateway, which cover it without gaps from the headers to the last byte.
 
-    baton.gateway.request     all of it; its parent is whatever the client's trace context names
-    baton.gateway.prepare     reading, keys, limits, template, tokens and hashes, up to the first placement
-    baton.gateway.place       asking routers, attempts and waits included
-    baton.gateway.generate    its choices on one worker, from their placement to the worker's last word
-    baton.gateway.answer      from there to the last byte, where that takes a 200th of the request or more
+    baton.gateway.request     the whole request; its parent is the span in the client's trace context
+    baton.gateway.prepare     parsing, keys, limits, template, tokens and hashes, until the first placement
+    baton.gateway.place       requesting a placement, including attempts and waits
+    baton.gateway.generate    the choices on one worker, from their placement to the worker's last message
+    baton.gateway.answer      the rest until the last byte, if it takes at least a 200th of the request
 
-What a generation knows of its trace is the traceparent that it carries: `GatewayTracing.of` finds the rest.
+A generation carries only a traceparent; `GatewayTracing.of` finds its trace.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from baton.rpc.trace_context import SpanContext, sampled_context
 from baton.rpc.tracing import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
 from baton.v1 import router_pb2, worker_pb2
 
-_LEAST_PART = 200  # of a request: a shorter rest is no span
+_LEAST_PART = 200  # a shorter rest, as a fraction of the request, gets no span
 
 
 @final
 class RequestTrace:
-    """One traced request. All choices and prompts of it share this."""
+    """A traced request, shared by all its choices and prompts."""
 
     __slots__ = (
         "_facts",
@@ -54,7 +54,7 @@ class RequestTrace:
         self._num_preemptions = 0
 
     async def place(self, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]) -> Placed:
-        """Asks the routers. Raises what they refuse with."""
+        """Requests a placement. Raises the router's refusal."""
         began, context = self._prepare(), self.context.child()
         request.traceparent = context.traceparent
         self._facts.update(_facts_of(request))
@@ -72,11 +72,11 @@ class RequestTrace:
         return placed
 
     def generate(self, placed: Placed) -> GenerateSpan:
-        """Choices go to the worker that was just named."""
+        """Returns the span of choices on the worker of a placement."""
         return GenerateSpan(self, placed.response, self._last_ns)
 
     def ended(self, outcome: router_pb2.PlacementOutcome) -> None:
-        """Counts what became of a placement for the whole request."""
+        """Adds a placement's outcome to the request's totals."""
         self._num_failovers += outcome.worker_failed
         self._num_output_tokens += outcome.num_output_tokens
         self._num_preemptions += outcome.times.num_preemptions
@@ -90,13 +90,13 @@ class RequestTrace:
         error: str = "",
         kind: Kind = INTERNAL,
     ) -> None:
-        """A part of the request ended now."""
+        """Records a part of the request that ends now."""
         self._last_ns = time.time_ns()
         of = self.context.span_id
         self.tracer.record(name, context, of, began_ns, self._last_ns, facts, kind, error)
 
     def end(self, facts: Mapping[str, Value], error: str = "") -> None:
-        """The answer is out, or the client has gone."""
+        """Records the end of the request."""
         self._prepare()
         now = time.time_ns()
         if (now - self._last_ns) * _LEAST_PART >= now - self.began_ns:
@@ -113,7 +113,7 @@ class RequestTrace:
         )
 
     def _prepare(self) -> int:
-        """When the next part begins. The first time, what came before is a part of its own."""
+        """Returns when the next part begins. The first call records the part before it."""
         if self._prepared:
             return time.time_ns()
         self._prepared = True
@@ -122,7 +122,7 @@ class RequestTrace:
 
 
 class GenerateSpan:
-    """A placement's choices on their worker."""
+    """The span of a placement's choices on their worker."""
 
     __slots__ = ("_began_ns", "_placed", "_trace", "context")
 
@@ -133,11 +133,11 @@ class GenerateSpan:
         self._began_ns = began_ns
 
     def sign(self, submit: worker_pb2.SubmitRequest) -> None:
-        """The worker's spans become children of this one."""
+        """Makes the worker's spans children of this one."""
         submit.traceparent = self.context.traceparent
 
     def end(self, outcome: router_pb2.PlacementOutcome) -> None:
-        """The worker's last word came, or will not come."""
+        """Ends the span after the worker's last message or its loss."""
         facts = {**_facts_of_placement(self._placed), **_facts_of_outcome(outcome)}
         self._trace.ended(outcome)
         error = "the worker failed" if outcome.worker_failed else ""
@@ -145,14 +145,14 @@ class GenerateSpan:
 
 
 class GatewayTracing:
-    """The requests of this process that are traced."""
+    """The traced requests of this process."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._running: dict[str, RequestTrace] = {}  # by the traceparent that their generations carry
+        self._running: dict[str, RequestTrace] = {}  # by the traceparent of their generations
 
     def begin(self, traceparent: str, began_ns: int) -> RequestTrace | None:
-        """A request came with this trace context, or with none. None: it is not traced."""
+        """Starts the trace of a request. Returns None if it is not sampled."""
         sampled = self._tracer.sampled(traceparent)
         if sampled is None:
             return None
@@ -161,12 +161,12 @@ class GatewayTracing:
         return trace
 
     def end(self, trace: RequestTrace, facts: Mapping[str, Value], error: str = "") -> None:
-        """It is over. Generations that run on without their client are children of it all the same."""
+        """Ends a request's trace. Generations that still run stay its children."""
         self._running.pop(trace.context.traceparent, None)
         trace.end(facts, error)
 
     def of(self, traceparent: str) -> RequestTrace | None:
-        """The trace of a generation's request. One that began elsewhere has only its parts here."""
+        """Returns the trace of a generation's request. A trace that began elsewhere has only its parts here."""
         if not traceparent:
             return None
         running = self._running.get(traceparent)
@@ -177,7 +177,7 @@ class GatewayTracing:
 async def place(
     trace: RequestTrace | None, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]
 ) -> Placed:
-    """Asks the routers, with a span where the request is traced."""
+    """Requests a placement, with a span if the request is traced."""
     return await (router.place(request, avoided) if trace is None else trace.place(router, request, avoided))
 
 

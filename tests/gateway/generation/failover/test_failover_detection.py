@@ -56,7 +56,7 @@ async def test_a_worker_that_falls_silent_is_left(worker):
         await receiver.wait()
         assert isinstance(receiver.error, WorkerLost)
         assert receiver.error.loss is Loss.GONE
-        assert "no sign of life" in receiver.error.message
+        assert "the worker is silent" in receiver.error.message
         assert streams.avoided() == ["w1"]
         assert counters.silent_workers == 1
 
@@ -67,7 +67,7 @@ async def test_a_worker_that_never_said_a_word_is_left(worker):
         receiver = Receiver()
         streams.get(worker.endpoint).submit(submit(), receiver)
         await receiver.wait()
-        assert "no sign of life" in receiver.error.message
+        assert "the worker is silent" in receiver.error.message
 
 
 async def test_a_step_that_lasts_is_no_silence(worker):
